@@ -1,0 +1,497 @@
+"""What a run is: frozen dataclasses, validated with remedies, read from and written to YAML.
+
+Every field is a PUBLIC setting: nothing here may be read off the private data. Example:
+
+    config = load_config("sweeps/quickstart.yaml", ["privacy.target_epsilon=4"])
+    dump_config(config, "config.yaml")
+"""
+# Over 400 lines: one dataclass a section with a docstring a field; splitting it would only move the contract apart.
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from uedp_ray.errors import InputError
+
+T = TypeVar("T")
+
+SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
+SelectionRule = Literal["all", "any"]
+EntityDraw = Literal["global", "per_user"]
+SurplusRule = Literal["truncate", "reweight"]
+Protect = Literal["user-entity", "user", "entity"]
+TrainablePart = Literal["full", "lora", "bias_norm", "head"]
+
+
+def _choice(name: str, value: object, annotation: Any) -> None:
+    options = typing.get_args(annotation)
+    if value not in options:
+        raise InputError(name, value, f"choose one of {', '.join(map(str, options))}")
+
+
+def _probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise InputError(name, value, "a probability lies in [0, 1]")
+
+
+def _positive(name: str, value: float | None, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if value is None or not math.isfinite(value) or value <= 0:
+        raise InputError(name, value, "must be a finite number above 0")
+
+
+def _at_least(name: str, value: int | None, low: int, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if value is None or value < low:
+        raise InputError(name, value, f"must be {low} or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """Where text comes from and how sensitive entities are found in it."""
+
+    path: str = ""
+    """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
+    format: SourceFormat = "prepared"
+    detector: tuple[str, ...] = ("annotated",)
+    """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are united."""
+    categories: tuple[str, ...] = ()
+    """Protected categories; empty means all the detectors yield. ``pii`` = person + location + contact data."""
+    num_users: int = 200
+    """``synthetic`` only: how many users to generate."""
+    part: Literal["private", "held_out", "public"] = "private"
+    """``synthetic`` only: which part of the generated language; the parts share no user."""
+    seed: int = 0
+    """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
+
+    def __post_init__(self) -> None:
+        _choice("format", self.format, SourceFormat)
+        if self.format != "synthetic" and not self.path:
+            raise InputError("path", self.path, "name the file or folder that holds the text")
+        _at_least("num_users", self.num_users, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """The private corpus and what may be said about it in public."""
+
+    source: SourceConfig = field(default_factory=lambda: SourceConfig(format="synthetic"))
+    declared_num_users: int | None = None
+    """Public upper bound on the number of users; the normaliser and ``reweight`` use it, the loader checks it."""
+    declared_num_tokens: int | None = None
+    """Public estimate of the corpus size, for throughput figures only."""
+    evaluation: SourceConfig | None = None
+    """Text on which perplexity is computed. It must be outside the protected set."""
+    evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
+    """Why evaluating is safe: public text, or users declared to be outside the protected set."""
+
+    def __post_init__(self) -> None:
+        _at_least("corpus.declared_num_users", self.declared_num_users, 1, optional=True)
+        _at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
+        _choice("corpus.evaluation_basis", self.evaluation_basis, Literal["public", "held_out_users"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """How text becomes token ids."""
+
+    kind: Literal["tokenizer", "public-words", "noisy-threshold"] = "public-words"
+    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise."""
+    path: str = ""
+    """``tokenizer``: folder, ``tokenizer.json`` or hub name."""
+    public_text: tuple[SourceConfig, ...] = ()
+    """``public-words``: text to count words in; empty means ``pretrain.text``."""
+    max_size: int = 10_000
+    min_count: int = 1
+    lowercase: bool = True
+    strip_punctuation: bool = False
+    """The seeds lower-case and remove punctuation marks."""
+    noise_multiplier: float | None = None
+    """``noisy-threshold``: noise std over the L2 norm of one user's word histogram."""
+    threshold_delta: float | None = None
+    """``noisy-threshold``: share of delta spent on words only the protected user or entity holds."""
+    max_words_per_user: int = 100
+    """``noisy-threshold``: word slots one user contributes."""
+
+    def __post_init__(self) -> None:
+        _choice("vocabulary.kind", self.kind, Literal["tokenizer", "public-words", "noisy-threshold"])
+        if self.kind == "tokenizer" and not self.path:
+            raise InputError("vocabulary.path", self.path, "name a tokenizer folder, file or hub id")
+        if self.kind == "noisy-threshold":
+            _positive("vocabulary.noise_multiplier", self.noise_multiplier)
+            _positive("vocabulary.threshold_delta", self.threshold_delta)
+        _at_least("vocabulary.max_size", self.max_size, 4)
+        _at_least("vocabulary.min_count", self.min_count, 1)
+        _at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundsConfig:
+    """Contribution bounds. ``declared``: data that break them are refused. ``enforced``: cut or reweighted once."""
+
+    mode: Literal["declared", "enforced", "none"] = "enforced"
+    """``none`` suits models without noise and user-level privacy, which need no bound on entities."""
+    max_sentences_per_user: int | None = None
+    max_sentences_per_entity: int = 1
+    """m: sentences of one user that hold one entity."""
+    max_holders: int = 5
+    """K: users that hold one entity."""
+    entity_bound: SurplusRule = "reweight"
+    """What happens beyond m: drop the surplus, or weigh each of a user's s sentences by min(1, m/s)."""
+    holder_bound: SurplusRule = "reweight"
+    """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H)."""
+
+    def __post_init__(self) -> None:
+        _choice("bounds.mode", self.mode, Literal["declared", "enforced", "none"])
+        _choice("bounds.entity_bound", self.entity_bound, SurplusRule)
+        _choice("bounds.holder_bound", self.holder_bound, SurplusRule)
+        _at_least("bounds.max_sentences_per_user", self.max_sentences_per_user, 1, optional=True)
+        _at_least("bounds.max_sentences_per_entity", self.max_sentences_per_entity, 1)
+        _at_least("bounds.max_holders", self.max_holders, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """The mechanism. Give exactly one of ``target_epsilon`` and ``noise_multiplier``, unless noise is ``none``."""
+
+    protect: Protect = "user-entity"
+    target_epsilon: float | None = None
+    noise_multiplier: float | None = None
+    """z: std of the noise in the SUM of user updates, in units of ``l2_clip_norm``."""
+    delta: float = 1e-5
+    noise: Literal["calibrated", "published", "none"] = "calibrated"
+    """``published``: Eq. 6 of the paper, std z (q_u |U| + 1) max(w_u) l2_clip_norm in the sum; claims nothing."""
+    clip: bool = True
+    """False only for a model without privacy."""
+    l2_clip_norm: float = 1.0
+    """beta: bound on one user's update in one round."""
+    sentence_clip_norm: float | None = None
+    """c: bound on one sentence's gradient; None leaves sentences unclipped (then one entity may move 2 beta)."""
+    user_sampling_prob: float = 0.1
+    entity_sampling_prob: float = 1.0
+    extended_sampling_prob: float = 1.0
+    selection_rule: SelectionRule = "all"
+    entity_draw: EntityDraw = "global"
+    estimator: Literal["f_e_plus", "f_e"] = "f_e_plus"
+    """``f_e`` leaves out sentences without a detected entity."""
+    normalizer: Literal["public", "published"] = "public"
+    """``public``: q_u times the declared number of users. ``published``: the paper's data-dependent W's."""
+    user_weight_cap: int = 1
+    """``published`` normaliser only: w_u = min(sentences of u / cap, 1)."""
+    entity_weight_cap: int = 1
+    """``published`` normaliser only: w_e = min(sentences holding e / cap, 1)."""
+    test_noise_seed: int | None = None
+    """Fixes sampling and noise so that runs can be compared. Every output is then labelled not private."""
+
+    def __post_init__(self) -> None:
+        _choice("privacy.protect", self.protect, Protect)
+        _choice("privacy.noise", self.noise, Literal["calibrated", "published", "none"])
+        _choice("privacy.selection_rule", self.selection_rule, SelectionRule)
+        _choice("privacy.entity_draw", self.entity_draw, EntityDraw)
+        _choice("privacy.estimator", self.estimator, Literal["f_e_plus", "f_e"])
+        _choice("privacy.normalizer", self.normalizer, Literal["public", "published"])
+        for name in ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob"):
+            _probability(f"privacy.{name}", getattr(self, name))
+        _positive("privacy.l2_clip_norm", self.l2_clip_norm)
+        _positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
+        _positive("privacy.target_epsilon", self.target_epsilon, optional=True)
+        _positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
+        _at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
+        _at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
+        if not 0.0 < self.delta < 1.0:
+            raise InputError("privacy.delta", self.delta, "must lie strictly between 0 and 1")
+        given = (self.target_epsilon is not None) + (self.noise_multiplier is not None)
+        if self.noise == "none":
+            if given:
+                raise InputError(
+                    "privacy.noise", "none", "drop target_epsilon and noise_multiplier, or add noise"
+                )
+        elif given != 1:
+            raise InputError(
+                "privacy.target_epsilon / privacy.noise_multiplier",
+                (self.target_epsilon, self.noise_multiplier),
+                "give exactly one of the two",
+            )
+        elif not self.clip:
+            raise InputError("privacy.clip", False, "noise without clipping protects nothing")
+        if self.noise == "published" and self.noise_multiplier is None:
+            raise InputError("privacy.noise_multiplier", None, "published noise is not calibrated: give z")
+        if self.normalizer == "published" and self.noise == "calibrated":
+            raise InputError(
+                "privacy.normalizer",
+                self.normalizer,
+                "the published W's are read off the private data: use noise published, or normalizer public",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network and which part of it is trained."""
+
+    architecture: Literal["gpt2", "awd_lstm", "pretrained"] = "gpt2"
+    path: str = ""
+    """``pretrained``: folder or hub name for ``AutoModelForCausalLM.from_pretrained``."""
+    max_length: int = 64
+    """Tokens of a sentence that are used (public constant; the rest is cut)."""
+    num_layers: int = 2
+    hidden_size: int = 128
+    num_heads: int = 4
+    embedding_size: int = 100
+    """``awd_lstm`` only; GPT-2 embeds in ``hidden_size``."""
+    dropout_embedding: float = 0.0
+    """AWD-LSTM: whole words dropped (seeds: 0.1). GPT-2: embedding dropout."""
+    dropout_input: float = 0.0
+    dropout_hidden: float = 0.0
+    dropout_weight: float = 0.0
+    """AWD-LSTM: DropConnect on hidden-to-hidden matrices (seeds: 0.3). Unused by GPT-2."""
+    dropout_output: float = 0.0
+    """AWD-LSTM: last layer's output (seeds: 0.5). GPT-2: residual dropout."""
+    tie_embeddings: bool = True
+    trainable: TrainablePart = "full"
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    lora_targets: tuple[str, ...] = ()
+    """Module-name suffixes; empty means every linear layer but the output head."""
+    warm_start: str = ""
+    """Checkpoint folder written by ``pretrain``."""
+
+    def __post_init__(self) -> None:
+        _choice("model.architecture", self.architecture, Literal["gpt2", "awd_lstm", "pretrained"])
+        _choice("model.trainable", self.trainable, TrainablePart)
+        if self.architecture == "pretrained" and not self.path:
+            raise InputError("model.path", self.path, "name a model folder or hub id")
+        for name in (
+            "max_length",
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "embedding_size",
+            "lora_rank",
+        ):
+            _at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
+        for name in ("embedding", "input", "hidden", "weight", "output"):
+            _probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
+        if self.architecture == "gpt2" and self.hidden_size % self.num_heads:
+            raise InputError(
+                "model.hidden_size", self.hidden_size, f"must be divisible by num_heads = {self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Rounds, local updates, the server's optimizer and the machine."""
+
+    num_rounds: int = 50
+    local_update: Literal["gradient", "local_sgd"] = "gradient"
+    local_learning_rate: float = 0.1
+    """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
+    local_epochs: int = 1
+    local_batch_size: int = 8
+    server_optimizer: Literal["sgd", "momentum", "adam"] = "adam"
+    server_learning_rate: float = 1e-2
+    server_momentum: float = 0.9
+    adam_betas: tuple[float, float] = (0.9, 0.99)
+    adam_epsilon: float = 1e-8
+    evaluate_every: int = 10
+    checkpoint_every: int = 10
+    num_workers: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bf16"] = "float32"
+    """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""
+    batch_tokens: int = 4096
+    """Padded tokens a worker puts through the model at once."""
+    seed: int = 0
+    """Initial parameters and dropout. Public; sampling and noise have their own, private keys."""
+
+    def __post_init__(self) -> None:
+        _choice("training.local_update", self.local_update, Literal["gradient", "local_sgd"])
+        _choice("training.server_optimizer", self.server_optimizer, Literal["sgd", "momentum", "adam"])
+        _choice("training.device", self.device, Literal["auto", "cpu", "cuda"])
+        _choice("training.precision", self.precision, Literal["float32", "bf16"])
+        for name in (
+            "num_rounds",
+            "local_epochs",
+            "local_batch_size",
+            "evaluate_every",
+            "checkpoint_every",
+            "num_workers",
+            "batch_tokens",
+        ):
+            _at_least(f"training.{name}", getattr(self, name), 1)
+        _positive("training.local_learning_rate", self.local_learning_rate)
+        _positive("training.server_learning_rate", self.server_learning_rate)
+        _positive("training.adam_epsilon", self.adam_epsilon)
+        _probability("training.server_momentum", self.server_momentum)
+        for beta in self.adam_betas:
+            _probability("training.adam_betas", beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Ordinary training on public text."""
+
+    text: tuple[SourceConfig, ...] = ()
+    max_words: int | None = None
+    num_steps: int = 500
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("pretrain.num_steps", self.num_steps, 0)
+        _at_least("pretrain.batch_size", self.batch_size, 1)
+        _at_least("pretrain.max_words", self.max_words, 1, optional=True)
+        _positive("pretrain.learning_rate", self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One model: text in; checkpoint, ledger and privacy statement out."""
+
+    name: str = "run"
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    bounds: BoundsConfig = field(default_factory=BoundsConfig)
+    privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+
+    def __post_init__(self) -> None:
+        private = self.privacy.noise != "none"
+        if private and self.bounds.mode == "none" and self.privacy.protect != "user":
+            raise InputError(
+                "bounds.mode", "none", "entities are protected only within bounds: declared or enforced"
+            )
+        reweighted = self.bounds.mode == "enforced" and "reweight" in (
+            self.bounds.holder_bound,
+            self.bounds.entity_bound,
+        )
+        if (
+            private
+            and self.corpus.declared_num_users is None
+            and (self.privacy.normalizer == "public" or reweighted)
+        ):
+            raise InputError(
+                "corpus.declared_num_users",
+                None,
+                "declare a public upper bound on the number of users (the true count is private)",
+            )
+        if self.training.local_update == "local_sgd" and reweighted:
+            raise InputError(
+                "bounds.holder_bound / bounds.entity_bound",
+                (self.bounds.holder_bound, self.bounds.entity_bound),
+                "local_sgd does not bound a reweighted sentence's effect: use truncate",
+            )
+        if self.training.local_update == "local_sgd" and self.privacy.sentence_clip_norm is not None:
+            raise InputError(
+                "privacy.sentence_clip_norm",
+                self.privacy.sentence_clip_norm,
+                "local_sgd cannot use it (an entity may move a user's update by 2 l2_clip_norm): drop it",
+            )
+
+    @property
+    def entity_clip_norm(self) -> float:
+        """beta_e: how far one entity can move one user's update, min(2 beta, m c)."""
+        return self._moved_by(self.bounds.max_sentences_per_entity)
+
+    @property
+    def extended_clip_norm(self) -> float:
+        """How far one sentence without entities can move one user's update, min(2 beta, c)."""
+        return self._moved_by(1)
+
+    def _moved_by(self, num_sentences: int) -> float:
+        sentence_clip_norm = self.privacy.sentence_clip_norm
+        limit = 2.0 * self.privacy.l2_clip_norm
+        return limit if sentence_clip_norm is None else min(limit, num_sentences * sentence_clip_norm)
+
+    def digest(self) -> str:
+        """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
+        tree = to_dict(self)
+        del tree["name"]
+        for key in ("num_workers", "device", "evaluate_every", "checkpoint_every", "batch_tokens"):
+            del tree["training"][key]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain values (tuples become lists), complete and in field order."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
+    """Builds ``cls`` from nested mappings. Raises InputError for unknown keys and wrong types."""
+    if not isinstance(tree, Mapping):
+        raise InputError(where or "config", tree, "expected a mapping of keys")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(tree) - set(hints))
+    if unknown:
+        raise InputError(
+            f"{where}{unknown[0]}", tree[unknown[0]], f"unknown key; known: {', '.join(sorted(hints))}"
+        )
+    return cls(**{key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()})
+
+
+def _convert(annotation: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is types.UnionType:  # only "X | None" occurs
+        inner = next(a for a in args if a is not type(None))
+        return None if value is None else _convert(inner, value, where)
+    if dataclasses.is_dataclass(annotation):
+        return from_dict(typing.cast(type, annotation), value, f"{where}.")
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise InputError(where, value, "expected a list")
+        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if annotation is float:  # YAML 1.1 reads 1e-5 as a string
+        if isinstance(value, bool):
+            raise InputError(where, value, "expected a number")
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise InputError(where, value, "expected a number") from None
+    if annotation in (int, bool, str) and type(value) is not annotation:
+        raise InputError(where, value, f"expected {annotation.__name__}")
+    return value
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text()) or {}
+    except FileNotFoundError:
+        raise InputError("config", str(path), "no such file") from None
+    except yaml.YAMLError as error:
+        raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
+    if not isinstance(tree, dict):
+        raise InputError("config", str(path), "expected a mapping of keys")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise InputError("--set", override, "write key.subkey=value")
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise InputError("--set", override, f"{parent} is not a section")
+        node[leaf] = yaml.safe_load(text)
+    return from_dict(RunConfig, tree)
+
+
+def dump_config(config: RunConfig, path: str | Path) -> None:
+    """Writes the complete, resolved config as YAML."""
+    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))

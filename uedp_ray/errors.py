@@ -1,0 +1,20 @@
+"""The one error a user can cause: it names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Bad input. ``str(error)`` is one line: ``field = value: remedy``.
+
+    Args:
+      field: the configuration key, flag or file that is wrong.
+      value: the offending value; never private text.
+      remedy: what to do about it.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str):
+        self.field, self.value, self.remedy = field, value, remedy
+        super().__init__(f"{field} = {value!r}: {remedy}")
+
+    def __reduce__(self):  # Ray sends errors between processes by pickling them.
+        return type(self), (self.field, self.value, self.remedy)
