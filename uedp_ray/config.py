@@ -216,9 +216,7 @@ class PrivacyConfig:
         given = (self.target_epsilon is not None) + (self.noise_multiplier is not None)
         if self.noise == "none":
             if given:
-                raise InputError(
-                    "privacy.noise", "none", "drop target_epsilon and noise_multiplier, or add noise"
-                )
+                raise InputError("privacy.noise", "none", "drop target_epsilon and noise_multiplier, or add noise")
         elif given != 1:
             raise InputError(
                 "privacy.target_epsilon / privacy.noise_multiplier",
@@ -373,18 +371,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         private = self.privacy.noise != "none"
         if private and self.bounds.mode == "none" and self.privacy.protect != "user":
-            raise InputError(
-                "bounds.mode", "none", "entities are protected only within bounds: declared or enforced"
-            )
+            raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         reweighted = self.bounds.mode == "enforced" and "reweight" in (
             self.bounds.holder_bound,
             self.bounds.entity_bound,
         )
-        if (
-            private
-            and self.corpus.declared_num_users is None
-            and (self.privacy.normalizer == "public" or reweighted)
-        ):
+        if private and self.corpus.declared_num_users is None and (self.privacy.normalizer == "public" or reweighted):
             raise InputError(
                 "corpus.declared_num_users",
                 None,
@@ -439,9 +431,7 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(tree) - set(hints))
     if unknown:
-        raise InputError(
-            f"{where}{unknown[0]}", tree[unknown[0]], f"unknown key; known: {', '.join(sorted(hints))}"
-        )
+        raise InputError(f"{where}{unknown[0]}", tree[unknown[0]], f"unknown key; known: {', '.join(sorted(hints))}")
     return cls(**{key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()})
 
 

@@ -16,5 +16,7 @@ class InputError(ValueError):
         self.field, self.value, self.remedy = field, value, remedy
         super().__init__(f"{field} = {value!r}: {remedy}")
 
-    def __reduce__(self):  # Ray sends errors between processes by pickling them.
+    def __reduce__(
+        self,
+    ) -> tuple[type, tuple[str, object, str]]:  # Ray sends errors between processes by pickling them.
         return type(self), (self.field, self.value, self.remedy)
