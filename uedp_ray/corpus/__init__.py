@@ -1,0 +1,1 @@
+"""Readers, entity detectors, contribution bounds, the user corpus on disk, vocabularies, the synthetic corpus."""

@@ -1,0 +1,59 @@
+"""What is compared: each method is a small declaration of settings laid over a run's config.
+
+A new method is one new entry. Settings are the keys of ``RunConfig``; see ``apply``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from uedp_ray.config import RunConfig, from_dict, to_dict
+from uedp_ray.errors import InputError
+
+_NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.noise_multiplier": None}
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "uedp": {"privacy.protect": "user-entity", "privacy.estimator": "f_e_plus"},
+    "uedp_fe": {"privacy.protect": "user-entity", "privacy.estimator": "f_e"},
+    "user_dp": {
+        "privacy.protect": "user",
+        "privacy.entity_sampling_prob": 1.0,
+        "privacy.extended_sampling_prob": 1.0,
+        "privacy.sentence_clip_norm": None,
+        "bounds.mode": "none",
+    },
+    "entity_dp": {"privacy.protect": "entity"},
+    "published": {
+        "privacy.noise": "published",
+        "privacy.target_epsilon": None,
+        "privacy.selection_rule": "any",
+        "privacy.sentence_clip_norm": None,
+        "bounds.mode": "none",
+    },
+    "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
+    "noiseless": {**_NO_NOISE, "privacy.clip": False, "privacy.sentence_clip_norm": None, "bounds.mode": "none"},
+}
+"""UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, clipping without noise, no privacy."""
+
+
+def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
+    """The config with a method's settings, then ``settings`` (dotted keys), laid over it.
+
+    Raises: InputError for an unknown method, key or value.
+    """
+    if method not in METHODS:
+        raise InputError("method", method, f"choose one of {', '.join(METHODS)}")
+    return overlay(config, {**METHODS[method], **(settings or {})})
+
+
+def overlay(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The config with dotted keys replaced. Raises: InputError for an unknown key or a bad value."""
+    tree = to_dict(config)
+    for key, value in settings.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return from_dict(RunConfig, tree)

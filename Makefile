@@ -1,0 +1,37 @@
+# Two commands do everything on a machine with Python 3.11 and make:
+#   make quickstart   own environment, install, the main job on the embedded corpus
+#   make test         the same for lint, types and tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= runs/quickstart
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(VENV)/.installed
+	rm -rf $(OUT)
+	$(BIN)/uedp-ray compare sweeps/quickstart.yaml --out $(OUT)
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/pytest --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

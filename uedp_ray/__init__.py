@@ -1,0 +1,48 @@
+"""User-entity differential privacy for language models: train, account, sweep.
+
+    from uedp_ray import RunConfig, calibrate, epsilon, train
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from uedp_ray.errors import InputError
+
+if TYPE_CHECKING:
+    from uedp_ray.config import RunConfig, load_config
+    from uedp_ray.privacy.accounting import calibrate, epsilon
+    from uedp_ray.privacy.mechanism import RoundMechanism
+    from uedp_ray.training.compare import compare
+    from uedp_ray.training.host import train
+    from uedp_ray.training.pretrain import pretrain
+
+_HOMES = {
+    "RunConfig": "config",
+    "load_config": "config",
+    "RoundMechanism": "privacy.mechanism",
+    "calibrate": "privacy.accounting",
+    "compare": "training.compare",
+    "epsilon": "privacy.accounting",
+    "pretrain": "training.pretrain",
+    "train": "training.host",
+}
+__all__ = [
+    "InputError",
+    "RoundMechanism",
+    "RunConfig",
+    "calibrate",
+    "compare",
+    "epsilon",
+    "load_config",
+    "pretrain",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use: reading a config or an epsilon should not load torch, transformers and Ray."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'uedp_ray' has no attribute {name!r}")
+    return getattr(import_module(f"uedp_ray.{_HOMES[name]}"), name)

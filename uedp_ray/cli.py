@@ -1,0 +1,322 @@
+"""``uedp-ray``: parse, call, print. Every command takes ``--json``: one document on stdout, all else on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from uedp_ray.config import SourceConfig, load_config
+from uedp_ray.errors import InputError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Language models with user-entity differential privacy: train, account, sweep.",
+)
+_err = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Ray Train workers; 0 runs without Ray.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
+
+
+def main() -> None:
+    """The console script: exit code 0 on success, 2 on bad input, 1 on failure."""
+    try:
+        app()
+    except InputError as error:
+        _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except (OSError, RuntimeError) as error:
+        _err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def epsilon(
+    accountant: Annotated[str, typer.Option(help="user-entity, user, entity or published.")] = "user-entity",
+    q_u: Annotated[float, typer.Option("--q-u", help="User sampling probability.")] = 0.05,
+    q_e: Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")] = 0.5,
+    q_s: Annotated[float, typer.Option("--q-s", help="Extended-entity sampling probability.")] = 1.0,
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std in the sum, in units of beta.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Noised releases T.")] = 50,
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    max_holders: Annotated[int, typer.Option(help="K: users that hold one entity.")] = 5,
+    entity_clip: Annotated[float, typer.Option(help="beta_e in units of beta.")] = 0.2,
+    extended_clip: Annotated[float | None, typer.Option(help="One sentence's bound in units of beta.")] = None,
+    rule: Annotated[str, typer.Option(help="all or any.")] = "all",
+    entity_draw: Annotated[str, typer.Option(help="global or per-user.")] = "global",
+    kind: Annotated[str, typer.Option(help="entity, extended or both.")] = "both",
+    holder_bound: Annotated[str, typer.Option(help="truncate or reweight.")] = "truncate",
+    max_users: Annotated[int | None, typer.Option(help="Declared number of users, for reweight.")] = None,
+    method: Annotated[str, typer.Option(help="published: uedp, uedp_fe or user_dp.")] = "uedp",
+    sensitive_fraction: Annotated[float, typer.Option(help="published: sensitive / all sentences.")] = 1.0,
+    max_order: Annotated[int, typer.Option(help="published: largest moment order.")] = 32,
+    ledger: Annotated[Path | None, typer.Option(help="Account what a ledger file records instead.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The epsilon of a parameter set, or of a ledger file. No data is touched."""
+    from uedp_ray.accountant import ledger_epsilon, parameter_epsilon
+
+    if ledger is not None:
+        answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
+    else:
+        answer = parameter_epsilon(
+            _mechanism(locals()),
+            rounds=rounds,
+            delta=delta,
+            accountant=accountant,
+            kind=kind,
+            method=method,
+            sensitive_fraction=sensitive_fraction,
+            max_order=max_order,
+        )
+    _emit(answer, as_json)
+
+
+@app.command()
+def calibrate(
+    target_epsilon: Annotated[float, typer.Option(help="The budget.")],
+    accountant: Annotated[str, typer.Option()] = "user-entity",
+    q_u: Annotated[float, typer.Option("--q-u")] = 0.05,
+    q_e: Annotated[float, typer.Option("--q-e")] = 0.5,
+    q_s: Annotated[float, typer.Option("--q-s")] = 1.0,
+    rounds: Annotated[int, typer.Option()] = 50,
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    max_holders: Annotated[int, typer.Option()] = 5,
+    entity_clip: Annotated[float, typer.Option()] = 0.2,
+    extended_clip: Annotated[float | None, typer.Option()] = None,
+    rule: Annotated[str, typer.Option()] = "all",
+    entity_draw: Annotated[str, typer.Option()] = "global",
+    kind: Annotated[str, typer.Option()] = "both",
+    holder_bound: Annotated[str, typer.Option()] = "truncate",
+    max_users: Annotated[int | None, typer.Option()] = None,
+    as_json: Json = False,
+) -> None:
+    """The smallest noise multiplier whose epsilon is at most the target."""
+    from uedp_ray.accountant import calibrated
+
+    mechanism = _mechanism({**locals(), "noise_multiplier": 1.0})
+    _emit(
+        calibrated(
+            mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=delta, accountant=accountant, kind=kind
+        ),
+        as_json,
+    )
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
+    format: Annotated[str, typer.Option("--format", help="conll, ag-news, jsonl, parquet, speeches, text, synthetic.")],  # noqa: A002
+    detector: Annotated[list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")] = [
+        "annotated"
+    ],
+    categories: Annotated[str, typer.Option(help="Protected categories, comma-separated; all if empty.")] = "",
+    num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
+    seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Text to a user corpus on disk, with its statistics (which are private)."""
+    from uedp_ray.corpus.prepare import prepare as run
+
+    chosen = tuple(name.strip() for name in categories.split(",") if name.strip())
+    settings = SourceConfig(
+        path=source,
+        format=format,
+        detector=tuple(detector),
+        categories=chosen,
+        num_users=num_users,
+        seed=seed,  # type: ignore[arg-type]
+    )
+    with _err.status("preparing"):
+        statistics = run(settings, out, workers=workers)
+    _emit(statistics, as_json)
+
+
+@app.command()
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
+    settings: Set = [],
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Ordinary training on public text: the warm start of a private run."""
+    from uedp_ray.training.pretrain import pretrain as run
+
+    loaded = load_config(config, settings)
+    with _bar("pre-training") as (bar, task):
+        answer = run(
+            loaded,
+            out or Path("runs") / f"{loaded.name}-pretrained",
+            progress=lambda step, steps, loss: bar.update(
+                task, completed=step, total=steps, description=f"pre-training  loss {loss:.3f}"
+            ),
+        )
+    _emit(answer, as_json)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
+    settings: Set = [],
+    workers: Workers = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """One model: text in; checkpoint, ledger and privacy statement out."""
+    from uedp_ray.training.host import train as run
+
+    loaded = load_config(config, settings)
+    with _rounds_bar() as progress:
+        answer = run(
+            loaded, out or Path("runs") / loaded.name, workers=workers, resume=resume, say=_say, progress=progress
+        )
+    _emit(answer, as_json)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="Comparison file (YAML): base and variants.")],
+    settings: Set = [],
+    workers: Workers = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Untrained, public-only, private and non-private models side by side."""
+    from uedp_ray.training.compare import Comparison
+    from uedp_ray.training.compare import compare as run
+
+    loaded = Comparison.load(config, settings)
+    with _rounds_bar() as progress:
+        answer = run(
+            loaded, out or Path("runs") / loaded.base.name, workers=workers, resume=resume, say=_say, progress=progress
+        )
+    if as_json:
+        _emit(answer, as_json)
+    else:
+        _print_comparison(answer)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run directory or its model folder.")],
+    text: Annotated[list[str], typer.Option(help="Text to continue. Repeatable.")],
+    top: Annotated[int, typer.Option(help="Next words to show.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """The most likely next words after a text."""
+    from uedp_ray.training.predict import predict as predict_next
+
+    _emit({"predictions": predict_next(run, text, top=top)}, as_json)
+
+
+def _mechanism(flags: dict[str, Any]) -> Any:
+    from uedp_ray.privacy.mechanism import RoundMechanism
+
+    extended = flags["extended_clip"]
+    return RoundMechanism(
+        noise_multiplier=flags["noise_multiplier"],
+        user_sampling_prob=flags["q_u"],
+        entity_sampling_prob=flags["q_e"],
+        extended_sampling_prob=flags["q_s"],
+        selection_rule=flags["rule"],
+        entity_draw=flags["entity_draw"].replace("-", "_"),
+        max_holders=flags["max_holders"],
+        entity_clip=flags["entity_clip"],
+        extended_clip=flags["entity_clip"] if extended is None else extended,
+        holder_bound=flags["holder_bound"],
+        max_users=flags["max_users"],
+    )
+
+
+def _say(message: str) -> None:
+    _err.print(message, style="dim")
+
+
+@contextmanager
+def _bar(description: str) -> Iterator[tuple[Progress, Any]]:
+    """A live line on a terminal; elsewhere a sparse one at the end of it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_err, disable=not _err.is_terminal) as bar:
+        yield bar, bar.add_task(description, total=None)
+
+
+@contextmanager
+def _rounds_bar() -> Iterator[Any]:
+    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
+    with _bar("rounds") as (bar, task):
+        last = [0]
+
+        def show(row: dict[str, Any]) -> None:
+            spent = row["epsilon"]
+            parts = [
+                f"round {row['round']}/{row['num_rounds']}",
+                f"{row['rounds_per_second']:.2f} rounds/s",
+                "no guarantee" if math.isinf(spent) else f"ε {spent:.2f}",
+                f"perplexity {row['perplexity']:.1f}" if row["perplexity"] is not None else "",
+            ]
+            line = "  ".join(part for part in parts if part)
+            bar.update(task, completed=row["round"], total=row["num_rounds"], description=line)
+            if bar.disable and row["round"] * 5 // row["num_rounds"] != last[0]:
+                last[0] = row["round"] * 5 // row["num_rounds"]
+                _err.print(f"{line}  {row['seconds_left']:.0f} s left", markup=False, highlight=False)
+
+        yield show
+
+
+def _emit(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_plain(answer), indent=1, allow_nan=False))
+        return
+    for key, value in _plain(answer).items():
+        typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: a value that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_comparison(answer: dict[str, Any]) -> None:
+    from uedp_ray.training.statement import show_epsilon
+
+    table = Table(title="Perplexity on held-out text, and what the private corpus paid for it")
+    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity", "δ", "rounds"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for row in answer["rows"]:
+        epsilon_by = row["epsilon"]
+        table.add_row(
+            row["name"],
+            f"{row['perplexity']:.1f}",
+            *(show_epsilon(epsilon_by[unit]) for unit in ("user-entity", "user", "entity")),
+            f"{row['delta']:g}",
+            str(row["rounds"]),
+        )
+    Console().print(table)
+    typer.echo(
+        "ε: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
+        "each row is one run, not a choice among runs.\n"
+        f"Run directories: {answer['out']}"
+    )

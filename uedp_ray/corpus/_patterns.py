@@ -1,0 +1,76 @@
+"""Structured identifiers, recognised by their form and, where one exists, by their check digits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from uedp_ray.corpus.records import Mention
+
+
+def luhn(digits: str) -> bool:
+    """The check of payment card numbers (ISO/IEC 7812-1, annex B)."""
+    total = sum(int(d) for d in digits[-1::-2]) + sum(sum(divmod(2 * int(d), 10)) for d in digits[-2::-2])
+    return total % 10 == 0
+
+
+def _card(form: str) -> bool:
+    digits = re.sub(r"\D", "", form)
+    return 13 <= len(digits) <= 19 and luhn(digits)
+
+
+def _iban(form: str) -> bool:
+    """ISO 13616: country and check digits moved to the end, letters as 10..35, remainder 1 modulo 97."""
+    compact = form.replace(" ", "").upper()
+    return 15 <= len(compact) <= 34 and int("".join(str(int(c, 36)) for c in compact[4:] + compact[:4])) % 97 == 1
+
+
+def _ip(form: str) -> bool:
+    return ":" in form or all(int(part) < 256 for part in form.split("."))
+
+
+def _phone(form: str) -> bool:
+    return 7 <= sum(map(str.isdigit, form)) <= 15
+
+
+_ANY: Callable[[str], bool] = bool
+
+# Tried in this order; a stretch of text claimed by one is not offered to the next.
+_PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[str], bool]], ...] = (
+    ("email", re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), _ANY),
+    ("url", re.compile(r"\b(?:https?://|www\.)[^\s<>\"]{2,2000}(?<![.,;:!?)\]'])", re.IGNORECASE), _ANY),
+    ("iban", re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?\b", re.IGNORECASE), _iban),
+    ("credit_card", re.compile(r"(?<![\w.])\d(?:[ -]?\d){12,18}(?!\w)"), _card),
+    ("ssn", re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])"), _ANY),
+    ("ip_address", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"), _ip),
+    (
+        "ip_address",
+        re.compile(
+            r"(?<![\w:])(?:(?:[\da-f]{1,4}:){7}[\da-f]{1,4}|(?:[\da-f]{1,4}:){1,6}(?::[\da-f]{1,4}){1,6})(?![\w:])",
+            re.I,
+        ),
+        _ip,
+    ),
+    (
+        "phone",
+        re.compile(
+            r"(?<![\w.-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,6}"
+            r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}|\d{3}-\d{4})(?![\w-])"
+        ),
+        _phone,
+    ),
+)
+
+PATTERNS_VERSION = "1"
+"""Raised with every change above: it marks cached findings as stale."""
+
+
+def find_patterns(text: str) -> Iterator[Mention]:
+    """Every identifier in ``text``; mentions do not overlap."""
+    claimed: list[tuple[int, int]] = []
+    for category, pattern, genuine in _PATTERNS:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            if genuine(match[0]) and all(end <= left or right <= start for left, right in claimed):
+                claimed.append((start, end))
+                yield Mention(category, start, end)

@@ -1,0 +1,163 @@
+"""Contribution bounds: how much one user, and one entity, may put into the corpus.
+
+    bounded = apply_bounds(corpus, BoundsConfig(mode="enforced", max_holders=5), declared_num_users=1000)
+    bounded.sentence_weight          # (N,) in [0, 1]: what each sentence counts
+
+``declared`` bounds are public promises: data that break them are refused. ``enforced`` bounds are computed ONCE, on
+the incidence graph (who holds what), before any round. A sentence cut keeps its slot and weighs zero: nothing moves up,
+so the result is fixed while users and entities are taken away (the fixed-graph relation of the accounting). No cap
+is greedy: a sentence's rank among a user's sentences that hold an entity counts those another bound has cut.
+
+Shape legend: U users, N sentences, I incidences (sentence, entity), G pairs (user, entity). All arrays are private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from uedp_ray.config import BoundsConfig
+from uedp_ray.errors import InputError
+
+
+class IncidenceGraph(Protocol):
+    """The part of ``Corpus`` that bounds may look at: no text, no category."""
+
+    user_offsets: NDArray[np.int64]
+    user_hash: NDArray[np.uint64]
+    entity_offsets: NDArray[np.int64]
+    entity_ids: NDArray[np.int32]
+    entity_hash: NDArray[np.uint64]
+    sentence_words: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """The outcome. Everything but its type is private: it is read off the data."""
+
+    sentence_weight: NDArray[np.float32]
+    """(N,) in [0, 1]. For user u, entity e with H holders: sum of u's sentences holding e <= m min(1, K / H) where K is
+    reweighted; <= m, and zero for all but K holders, where it is truncated."""
+    dropped_share: float
+    """Share of the corpus's words lost: 1 - sum(weight * words) / sum(words)."""
+    dropped_by: dict[str, float]
+    """``dropped_share`` by bound, in the order they are applied; the parts add up."""
+
+
+def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_users: int | None) -> Bounded:
+    """Weighs every sentence by ``bounds``.
+
+    Enforced, in this order:
+      1. a user's sentences from slot ``max_sentences_per_user`` on weigh 0;
+      2. a user with s remaining sentences holding e, s > m: ``truncate`` lets the first m count, ``reweight``
+         multiplies each by m / s;
+      3. an entity with H holders, H > K: ``truncate`` lets K holders count, first by a hash of user and entity,
+         ``reweight`` multiplies by K / H.
+    A sentence weighs as little as the entity that allows it least: the minimum over its entities of factors 2 times 3.
+
+    Guarantees: a function of the graph and the stable hashes only, so the same on every machine; time O(I log I).
+    Raises: InputError if there are more users than declared, or, when ``declared``, if a bound is broken (by how
+    many users or entities, never which).
+    """
+    num_users, num_sentences = len(corpus.user_hash), len(corpus.sentence_words)
+    if declared_num_users is not None and num_users > declared_num_users:
+        raise InputError(
+            "corpus.declared_num_users", declared_num_users, f"the corpus has {num_users} users: declare at least that"
+        )
+    if bounds.mode == "none":
+        return _outcome(corpus, {"max_sentences_per_user": np.ones(num_sentences)})
+    sentence_counts = np.diff(corpus.user_offsets)
+    limit = bounds.max_sentences_per_user
+    if bounds.mode == "declared" and limit is not None:
+        _refuse("max_sentences_per_user", limit, int((sentence_counts > limit).sum()), "users have more sentences")
+
+    sentence_user = np.repeat(np.arange(num_users), sentence_counts)
+    slot = np.arange(num_sentences) - corpus.user_offsets[:-1][sentence_user]
+    alive = np.ones(num_sentences, bool) if limit is None else slot < limit
+
+    # Incidences ordered by (user, entity), and within a pair by slot: sentences are numbered in that order already.
+    incidence_counts = np.diff(corpus.entity_offsets)
+    sentence_I = np.repeat(np.arange(num_sentences), incidence_counts)
+    num_entities = max(len(corpus.entity_hash), 1)
+    pair_key_I = sentence_user[sentence_I] * num_entities + corpus.entity_ids
+    order = np.argsort(pair_key_I, kind="stable")
+    pair_key_G, pair_start_G, pair_size_G = np.unique(pair_key_I[order], return_index=True, return_counts=True)
+    pair_I = np.repeat(np.arange(len(pair_key_G)), pair_size_G)  # in the sorted order
+    user_G, entity_G = np.divmod(pair_key_G, num_entities)
+    holders_E = np.bincount(entity_G, minlength=num_entities)
+    alive_I = alive[sentence_I[order]]
+    before_I = np.cumsum(alive_I) - alive_I
+    rank_I = before_I - before_I[pair_start_G][pair_I]
+    surviving_G = np.bincount(pair_I, weights=alive_I, minlength=len(pair_key_G))
+
+    m, most_holders = bounds.max_sentences_per_entity, bounds.max_holders
+    if bounds.mode == "declared":
+        users = len(np.unique(user_G[pair_size_G > m]))
+        _refuse("max_sentences_per_entity", m, users, "users hold an entity in more sentences")
+        _refuse("max_holders", most_holders, int((holders_E > most_holders).sum()), "entities have more holders")
+        return _outcome(corpus, {"max_sentences_per_user": np.ones(num_sentences)})
+
+    if bounds.entity_bound == "truncate":
+        entity_factor_I = (rank_I < m).astype(np.float64)
+    else:
+        entity_factor_I = np.minimum(1.0, m / np.maximum(surviving_G, 1.0))[pair_I]
+    if bounds.holder_bound == "truncate":
+        tie = _mix(corpus.user_hash[user_G] ^ _mix(corpus.entity_hash[entity_G]))
+        by_entity = np.lexsort((corpus.user_hash[user_G], tie, entity_G))
+        rank_G = np.empty(len(pair_key_G), np.int64)
+        rank_G[by_entity] = np.arange(len(pair_key_G)) - (np.cumsum(holders_E) - holders_E)[entity_G[by_entity]]
+        holder_factor_G = (rank_G < most_holders).astype(np.float64)
+    else:
+        holder_factor_G = np.minimum(1.0, most_holders / holders_E[entity_G])
+    factors = (entity_factor_I, entity_factor_I * holder_factor_G[pair_I])
+    by_entity_bound, by_both = (_least(factor, order, corpus.entity_offsets) for factor in factors)
+    return _outcome(
+        corpus,
+        {
+            "max_sentences_per_user": alive.astype(np.float64),
+            "max_sentences_per_entity": alive * by_entity_bound,
+            "max_holders": alive * by_both,
+        },
+    )
+
+
+def _refuse(field: str, value: int, count: int, what: str) -> None:
+    if count:
+        raise InputError(f"bounds.{field}", value, f"{count} {what}: declare more, or use bounds.mode enforced")
+
+
+def _least(factor_I: NDArray[np.float64], order: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(N,) the smallest factor among a sentence's entities; 1 for a sentence without any."""
+    by_sentence = np.empty_like(factor_I)
+    by_sentence[order] = factor_I
+    least = np.ones(len(offsets) - 1)
+    sensitive = np.flatnonzero(np.diff(offsets))
+    if len(sensitive):  # reduceat needs non-empty segments, and those follow each other without a gap
+        least[sensitive] = np.minimum.reduceat(by_sentence, offsets[sensitive])
+    return least
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _outcome(corpus: IncidenceGraph, weights: dict[str, NDArray[np.float64]]) -> Bounded:
+    words = np.asarray(corpus.sentence_words, np.float64)
+    total = max(float(words.sum()), 1.0)
+    kept = [1.0, *(float(weight @ words) / total for weight in weights.values())]
+    last = list(weights.values())[-1]
+    rounded = last.astype(np.float32)
+    above = rounded > last  # float32 must not lift a sum of shares over its bound
+    rounded[above] = np.nextafter(rounded[above], np.float32(0))
+    return Bounded(
+        sentence_weight=rounded,
+        dropped_share=1.0 - kept[-1],
+        dropped_by={name: before - after for name, before, after in zip(weights, kept, kept[1:], strict=False)},
+    )

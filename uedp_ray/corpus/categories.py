@@ -1,0 +1,104 @@
+"""Categories of sensitive entities: the names we use, other tools' labels for them, and groups.
+
+    canonical("PER")                    # "person"
+    expand(("pii",)) >= {"person", "loc", "gpe", "phone", "email"}
+
+Source: Table I of Lai et al. 2022 (CoNLL-2003's four, OntoNotes' eighteen, PII), plus structured identifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uedp_ray.errors import InputError
+
+NAMED = frozenset(
+    [
+        "person",
+        "loc",
+        "org",
+        "misc",
+        "gpe",
+        "pii",
+        "date",
+        "norp",
+        "fac",
+        "product",
+        "event",
+        "law",
+        "language",
+        "work_of_art",
+        "time",
+        "percent",
+        "money",
+        "quantity",
+        "ordinal",
+        "cardinal",
+    ]
+)
+STRUCTURED = frozenset(["phone", "email", "url", "ip_address", "iban", "credit_card", "ssn", "id_number", "diagnosis"])
+LISTED = "listed"
+"""Phrases of a user's list that name no category. They are always protected."""
+
+KNOWN = NAMED | STRUCTURED | {LISTED}
+
+_GROUPS = {
+    "pii": frozenset(
+        [
+            "pii",
+            "person",
+            "loc",
+            "gpe",
+            "phone",
+            "email",
+            "url",
+            "ip_address",
+            "iban",
+            "credit_card",
+            "ssn",
+            "id_number",
+        ]
+    )
+}
+_ALIASES = {
+    "per": "person",
+    "people": "person",
+    "name": "person",
+    "location": "loc",
+    "geo-loc": "loc",
+    "facility": "fac",
+    "organization": "org",
+    "organisation": "org",
+    "corporation": "org",
+    "company": "org",
+    "group": "org",
+    "miscellaneous": "misc",
+    "creative-work": "work_of_art",
+    "work-of-art": "work_of_art",
+    "telephone": "phone",
+    "phone_number": "phone",
+    "email_address": "email",
+    "ip": "ip_address",
+    "id": "id_number",
+}
+
+
+def canonical(label: str) -> str:
+    """Our name of a label: CoNLL's, spaCy's and WNUT's are translated, any other is its own category, lower-cased."""
+    label = label.strip().lower()
+    return _ALIASES.get(label, label)
+
+
+def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozenset[str]:
+    """The categories a request covers: aliases resolved and groups (``pii``) opened.
+
+    Raises: InputError for a name that is neither ours, nor an alias, nor in ``also_known``.
+    """
+    known = KNOWN | frozenset(also_known)
+    covered: set[str] = set()
+    for name in categories:
+        category = canonical(name)
+        if category not in known:
+            raise InputError("categories", name, f"choose among {', '.join(sorted(known - {LISTED}))}")
+        covered |= _GROUPS.get(category, {category})
+    return frozenset(covered)

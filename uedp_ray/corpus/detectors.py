@@ -1,0 +1,180 @@
+"""Detectors of sensitive entities. They take sentences and say, for each, which stretches of its text are sensitive.
+
+    detectors = build_detectors(("annotated", "regex"))
+    detectors[1].find([Sentence("u1", "write to ann@example.org")])      # [(Mention("email", 9, 24),)]
+
+| spec | finds |
+|---|---|
+| annotated | what the corpus itself marks |
+| regex | email, url, iban, credit_card (Luhn), ssn, ip_address, phone |
+| list:FILE | phrases, one a line, optionally TAB category; any case, whole words |
+| spacy:MODEL | the entities of a spaCy pipeline, an installed package or a folder |
+
+What a detector misses is protected only sentence by sentence; its recall belongs in the privacy statement.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from uedp_ray.corpus._lines import Lines
+from uedp_ray.corpus._patterns import PATTERNS_VERSION, find_patterns
+from uedp_ray.corpus._phrases import PhraseTrie
+from uedp_ray.corpus.categories import LISTED, canonical
+from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.errors import InputError
+
+Findings = list[tuple[Mention, ...]]
+
+_SPACY_BATCH = 256
+
+
+class Detector(Protocol):
+    """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
+    text alone and cost more than reading them back. ``categories``: those beyond ``categories.KNOWN``."""
+
+    fingerprint: str
+    cacheable: bool
+    categories: frozenset[str]
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        """One tuple of mentions a sentence, in order."""
+
+
+class Annotated:
+    """What the corpus itself marks."""
+
+    fingerprint, cacheable, categories = "annotated", False, frozenset[str]()
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [sentence.mentions for sentence in sentences]
+
+
+class Patterns:
+    """Structured identifiers by regular expressions and check digits."""
+
+    fingerprint, cacheable, categories = f"regex-{PATTERNS_VERSION}", False, frozenset[str]()
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [tuple(find_patterns(sentence.text)) for sentence in sentences]
+
+
+class PhraseList:
+    """A user's own list. Raises: InputError if the file is missing or holds no phrase."""
+
+    cacheable = False
+
+    def __init__(self, spec: str):
+        path = Path(spec.partition(":")[2])
+        if not path.is_file():
+            raise InputError("detector", spec, "no such file: list one phrase a line, optionally TAB category")
+        entries = [line.strip("\r\n").partition("\t") for line in Lines(path)]
+        phrases = [(phrase, canonical(category) or LISTED) for phrase, _, category in entries if phrase.strip()]
+        if not phrases:
+            raise InputError("detector", spec, "the list is empty: write one phrase a line")
+        self._trie = PhraseTrie(phrases)
+        self.fingerprint = f"list-{hashlib.sha256(repr(phrases).encode()).hexdigest()}"
+        self.categories = frozenset(category for _, category in phrases)
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [tuple(self._trie.find(sentence.text)) for sentence in sentences]
+
+
+class SpacyPipeline:
+    """A trained spaCy pipeline; only the components its entities need are run.
+
+    Raises: InputError if the model is not there or recognises no entities.
+    """
+
+    cacheable, categories = True, frozenset[str]()
+
+    def __init__(self, spec: str):
+        import spacy  # takes a second to import: only when asked for
+
+        name = spec.partition(":")[2]
+        try:
+            self._pipeline: Any = spacy.load(name)
+        except OSError:
+            remedy = f"no such spaCy model: name a model folder, or run python -m spacy download {name or 'MODEL'}"
+            raise InputError("detector", spec, remedy) from None
+        pipes = self._pipeline.pipe_names
+        finders = [pipe for pipe in pipes if "doc.ents" in self._pipeline.get_pipe_meta(pipe).assigns]
+        if not finders:
+            raise InputError("detector", spec, "the pipeline has no entity recogniser: choose one with ner")
+        self._pipeline.select_pipes(enable=[p for p in pipes if p in finders or p in ("tok2vec", "transformer")])
+        self.fingerprint = f"spacy-{spacy.__version__}-{_digest_folder(self._pipeline.path)}"
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        texts = [sentence.text for sentence in sentences]
+        self._pipeline.max_length = max(self._pipeline.max_length, max(map(len, texts), default=0) + 1)
+        return [
+            tuple(Mention(canonical(e.label_), e.start_char, e.end_char) for e in document.ents)
+            for document in self._pipeline.pipe(texts, batch_size=_SPACY_BATCH)
+        ]
+
+
+def _digest_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
+    """One detector a spec, in order. A process loads a spaCy model, or a list that stays as it is, once.
+
+    Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
+    """
+    if not specs:
+        raise InputError("detector", list(specs), "name at least one of annotated, regex, list:FILE, spacy:MODEL")
+    return tuple(_build(spec) for spec in specs)
+
+
+def _build(spec: str) -> Detector:
+    kind, _, argument = spec.partition(":")
+    if spec == "annotated":
+        return Annotated()
+    if spec == "regex":
+        return Patterns()
+    if kind == "list":
+        path = Path(argument)
+        return _load_list(spec, path.stat().st_mtime_ns if path.is_file() else 0)
+    if kind == "spacy" and argument:
+        return _load_spacy(spec)
+    raise InputError("detector", spec, "choose among annotated, regex, list:FILE, spacy:MODEL")
+
+
+@functools.lru_cache(maxsize=4)
+def _load_list(spec: str, _changed: int) -> PhraseList:
+    return PhraseList(spec)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_spacy(spec: str) -> SpacyPipeline:
+    return SpacyPipeline(spec)
+
+
+def unite(findings: Iterable[Sequence[Mention]], keep: frozenset[str] | None) -> tuple[Mention, ...]:
+    """One sentence's mentions of all detectors, in order of place, without the categories not in ``keep``.
+
+    Mentions of one category that overlap become one, from the first start to the last end; those of different
+    categories stay apart. ``listed`` phrases are always kept, and None keeps everything.
+    """
+    united: dict[str, list[Mention]] = {}
+    for mention in sorted((m for found in findings for m in found), key=lambda m: (m.start, m.end)):
+        if keep is not None and mention.category not in keep and mention.category != LISTED:
+            continue
+        same = united.setdefault(mention.category, [])
+        if same and mention.start < same[-1].end:
+            same[-1] = Mention(mention.category, same[-1].start, max(same[-1].end, mention.end))
+        else:
+            same.append(mention)
+    return tuple(sorted((m for same in united.values() for m in same), key=lambda m: (m.start, m.end, m.category)))

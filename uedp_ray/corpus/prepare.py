@@ -1,0 +1,306 @@
+"""``prepare``: text becomes a user corpus on disk, with its sensitive entities found and its incidence graph indexed.
+
+    statistics = prepare(SourceConfig(path="eng.train", format="conll"), "corpora/conll")
+    statistics["users"], statistics["sensitive_sentences"]["all"]
+
+An external group-by: sentences are read once, spilled to buckets by a hash of the user, and each bucket becomes a
+shard. In memory are one bucket (a user is never split), the entity dictionary, the set of words and the users' counters.
+
+    corpus.json                statistics and manifest
+    shards/part-00000.parquet  sentences, a user's together: user, slot, text, label, tags, entities
+    index/*.npy                arrays described in store.py
+    entities.parquet           entity id -> category, form, holders
+    cache/                     findings of costly detectors, by detector and text
+
+All of it is private, the statistics too, and readable by the owner only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import DTypeLike, NDArray
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus._shards import ShardResult, ShardTask, prepare_shard
+from uedp_ray.corpus._spill import Spill, stable_hash
+from uedp_ray.corpus.categories import expand
+from uedp_ray.corpus.detectors import build_detectors
+from uedp_ray.corpus.readers import read, source_files
+from uedp_ray.errors import InputError
+
+FORMAT_VERSION = 1
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""
+
+_BYTES_PER_SHARD = 1 << 24
+_SHARDS = (8, 4096)  # at least 8, so that workers have something to share whatever their number
+_PROGRESS_EVERY = 10_000
+
+_log = logging.getLogger(__name__)
+
+
+def prepare(
+    source: SourceConfig,
+    out: str | Path,
+    *,
+    num_shards: int | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Writes the prepared corpus ``out`` and returns its statistics.
+
+    Args:
+      num_shards: more shards, less memory; by default one per 16 MiB of text, at least 8. It decides the numbering of
+        users, so two preparations agree only if it is the same. ``workers`` decides nothing but speed.
+      workers: processes that detect entities; above 1 they are Ray tasks.
+
+    Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
+    (also when this run fails), so other categories do not run spaCy again.
+    Raises: InputError if the source or a detector is unusable, holds no sentence, an entity list matches nothing, or
+    ``out`` holds something else.
+    """
+    if workers < 1:
+        raise InputError("workers", workers, "must be 1 or more")
+    if num_shards is not None and num_shards < 1:
+        raise InputError("num_shards", num_shards, "must be 1 or more")
+    out = Path(out).resolve()
+    _check_target(out)
+    specs = tuple(_absolute(spec) for spec in source.detector)
+    detectors = build_detectors(specs)
+    listed = frozenset[str]().union(*(detector.categories for detector in detectors))
+    keep = expand(source.categories, listed) if source.categories else None
+
+    sentences = read(source)
+    work = out.with_name(f"{out.name}.tmp-{secrets.token_hex(4)}")
+    cache = out / "cache"
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    work.mkdir(mode=0o700)
+    try:
+        (work / "shards").mkdir()
+        (work / "index").mkdir()
+        spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
+        skipped = 0
+        for number, sentence in enumerate(sentences, start=1):
+            if sentence.text.strip():
+                spill.add(sentence)
+            else:
+                skipped += 1
+            if progress and number % _PROGRESS_EVERY == 0:
+                progress("read", number, None)
+        buckets = spill.close()
+        if not buckets:
+            raise InputError("path", source.path, "holds no sentence")
+        tasks = [
+            ShardTask(
+                bucket=bucket,
+                shard=work / "shards" / f"part-{number:05d}.parquet",
+                cache=cache,
+                detectors=specs,
+                keep=keep,
+            )
+            for number, bucket in enumerate(buckets)
+        ]
+        index = _Index(work / "index")
+        for done, result in enumerate(_run(tasks, workers), start=1):
+            index.add(result)
+            if progress:
+                progress("detect", done, len(tasks))
+        for spec, found in zip(specs, index.found, strict=True):
+            if spec.startswith("list:") and not found:
+                raise InputError("detector", spec, "the entity list matches nothing: check its spelling and language")
+        manifest = index.finish(work / "entities.parquet", keep or frozenset()) | {
+            "format_version": FORMAT_VERSION,
+            "source_format": source.format,
+            "detectors": [detector.fingerprint for detector in detectors],
+            "categories": sorted(keep) if keep is not None else None,
+        }
+        manifest["statistics"]["skipped_empty"] = skipped
+        (work / "buckets").rmdir()
+        (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
+        _make_private(work)
+        _publish(work, out)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        for folder in (cache, out):  # rmdir leaves alone what holds anything
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+        raise
+    statistics: dict[str, Any] = manifest["statistics"]
+    if not statistics["entities"]:
+        _log.warning("no sensitive entity was found: check detector and categories")
+    return statistics
+
+
+class _Index:
+    """Joins shard after shard: entities get global ids, arrays go to disk as they come."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._files = {name: (folder / name).open("w+b") for name in ("entity_ids", "entity_counts", "sentence_words")}
+        self._entity_id: dict[tuple[str, str], int] = {}
+        self._holders = np.zeros(0, np.int64)
+        self._user_hash: list[NDArray[np.uint64]] = []
+        self._user_counts: list[NDArray[np.int64]] = []
+        self._shard_users: list[int] = [0]
+        self._vocabulary: set[str] = set()
+        self._mentions: Counter[str] = Counter()
+        self._sensitive: Counter[str] = Counter()
+        self._tokens = 0
+        self._digest = hashlib.sha256()
+        self._has_labels = self._has_tags = False
+        self.found: list[int] = []
+        """Mentions by detector, before categories are looked at."""
+
+    def add(self, result: ShardResult) -> None:
+        ids = np.array([self._entity_id.setdefault(key, len(self._entity_id)) for key in result.entities], np.int32)
+        self._holders = np.pad(self._holders, (0, len(self._entity_id) - len(self._holders)))
+        self._holders[ids] += result.entity_holders
+        if len(ids):
+            self._files["entity_ids"].write(ids[result.entity_ids].tobytes())
+        self._files["entity_counts"].write(result.entities_per_sentence.tobytes())
+        self._files["sentence_words"].write(result.sentence_words.tobytes())
+        self._user_hash.append(result.user_hash)
+        self._user_counts.append(result.sentences_per_user)
+        self._shard_users.append(self._shard_users[-1] + len(result.user_hash))
+        self._vocabulary |= result.vocabulary
+        self._mentions += result.mentions
+        self._sensitive += result.sensitive
+        self._tokens += int(result.sentence_words.sum())
+        self._digest.update(result.digest.encode())
+        self._has_labels |= result.has_labels
+        self._has_tags |= result.has_tags
+        self.found = [a + b for a, b in zip(self.found or [0] * len(result.found), result.found, strict=True)]
+
+    def finish(self, entities: Path, asked: frozenset[str]) -> dict[str, Any]:
+        """Writes the arrays and the entity table; returns digest and statistics (zeros for what was asked for)."""
+        user_counts = np.concatenate(self._user_counts)
+        self._save("user_hash", np.concatenate(self._user_hash))
+        self._save("user_offsets", _offsets(user_counts))
+        self._save("shard_users", np.array(self._shard_users, np.int64))
+        self._save("entity_offsets", _offsets(self._take("entity_counts", np.int64)))
+        self._save("entity_ids", self._take("entity_ids", np.int32))
+        self._save("sentence_words", self._take("sentence_words", np.int32))
+        self._save("entity_holders", self._holders.astype(np.int32))
+        self._save("entity_hash", np.array([stable_hash("\0".join(key)) for key in self._entity_id], np.uint64))
+        categories, forms = ([key[part] for key in self._entity_id] for part in (0, 1))
+        columns = {"entity": np.arange(len(forms), dtype=np.int32), "category": pa.array(categories, pa.string())}
+        pq.write_table(pa.table(columns | {"form": pa.array(forms, pa.string()), "holders": self._holders}), entities)
+        sensitive = dict.fromkeys(sorted(asked | set(self._sensitive) - {"all"}), 0) | {"all": 0} | self._sensitive
+        statistics = {
+            "users": len(user_counts),
+            "sentences": int(user_counts.sum()),
+            "tokens": self._tokens,
+            "vocabulary": len(self._vocabulary),
+            "entities": len(self._entity_id),
+            "sensitive_sentences": dict(sensitive),
+            "max_holders": int(self._holders.max(initial=0)),
+            "mentions": dict(sorted(self._mentions.items())),
+        }
+        return {
+            "digest": self._digest.hexdigest(),
+            "has_labels": self._has_labels,
+            "has_tags": self._has_tags,
+            "statistics": statistics,
+        }
+
+    def _take(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+        with self._files[name] as file:
+            file.flush()
+            path = self._folder / name
+            array = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+        path.unlink()  # the map, if any, lives on until it is let go
+        return array
+
+    def _save(self, name: str, array: NDArray[Any]) -> None:
+        np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
+    """Results in the order of the tasks, whatever order they finish in; at most ``workers`` run at once."""
+    if workers == 1:
+        yield from map(prepare_shard, tasks)
+        return
+    import ray
+    from ray.exceptions import RayTaskError
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    try:
+        remote = ray.remote(num_cpus=1)(prepare_shard)
+        waiting, due = list(enumerate(tasks))[::-1], 0
+        running: dict[Any, int] = {}
+        finished: dict[int, Any] = {}
+        while due < len(tasks):
+            while waiting and len(running) < workers:
+                number, task = waiting.pop()
+                running[remote.remote(task)] = number
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                finished[running.pop(reference)] = reference
+            while due in finished:
+                yield ray.get(finished.pop(due))
+                due += 1
+    except RayTaskError as error:
+        raise error.cause from None  # the user's mistake, not Ray's account of it
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _default_num_shards(source: SourceConfig) -> int:
+    if source.format in ("synthetic", "prepared"):
+        return _SHARDS[0]
+    size = sum(path.stat().st_size for path in source_files(source))
+    return min(max(-(-size // _BYTES_PER_SHARD), _SHARDS[0]), _SHARDS[1])
+
+
+def _absolute(spec: str) -> str:
+    """Workers may run in another folder."""
+    kind, _, name = spec.partition(":")
+    return f"{kind}:{Path(name).resolve()}" if name and Path(name).exists() else spec
+
+
+def _check_target(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError("out", str(out), "is a file: name a new folder")
+    names = {path.name for path in out.iterdir()}
+    if names - {"cache"} and not {"corpus.json", "shards", "index"} <= names:
+        raise InputError("out", str(out), "the folder holds something else: name a new folder or a prepared corpus")
+
+
+def _make_private(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def _publish(work: Path, out: Path) -> None:
+    """Puts ``work`` in the place of ``out`` by renaming; the cache moves over."""
+    retired = work.with_name(f"{work.name}-old")
+    os.replace(out / "cache", work / "cache")
+    os.replace(out, retired)
+    os.replace(work, out)
+    shutil.rmtree(retired)

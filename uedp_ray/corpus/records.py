@@ -1,0 +1,35 @@
+"""What readers yield: a sentence of one user, with the sensitive mentions known so far.
+
+    Sentence(user="u1", text="Ann left Rome .", mentions=(Mention("person", 0, 3),))
+
+Everything here is private data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """One occurrence of an entity: ``text[start:end]``, in characters."""
+
+    category: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence. ``label`` is its class, ``tags`` one part of speech a whitespace word, when the source has them."""
+
+    user: str
+    text: str
+    label: str | None = None
+    tags: tuple[str, ...] | None = None
+    mentions: tuple[Mention, ...] = ()
+
+
+def entity_form(text: str, mention: Mention) -> str:
+    """The surface form that, with the category, identifies the entity: lower-cased, whitespace collapsed."""
+    return " ".join(text[mention.start : mention.end].lower().split())

@@ -1,0 +1,141 @@
+"""The prepared corpus: opened without reading any text, its graph memory-mapped, texts read for the users wanted.
+
+    corpus = open_corpus("corpora/conll")
+    for user, texts in corpus.texts([0, 7]):
+        ...
+
+Users are 0..U-1, shard by shard; sentences 0..N-1, so that user u owns ``user_offsets[u]:user_offsets[u + 1]``; entities
+0..E-1. Shape legend: U users, N sentences, E entities, I incidences (sentence, entity), S shards. Nothing here is public,
+``digest`` and ``statistics`` included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from uedp_ray.corpus._shards import sentences_of
+from uedp_ray.corpus.prepare import FORMAT_VERSION
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.errors import InputError
+
+T = TypeVar("T")
+
+
+class Corpus:
+    """A prepared corpus. Arrays are read-only views of files.
+
+    Attributes:
+      statistics: what ``prepare`` returned.
+      digest: SHA-256 over the shards: another corpus, order or set of findings has another.
+      user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
+      entity_offsets: (N + 1,) int64 into entity_ids: (I,) int32, ascending and distinct within a sentence.
+      entity_holders: (E,) int32, users holding the entity. entity_hash: (E,) uint64, stable hash of category and form.
+      sentence_words: (N,) int32, whitespace words.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            manifest = json.loads((self.path / "corpus.json").read_text())
+        except (OSError, ValueError):
+            raise InputError(
+                "path", str(path), "not a prepared corpus: write one with uedp-ray prepare SOURCE --out DIR"
+            ) from None
+        if manifest.get("format_version") != FORMAT_VERSION:
+            raise InputError("path", str(path), "prepared by another version: run uedp-ray prepare again")
+        self.statistics: dict[str, Any] = manifest["statistics"]
+        self.digest: str = manifest["digest"]
+        self.has_labels: bool = manifest["has_labels"]
+        self.has_tags: bool = manifest["has_tags"]
+        self.user_offsets = self._load("user_offsets")
+        self.user_hash = self._load("user_hash")
+        self.shard_users = self._load("shard_users")
+        self.entity_offsets = self._load("entity_offsets")
+        self.entity_ids = self._load("entity_ids")
+        self.entity_holders = self._load("entity_holders")
+        self.entity_hash = self._load("entity_hash")
+        self.sentence_words = self._load("sentence_words")
+
+    @property
+    def num_users(self) -> int:
+        return len(self.user_hash)
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.sentence_words)
+
+    @property
+    def num_entities(self) -> int:
+        return len(self.entity_hash)
+
+    def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
+        """(user, texts of its sentences in slot order), users ascending and each once; None is everyone.
+
+        Memory: one row group (2,048 sentences) and one user. Only the row groups that hold the users are read.
+        """
+        return self._read(users, ["text"], lambda table: table["text"].to_pylist())
+
+    def labels(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str | None]]]:
+        """Classes, in the manner of ``texts``. Raises: InputError if the corpus has none."""
+        self._need(self.has_labels, "labels")
+        return self._read(users, ["label"], lambda table: table["label"].to_pylist())
+
+    def tags(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[list[str] | None]]]:
+        """Parts of speech, one a whitespace word, in the manner of ``texts``. Raises: InputError if there are none."""
+        self._need(self.has_tags, "tags")
+        return self._read(users, ["tags"], lambda table: table["tags"].to_pylist())
+
+    def sentences(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[Sentence]]]:
+        """Everything, protected mentions included, in the manner of ``texts``."""
+        columns = ["user", "text", "label", "tags", "entities"]
+        return self._read(users, columns, lambda table: sentences_of(table, "entities"))
+
+    def entity_table(self) -> pa.Table:
+        """Rows in the order of entity ids: entity, category, form, holders."""
+        return pq.read_table(self.path / "entities.parquet")
+
+    def _load(self, name: str) -> NDArray[Any]:
+        return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    def _need(self, there: bool, what: str) -> None:
+        if not there:
+            raise InputError("path", str(self.path), f"the corpus has no {what}: prepare a source that carries them")
+
+    def _read(
+        self, users: Sequence[int] | NDArray[Any] | None, columns: list[str], decode: Callable[[pa.Table], list[T]]
+    ) -> Iterator[tuple[int, list[T]]]:
+        wanted = np.arange(self.num_users) if users is None else np.unique(np.asarray(users, np.int64))
+        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < self.num_users:
+            raise IndexError(f"users are numbered 0 to {self.num_users - 1}")
+        cuts = np.searchsorted(wanted, self.shard_users)
+        for shard in np.flatnonzero(np.diff(cuts)):
+            first_row = self.user_offsets[self.shard_users[shard]]
+            with pq.ParquetFile(self.path / "shards" / f"part-{shard:05d}.parquet") as file:
+                sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+                bounds = np.concatenate([[0], np.cumsum(sizes)])
+                current, rows = -1, list[T]()
+                for user in wanted[cuts[shard] : cuts[shard + 1]].tolist():
+                    begin, end = (self.user_offsets[user : user + 2] - first_row).tolist()
+                    values: list[T] = []
+                    group = int(np.searchsorted(bounds, begin, "right")) - 1
+                    while bounds[group] < end:
+                        if group != current:
+                            current, rows = group, decode(file.read_row_group(group, columns))
+                        values += rows[max(begin - bounds[group], 0) : end - bounds[group]]
+                        group += 1
+                        if group == len(sizes):
+                            break
+                    yield user, values
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Opens what ``prepare`` wrote. Raises: InputError if ``path`` is not that."""
+    return Corpus(path)

@@ -1,0 +1,257 @@
+"""The plan of a run: the only place where sampling, clipping, noise and ledger events meet.
+
+One object made from one config, so that what is sampled, what is clipped, what noise is added and what the ledger says
+cannot disagree. Per round a worker asks ``select`` (who and what), ``sentence_factors`` and ``clip_user`` (bounds); the
+driver asks ``event`` (what to charge) and then ``release`` (noise, public normaliser).
+
+    plan = Plan.of(config, counts)                       # calibrates the noise multiplier where epsilon is given
+    for user, sentences, weights in plan.select(incidence, users, sampler, round_index=0, attempt=0): ...
+
+What is public here: the config, the mechanism, ``noise_std``, ``denominator`` of the calibrated mode. The published
+mode (``normalizer: published``) divides by sums read off the private data, as printed; it claims nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from uedp_ray.config import RunConfig
+from uedp_ray.privacy import accounting
+from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.privacy.sampling import PoissonSampler
+
+
+class Incidence(Protocol):
+    """Who holds what: U users, N sentences, E entities. ``corpus.store.Corpus`` is one."""
+
+    @property
+    def user_offsets(self) -> NDArray[np.int64]: ...  # (U + 1,): user u owns sentences [u] to [u + 1]
+    @property
+    def entity_offsets(self) -> NDArray[np.int64]: ...  # (N + 1,)
+    @property
+    def entity_ids(self) -> NDArray[np.int32]: ...  # sentence x holds entity_ids[entity_offsets[x] : ...[x + 1]]
+    @property
+    def num_entities(self) -> int: ...
+
+
+class UserSelection(NamedTuple):
+    """What one drawn user computes on: (n,) sentence numbers and their (n,) weights; ``weight`` is w_u."""
+
+    user: int
+    sentences: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    weight: float = 1.0
+
+
+class Weights(NamedTuple):
+    """Algorithm 1, lines 3 to 6: w_u, w_e, and the denominator q_u W_u (q_e W_e + q_s W_s). Private."""
+
+    user: NDArray[np.float64]
+    entity: NDArray[np.float64]
+    denominator: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a round needs but the data, the keys and the parameters."""
+
+    config: RunConfig
+    mechanism: RoundMechanism | None
+    """None where no noise is added: nothing can be claimed."""
+
+    @classmethod
+    def of(cls, config: RunConfig, *, num_users: int | None = None) -> Plan:
+        """Makes the plan; solves the noise multiplier where a target epsilon is given.
+
+        Args:
+          config: the run.
+          num_users: |U| for the published noise (Eq. 6); private otherwise and not used.
+
+        Raises: InputError if no noise multiplier reaches the target.
+        """
+        privacy = config.privacy
+        if privacy.noise == "none":
+            return cls(config, None)
+        mechanism = _mechanism(config, privacy.noise_multiplier or 1.0)
+        if privacy.noise == "published":
+            assert privacy.noise_multiplier is not None  # the config refuses anything else
+            users = num_users or config.corpus.declared_num_users or 1
+            z = privacy.noise_multiplier * (privacy.user_sampling_prob * users + 1)  # Eq. 6 with max(w_u) = 1
+            mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
+        elif privacy.target_epsilon is not None:
+            z = accounting.calibrate(
+                mechanism,
+                target_epsilon=privacy.target_epsilon,
+                rounds=config.training.num_rounds,
+                delta=privacy.delta - spent_on_vocabulary(config),
+                accountant=privacy.protect,
+            )
+            mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
+        return cls(config, mechanism)
+
+    @property
+    def noise_std(self) -> float:
+        """Std of the noise in the sum of user updates."""
+        return 0.0 if self.mechanism is None else self.mechanism.noise_multiplier * self.config.privacy.l2_clip_norm
+
+    @property
+    def private(self) -> bool:
+        """Whether the noise is calibrated, unseeded and normalised by public numbers."""
+        privacy = self.config.privacy
+        return privacy.noise == "calibrated" and privacy.test_noise_seed is None
+
+    def weights(self, incidence: Incidence) -> Weights | None:
+        """The published weights and normaliser; None in the calibrated mode, which uses public numbers only."""
+        privacy = self.config.privacy
+        if privacy.normalizer == "public":
+            return None
+        offsets = incidence.user_offsets
+        user = np.minimum(np.diff(offsets) / privacy.user_weight_cap, 1.0)
+        held = np.bincount(incidence.entity_ids, minlength=incidence.num_entities)
+        entity = np.minimum(held / privacy.entity_weight_cap, 1.0)
+        extended = float((np.diff(incidence.entity_offsets) == 0).sum())
+        inner = privacy.entity_sampling_prob * entity.sum() + _extended_sampling_prob(self.config) * extended
+        return Weights(user, entity, float(privacy.user_sampling_prob * user.sum() * inner))
+
+    @property
+    def expected_cohort(self) -> float:
+        """The public normaliser q_u |U| of the calibrated mode; |U| is declared (or 1: a choice of units)."""
+        privacy = self.config.privacy
+        return max(privacy.user_sampling_prob * (self.config.corpus.declared_num_users or 1), 1e-12)
+
+    def select(
+        self,
+        incidence: Incidence,
+        users: NDArray[np.int64],
+        sampler: PoissonSampler,
+        *,
+        round_index: int,
+        attempt: int,
+        sentence_weight: NDArray[np.float32],
+        weights: Weights | None = None,
+    ) -> Iterator[UserSelection]:
+        """Yields what each drawn user among ``users`` (ascending) computes on; independent of how users are spread.
+
+        Selection rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
+        without entities is an extended entity with its own draw. ``sentence_weight`` (N,) holds the weights of the
+        contribution bounds; sentences of weight 0 are left out.
+        """
+        privacy = self.config.privacy
+        where = {"round_index": round_index, "attempt": attempt}
+        num_users = len(incidence.user_offsets) - 1
+        in_cohort = sampler.draw(privacy.user_sampling_prob, num_users, kind="user", **where)
+        shared = None
+        if privacy.entity_draw == "global":
+            shared = sampler.draw(privacy.entity_sampling_prob, incidence.num_entities, kind="entity", **where)
+        extended_prob = _extended_sampling_prob(self.config)
+        for user in users[in_cohort[users]].tolist():
+            first, last = int(incidence.user_offsets[user]), int(incidence.user_offsets[user + 1])
+            offsets = np.asarray(incidence.entity_offsets[first : last + 1])
+            ids = np.asarray(incidence.entity_ids[offsets[0] : offsets[-1]])
+            if shared is None:
+                held, position = np.unique(ids, return_inverse=True)
+                drawn = sampler.draw(privacy.entity_sampling_prob, len(held), kind="entity", owner=user, **where)[
+                    position
+                ]
+            else:
+                drawn = shared[ids]
+            counts = np.diff(offsets)
+            sentence_of = np.repeat(np.arange(last - first), counts)
+            num_drawn = np.bincount(sentence_of, weights=drawn, minlength=last - first)
+            used = num_drawn == counts if privacy.selection_rule == "all" else num_drawn > 0
+            extended = sampler.draw(extended_prob, last - first, kind="extended", owner=user, **where)
+            used = np.where(counts > 0, used, extended)
+            weight = np.asarray(sentence_weight[first:last], dtype=np.float32)
+            if weights is not None:  # as printed: a sentence counts once per drawn entity, with that entity's weight
+                per_mention = np.bincount(sentence_of, weights=drawn * weights.entity[ids], minlength=last - first)
+                weight = weight * np.where(counts > 0, per_mention, 1.0).astype(np.float32)
+            kept = np.flatnonzero(used & (weight > 0))
+            if len(kept):
+                user_weight = 1.0 if weights is None else float(weights.user[user])
+                yield UserSelection(user, first + kept, weight[kept], user_weight)
+
+    def sentence_factors(self, norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(B,) gradient norms and weights -> (B,) factors: weight times the clip to ``sentence_clip_norm``."""
+        bound = self.config.privacy.sentence_clip_norm if self.config.privacy.clip else None
+        return weights * clip_factors(norms, bound)
+
+    def clip_user(self, update: torch.Tensor) -> torch.Tensor:
+        """(P,) user update -> the same within the ball of radius ``l2_clip_norm``."""
+        return clip_to_ball(update, self.config.privacy.l2_clip_norm if self.config.privacy.clip else None)
+
+    def event(self, *, round_index: int, attempt: int) -> dict[str, Any]:
+        """What the ledger is told before the round's noised update is released."""
+        if self.mechanism is None:
+            return {"kind": "unprotected", "round": round_index, "attempt": attempt, "reason": "no noise is added"}
+        return {
+            "kind": "round",
+            "round": round_index,
+            "attempt": attempt,
+            "mechanism": self.mechanism.to_dict(),
+            "private": self.private,
+        }
+
+    def release(
+        self, total: torch.Tensor, noise: GaussianNoise, *, round_index: int, denominator: float | None = None
+    ) -> torch.Tensor:
+        """(P,) sum of clipped updates -> (P,) float64 noised average: the only thing that leaves a round."""
+        if self.noise_std > 0:
+            drawn = noise.sample(total.numel(), std=self.noise_std, round_index=round_index)
+            total = total.double() + drawn.to(total.device)
+        return total.double() / (self.expected_cohort if denominator is None else denominator)
+
+
+def _extended_sampling_prob(config: RunConfig) -> float:
+    """q_s; the estimator f_E leaves sentences without a detected entity out."""
+    return 0.0 if config.privacy.estimator == "f_e" else config.privacy.extended_sampling_prob
+
+
+def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
+    privacy, bounds = config.privacy, config.bounds
+    reweighted = bounds.mode == "enforced" and bounds.holder_bound == "reweight"
+    return RoundMechanism(
+        noise_multiplier=noise_multiplier,
+        user_sampling_prob=privacy.user_sampling_prob,
+        entity_sampling_prob=privacy.entity_sampling_prob,
+        extended_sampling_prob=_extended_sampling_prob(config),
+        selection_rule=privacy.selection_rule,
+        entity_draw=privacy.entity_draw,
+        max_holders=None if bounds.mode == "none" else bounds.max_holders,
+        entity_clip=config.entity_clip_norm / privacy.l2_clip_norm,
+        extended_clip=config.extended_clip_norm / privacy.l2_clip_norm,
+        holder_bound="reweight" if reweighted else "truncate",
+        max_users=config.corpus.declared_num_users,
+    )
+
+
+def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
+    """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
+    return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
+
+
+def spent_on_vocabulary(config: RunConfig) -> float:
+    """The part of delta that a noisy-threshold vocabulary takes."""
+    vocabulary = config.vocabulary
+    return float(vocabulary.threshold_delta or 0.0) if vocabulary.kind == "noisy-threshold" else 0.0
+
+
+ACCOUNTANTS = ("user-entity", "user", "entity")
+
+
+def epsilons(
+    plan: Plan, events: Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
+) -> dict[str, float]:
+    """epsilon of recorded events by accountant; infinity where nothing can be claimed."""
+    from uedp_ray.privacy.events import epsilon_of_events
+
+    delta = plan.config.privacy.delta
+    return {accountant: epsilon_of_events(events, delta=delta, accountant=accountant) for accountant in accountants}

@@ -1,0 +1,261 @@
+"""Privacy profiles of one round: hockey-stick curves of labelled Gaussian mixtures.
+
+A round is dominated by the pair (N(0, z^2), sum_i p_i N(s_i, z^2)) with a visible label n: how many other holders of the
+entity were drawn (docs/accounting.md has the proof). Its profile is delta(eps) = sum_n P(n) delta_n(eps).
+
+    add, remove = one_round(mechanism).curve(np.linspace(-1, 1, 101))
+
+Whatever is cut or rounded is cut or rounded upwards. Inputs are public. Units: beta = 1.
+References: Choquette-Choo, Ganesh, Steinke, Thakurta, arXiv 2310.15526, Cor. 4.7.
+"""
+# Shape legend: R = alternatives (rows), L = labels, J = mixture components, G = grid of epsilons.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import special
+
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+ACCOUNTANTS = ("user-entity", "user", "entity")
+KINDS = ("entity", "extended")
+_MAX_LABELS = 256
+_MAX_COMPONENTS = 256
+
+
+@dataclass(eq=False)
+class Family:
+    """Pairs (N(0, z^2), sum_j p_lj N(s_lj, z^2)), one a label. All shifts are 0 or more."""
+
+    shifts_LJ: np.ndarray
+    probs_LJ: np.ndarray
+    noise_multiplier: float
+    _memo: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def curves(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """delta(eps) of each label, mixture over Gaussian and Gaussian over mixture: two arrays (L, G).
+
+        ``eps_G`` is symmetric about 0: the threshold of one direction at eps is that of the other at -eps.
+        """
+        key = eps_G.tobytes()
+        if key not in self._memo:
+            parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
+            split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
+            done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
+            self._memo[key] = tuple(np.concatenate(side) for side in zip(*done, strict=True))  # type: ignore[assignment]
+        return self._memo[key]
+
+
+def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The log ratio f(x) = log(p_0 + sum_j p_j exp(u_j x - u_j^2 / 2)) increases, so thresholds solve f(x) = eps."""
+    moving_LJ = (u_LJ > 0) & (p_LJ > 0)
+    log_p0_L = np.log(np.where(u_LJ > 0, 0.0, p_LJ).sum(1), where=~(moving_LJ.all(1)), out=np.full(len(u_LJ), -np.inf))
+    log_p0_L[~moving_LJ.any(1)] = 0.0
+    gap_LG = log_p0_L[:, None] - eps_G
+    inside_LG = gap_LG < 0  # elsewhere the ratio is above exp(eps) everywhere
+    above_LG = -np.expm1(np.where(inside_LG, gap_LG, -1.0))  # 1 - p_0 exp(-eps)
+    y_LG = eps_G + np.log(above_LG)
+    logp_LJ = np.log(np.where(moving_LJ, p_LJ, 1.0))
+    columns = [j for j in range(u_LJ.shape[1]) if moving_LJ[:, j].any()]
+    terms = [
+        (np.where(moving_LJ[:, j], u_LJ[:, j], 1.0)[:, None], logp_LJ[:, j, None], moving_LJ[:, j]) for j in columns
+    ]
+
+    # log-sum-exp of increasing lines is convex: from the right, Newton falls to the root and never passes it. Each line
+    # alone crosses y at or right of the root, so the leftmost crossing is the start.
+    x_LG = np.full(y_LG.shape, np.inf)
+    for u, logp, moving in terms:
+        x_LG = np.minimum(x_LG, np.where(moving[:, None], (y_LG - logp) / u + u / 2, np.inf))
+    x_LG[~np.isfinite(x_LG)] = 0.0  # labels without any shift
+    for _ in range(100 if len(terms) > 1 else 0):
+        total_LG = np.zeros_like(x_LG)
+        slope_LG = np.zeros_like(x_LG)
+        for u, logp, moving in terms:
+            part_LG = np.where(moving[:, None], np.exp(np.minimum(logp + u * (x_LG - u / 2) - y_LG, 50.0)), 0.0)
+            total_LG += part_LG
+            slope_LG += u * part_LG
+        step_LG = np.divide(np.log(np.maximum(total_LG, 1.0)) * total_LG, slope_LG, where=slope_LG > 0, out=0 * x_LG)
+        x_LG -= step_LG
+        if step_LG.max(initial=0.0) < 1e-9:  # the error in delta is of second order: below 1e-18
+            break
+
+    add_LG = -np.exp(y_LG + special.log_ndtr(-x_LG))
+    remove_LG = above_LG * special.ndtr(x_LG)
+    small = np.abs(eps_G).max() < 500.0
+    for j, (u, _, _) in zip(columns, terms, strict=True):
+        p_L1 = np.where(moving_LJ[:, j], p_LJ[:, j], 0.0)[:, None]
+        add_LG += p_L1 * special.ndtr(u - x_LG)
+        if small:
+            remove_LG -= p_L1 * np.exp(-eps_G) * special.ndtr(x_LG - u)
+        else:
+            remove_LG -= p_L1 * np.exp(special.log_ndtr(x_LG - u) - eps_G)
+    floor_G = np.maximum(0.0, -np.expm1(eps_G))
+    moved_LG = inside_LG & moving_LJ.any(1)[:, None]
+    add_LG = np.where(moved_LG, np.maximum(add_LG, floor_G), floor_G)
+    remove_LG = np.where(moved_LG, np.maximum(remove_LG, floor_G[::-1]), floor_G[::-1])
+    return add_LG, remove_LG[:, ::-1]
+
+
+@dataclass(eq=False)
+class Profile:
+    """The largest, at every eps, of R labelled mixtures: a dominating profile for whichever of them is true."""
+
+    family: Family
+    weights_RL: np.ndarray
+    """P(label); rows sum to 1 less ``cut_R``."""
+    cut_R: np.ndarray
+    """Mass of labels that were cut; counted as loss infinity."""
+
+    def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """delta(eps) with e' and u' added, and removed. ``eps_G`` symmetric about 0. Shapes (G,), (G,)."""
+        add_LG, remove_LG = self.family.curves(eps_G)
+        return tuple(  # type: ignore[return-value]
+            np.minimum((self.weights_RL @ side_LG + self.cut_R[:, None]).max(0), 1.0) for side_LG in (add_LG, remove_LG)
+        )
+
+
+def gaussian(sensitivity: float, noise_std: float) -> Profile:
+    """The profile of one Gaussian mechanism."""
+    return Profile(Family(np.array([[sensitivity]]), np.ones((1, 1)), noise_std), np.ones((1, 1)), np.zeros(1))
+
+
+def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[int, float, float]:
+    """(K, q, clip) of the protected entity; K = 0 where it cannot move anything."""
+    if kind == "extended":  # a sentence has one holder; q_s = 0: no such sentence is ever used
+        holders, prob, clip = 1, mechanism.extended_sampling_prob, mechanism.extended_clip
+    else:
+        holders, prob, clip = mechanism.max_holders, mechanism.entity_sampling_prob, mechanism.entity_clip
+    if accountant == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
+        holders = 0
+    return holders, prob, clip
+
+
+def depends_on_holders(mechanism: RoundMechanism, accountant: str, kind: str) -> bool:
+    """Whether the number of holders H is free above K."""
+    return (
+        kind == "entity"
+        and mechanism.holder_bound == "reweight"
+        and entity_part(mechanism, accountant, kind)[0] not in (0, mechanism.max_users)
+    )
+
+
+def one_round(
+    mechanism: RoundMechanism,
+    accountant: str = "user-entity",
+    kind: str = "entity",
+    *,
+    tail: float = 1e-15,
+    held_by: tuple[int, int] | None = None,
+) -> Profile:
+    """The profile of one round. ``held_by``: under ``reweight``, any number of holders H in this closed interval.
+
+    For it n ~ Binomial(H2, q_u) and each holder moves clip K / H1: both only overstate (docs, "monotone").
+    ``tail`` bounds the label mass that is cut.
+    """
+    trials, prob, unit = entity_part(mechanism, accountant, kind)
+    if held_by is not None and trials and depends_on_holders(mechanism, accountant, kind):
+        unit *= min(1.0, trials / held_by[0])
+        trials = max(trials, held_by[1])
+    count_L, weight_L, cut = _counts(trials, mechanism.user_sampling_prob, tail, _MAX_LABELS)
+    user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
+    if mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0:
+        # The label cut comes out of each label's own mixture too, where it is rounded up to the last component.
+        rows = [_counts(int(n), prob, tail, _MAX_COMPONENTS) for n in count_L]
+        width = max(len(row[0]) for row in rows)
+        drawn_LJ, probs_LJ = (np.stack([np.pad(row[i], (0, width - len(row[i]))) for row in rows]) for i in (0, 1))
+        cut += float(np.dot(weight_L, [row[2] for row in rows]))
+        shifts_LJ = drawn_LJ * unit
+    else:
+        shifts_LJ, probs_LJ = _all_or_none(count_L * unit, 1.0 if mechanism.selection_rule == "any" else prob)
+    family = Family(*_with_user(shifts_LJ, probs_LJ, user_prob), mechanism.noise_multiplier)
+    return Profile(family, weight_L[None, :], np.array([cut]))
+
+
+def _all_or_none(shift_L: np.ndarray, prob: float) -> tuple[np.ndarray, np.ndarray]:
+    """One draw for all holders: shift s with probability ``prob``, else 0."""
+    shifts_LJ = np.stack([np.zeros_like(shift_L), shift_L], 1).astype(float)
+    return shifts_LJ, np.broadcast_to([1.0 - prob, prob], shifts_LJ.shape)
+
+
+def _with_user(shifts_LJ: np.ndarray, probs_LJ: np.ndarray, prob: float) -> tuple[np.ndarray, np.ndarray]:
+    """Adds the protected user: 1 more with probability ``prob``."""
+    if prob == 0.0:
+        return shifts_LJ, probs_LJ
+    return np.concatenate([shifts_LJ, shifts_LJ + 1.0], 1), np.concatenate([(1 - prob) * probs_LJ, prob * probs_LJ], 1)
+
+
+def _counts(trials: int, prob: float, tail: float, limit: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Binomial(trials, prob) as at most ``limit`` (value, mass) pairs, values rounded up, and the mass cut at the top."""
+    if trials == 0 or prob in (0.0, 1.0):
+        return np.array([trials if prob else 0]), np.ones(1), 0.0
+    mean, log_tail = trials * prob, -math.log(tail)
+    reach = log_tail / 3 + math.sqrt(log_tail**2 / 9 + 2 * mean * (1 - prob) * log_tail)  # Bernstein: tail at most
+    low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
+    mode = min(max(int(mean), low), high)
+    n = np.arange(low, high)
+    ratio = (trials - n) / (n + 1) * (prob / (1 - prob))
+    mass = np.ones(high - low + 1)
+    mass[mode - low + 1 :] = np.cumprod(ratio[mode - low :])
+    mass[: mode - low] = np.cumprod(1 / ratio[: mode - low][::-1])[::-1]
+    mass *= 1.0 / mass.sum()
+    above = np.cumsum(mass[::-1])[::-1]
+    end = max(1, int(np.searchsorted(-above, -tail)))  # masses from here on sum to the tail or less
+    cut = (float(above[end]) if end < len(mass) else 0.0) + (tail if high < trials else 0.0)
+    begin = min(int(np.searchsorted(np.cumsum(mass), tail)), end - 1)
+    mass[begin] += mass[:begin].sum()
+    mass = mass[begin:end]
+    step = -(-len(mass) // limit)
+    ends = np.arange(len(mass) - 1, -1, -step)[::-1]  # a bucket is named after its largest value
+    return low + begin + ends, np.add.reduceat(mass, np.append(0, ends[:-1] + 1)), cut
+
+
+class HolderGroups:
+    """Profiles of a reweighting round for groups of holder intervals, sharing one table of curves over shifts.
+
+    Where one draw decides for all holders, a label matters only through its shift, so labels of all H are rounded up to
+    one fine list of shifts. With draws by each user the number that drew the entity is made visible as well (which can
+    only raise the profile), unless ``exact``.
+    """
+
+    def __init__(self, mechanism: RoundMechanism, accountant: str, kind: str, *, tail: float, intervals: int):
+        self._round = (mechanism, accountant, kind)
+        self._tail = tail
+        self._holders, prob, self._clip = entity_part(mechanism, accountant, kind)
+        per_user = mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0
+        self.relaxed = per_user
+        self._draw_prob = mechanism.user_sampling_prob * (prob if per_user else 1.0)
+        mean = self._draw_prob * self._holders * self._clip
+        top = self._largest_shift(intervals)
+        step = 0.004
+        small = np.arange(0.0, mean / 2, step * mean / 2)
+        large = mean / 2 * np.exp(np.arange(0.0, math.log(max(2 * top / mean, 1.0)) + step, step))
+        self._shift_L = np.append(np.concatenate([small, large]), top)
+        self._shift_L = np.unique(self._shift_L[self._shift_L <= top])
+        user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
+        entity_prob = 1.0 if mechanism.selection_rule == "any" or per_user else prob
+        parts = _with_user(*_all_or_none(self._shift_L, entity_prob), user_prob)
+        self._family = Family(*parts, mechanism.noise_multiplier)
+
+    def _largest_shift(self, most: int) -> float:
+        """No label that is kept, of any H, shifts more: checked when labels are placed."""
+        sizes = np.unique(np.geomspace(self._holders, most, 64).astype(int))
+        tops = [_counts(int(h), self._draw_prob, self._tail, _MAX_LABELS)[0][-1] / h for h in sizes]
+        return 1.3 * max(tops) * self._holders * self._clip
+
+    def profile(self, intervals: Sequence[tuple[int, int]], *, exact: bool = False) -> list[Profile]:
+        """Profiles whose pointwise maximum holds for every H in any of the ``intervals``."""
+        if exact and self.relaxed:
+            return [one_round(*self._round, tail=self._tail, held_by=interval) for interval in intervals]
+        weights_RL, cut_R = np.zeros((len(intervals), len(self._shift_L))), np.zeros(len(intervals))
+        for row, (least, most) in enumerate(intervals):
+            count, mass, cut_R[row] = _counts(most, self._draw_prob, self._tail, _MAX_LABELS)
+            shift = count * (self._clip * min(1.0, self._holders / least))
+            place = np.searchsorted(self._shift_L, shift)  # rounds up
+            kept = place < len(self._shift_L)
+            np.add.at(weights_RL[row], place[kept], mass[kept])
+            cut_R[row] += mass[~kept].sum()
+        return [Profile(self._family, weights_RL, cut_R)]

@@ -1,0 +1,98 @@
+"""The public parameters of one noised round: everything an accountant needs, and nothing else.
+
+    RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=10, entity_clip=0.2)
+
+Every field is public. Norms are in units of beta, the bound on one user's update (``l2_clip_norm``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from uedp_ray.errors import InputError
+
+_PROBABILITIES = ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob")
+_CHOICES = {
+    "selection_rule": ("all", "any"),
+    "entity_draw": ("global", "per_user"),
+    "holder_bound": ("truncate", "reweight"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundMechanism:
+    """One release R = sum over drawn users of c_v + N(0, (z beta)^2 I), with ||c_v|| <= beta.
+
+    Raises: InputError naming the field that is out of range.
+    """
+
+    noise_multiplier: float
+    """z: std of the noise in the sum, over ``l2_clip_norm``."""
+    user_sampling_prob: float
+    """q_u: each user is drawn with this probability, independently (Poisson)."""
+    entity_sampling_prob: float = 1.0
+    """q_e."""
+    extended_sampling_prob: float = 1.0
+    """q_s, for sentences without a detected entity; 0 says that they are never used."""
+    selection_rule: Literal["all", "any"] = "all"
+    entity_draw: Literal["global", "per_user"] = "global"
+    max_holders: int = 0
+    """K: users that hold one entity; 0 means that there is no entity to protect."""
+    entity_clip: float = 0.0
+    """beta_e / beta: how far one entity can move one user's update."""
+    extended_clip: float = 0.0
+    """How far one sentence can move its user's update, over beta."""
+    holder_bound: Literal["truncate", "reweight"] = "truncate"
+    """``reweight``: the sentences of an entity's H > K holders are scaled by K/H, so H, not K, users may be drawn."""
+    max_users: int | None = None
+    """Declared bound on the number of users, so on H; ``reweight`` needs it."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _CHOICES:
+                if value not in _CHOICES[field.name]:
+                    raise InputError(field.name, value, f"choose one of {', '.join(_CHOICES[field.name])}")
+            elif field.name in ("max_holders", "max_users"):
+                if not (field.name == "max_users" and value is None) and (type(value) is not int or value < 0):
+                    raise InputError(field.name, value, "must be an integer, 0 or more")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InputError(field.name, value, "must be a finite number")
+            elif field.name in _PROBABILITIES and not 0.0 <= value <= 1.0:
+                raise InputError(field.name, value, "a probability lies in [0, 1]")
+            elif value < 0.0 or (field.name == "noise_multiplier" and value == 0.0):
+                raise InputError(field.name, value, "must be above 0" if "noise" in field.name else "must be 0 or more")
+        if self.holder_bound == "reweight":
+            if self.max_users is None or self.max_users < self.max_holders:
+                raise InputError(
+                    "max_users",
+                    self.max_users,
+                    f"reweight needs a declared bound, max_holders = {self.max_holders} or more",
+                )
+            # Scaling a sentence by K/H scales what it moves only where its own clipping, not the user's, sets the bound.
+            if self.max_holders and self.entity_clip >= 2.0:
+                raise InputError(
+                    "entity_clip",
+                    self.entity_clip,
+                    "reweight needs m * sentence_clip_norm < 2 * l2_clip_norm: lower it, or use holder_bound truncate",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, complete and in field order."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RoundMechanism:
+        """Reads what ``to_dict`` wrote. Raises: InputError for an unknown or a missing key."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in fields:
+                raise InputError(key, values[key], f"unknown key; known: {', '.join(fields)}")
+        for name, field in fields.items():
+            if field.default is dataclasses.MISSING and name not in values:
+                raise InputError(name, None, "is missing")
+        return cls(**values)

@@ -1,0 +1,62 @@
+"""Poisson draws that do not depend on the number of workers.
+
+Every draw is an output of SHAKE-256 keyed by (secret key, round, attempt, kind, owner); the id drawn for is the position
+in that output stream. So any worker can recompute any draw, and 1 and N workers select the same users, entities and
+sentences. Amplification by sampling holds only while the key stays secret: it comes from operating-system entropy and
+lives in the run's private folder.
+
+    sampler = PoissonSampler(os.urandom(32))
+    cohort = sampler.draw(0.05, num_users, round_index=0, attempt=0, kind="user")   # (U,) bool
+
+A replayed round passes a higher ``attempt`` and so draws a fresh sample: two noised releases on one secret sample are
+not two independently subsampled releases, and could not be charged as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["user", "entity", "extended"]
+_KIND_CODE = {"user": 0, "entity": 1, "extended": 2}
+
+
+class PoissonSampler:
+    """Independent Bernoulli draws addressed by (round, attempt, kind, owner, position)."""
+
+    def __init__(self, key: bytes):
+        if len(key) < 16:
+            raise ValueError(f"sampling key has {len(key)} bytes; 16 or more are needed")
+        self._key = key
+
+    def draw(
+        self,
+        probability: float,
+        count: int,
+        *,
+        round_index: int,
+        attempt: int,
+        kind: Kind,
+        owner: int = 0,
+    ) -> NDArray[np.bool_]:
+        """Returns (count,) draws, each true with ``probability`` up to 2**-64.
+
+        Args:
+          probability: inclusion probability in [0, 1]; 0 and 1 are exact.
+          count: how many positions to draw.
+          round_index, attempt: which release the draws are for.
+          kind: what is drawn.
+          owner: the user whose own draws these are (``per_user`` and ``extended``); 0 for draws shared by all.
+        """
+        if not 0.0 <= probability <= 1.0:
+            raise ValueError(f"probability {probability} is outside [0, 1]")
+        threshold = int(probability * 2.0**64)
+        if threshold >= 2**64:
+            return np.ones(count, dtype=bool)
+        address = struct.pack("<QQQQ", round_index, attempt, _KIND_CODE[kind], owner)
+        stream = hashlib.shake_256(self._key + address).digest(8 * count)
+        return np.frombuffer(stream, dtype="<u8") < np.uint64(threshold)

@@ -1,0 +1,130 @@
+"""Atomic checkpoints: one safetensors file of tensors and one JSON of state, the JSON's rename being the commit.
+
+    checkpoint/round-000050.safetensors     trainable parameters and the server optimizer's tensors
+    checkpoint/state.json                   round, ledger position, sampler position, config digest, tensor file, SHA-256
+
+Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from uedp_ray.errors import InputError
+from uedp_ray.training.rounds import RoundState
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a checkpoint stands; compared with the config and the ledger before it is used."""
+
+    next_round: int
+    config_digest: str
+    accountant: str
+    ledger_seq: int
+    ledger_digest: str
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes, syncs and renames; on failure (a full disk, say) the old file stays and the partial one goes.
+
+    Raises: OSError naming the file and what is safe.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise OSError(
+            error.errno,
+            f"{reason}; {path.name} keeps its last whole state: free space and run again with --resume",
+            str(path),
+        ) from error
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in ``folder`` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None:
+    """Writes a checkpoint; the previous one is removed only after the new one is committed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"parameters": state.parameters.detach().cpu().contiguous()}
+    for index, entry in state.optimizer.state_dict()["state"].items():
+        for name, value in entry.items():
+            if torch.is_tensor(value):
+                tensors[f"optimizer.{index}.{name}"] = value.detach().cpu().contiguous()
+    content = save(tensors)
+    name = f"round-{state.next_round:06d}.safetensors"
+    write_atomically(folder / name, content)
+    commit = {
+        "format": _FORMAT,
+        **vars(position),
+        "tensors": name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    write_atomically(folder / "state.json", json.dumps(commit, indent=1).encode())
+    for old in folder.glob("round-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, accountant: str) -> Position | None:
+    """Fills ``state`` from the last whole checkpoint; None if there is none.
+
+    Raises: InputError for a checkpoint of another config or accountant, or one that is damaged.
+    """
+    path = folder / "state.json"
+    if not path.exists():
+        return None
+    commit: dict[str, Any] = json.loads(path.read_text())
+    for name, wanted in (("format", _FORMAT), ("config_digest", config_digest), ("accountant", accountant)):
+        if commit.get(name) != wanted:
+            raise InputError(
+                f"checkpoint {name}",
+                str(commit.get(name))[:12],
+                f"this run has {str(wanted)[:12]!r}: resume with the run's own config.yaml, or use another --out",
+            )
+    tensor_file = folder / commit["tensors"]
+    if not tensor_file.exists() or hashlib.sha256(tensor_file.read_bytes()).hexdigest() != commit["sha256"]:
+        raise InputError("checkpoint", str(tensor_file), "is missing or damaged: restore it or use another --out")
+    try:
+        tensors = load_file(tensor_file)
+    except SafetensorError as error:
+        raise InputError("checkpoint", str(tensor_file), f"cannot be read: {error}") from None
+    if tensors["parameters"].shape != state.parameters.shape:
+        raise InputError(
+            "checkpoint",
+            tuple(tensors["parameters"].shape),
+            f"the model has {tuple(state.parameters.shape)} parameters",
+        )
+    state.parameters.copy_(tensors.pop("parameters"))
+    entries: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        _, index, name = key.split(".", 2)
+        entries.setdefault(int(index), {})[name] = value
+    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
+    state.next_round = commit["next_round"]
+    return Position(**{name: commit[name] for name in Position.__dataclass_fields__})

@@ -1,0 +1,150 @@
+"""One command from text to a table: what privacy costs on this corpus.
+
+A comparison file holds a base run and variants of it:
+
+    base: {corpus: …, model: …, privacy: …}
+    variants:
+      private, epsilon 8: {method: uedp, set: {privacy.target_epsilon: 8}}
+      non-private: {method: noiseless}
+
+The corpora are prepared once, the model is pre-trained once, and every variant starts from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig, SourceConfig, from_dict
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model, load_model
+from uedp_ray.models.task import NextWord
+from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.host import Progress, pick_device, train
+from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.rundir import Say, prepared_source
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A base run and its variants, each (method, settings)."""
+
+    base: RunConfig
+    variants: dict[str, tuple[str, dict[str, Any]]]
+
+    @classmethod
+    def load(cls, path: Path, overrides: list[str]) -> Comparison:
+        """Reads a comparison file; ``overrides`` (a.b=value) apply to the base."""
+        try:
+            tree = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            raise InputError("config", str(path), "no such file") from None
+        if not isinstance(tree, dict) or set(tree) != {"base", "variants"}:
+            raise InputError("config", str(path), "a comparison file has the two keys base and variants")
+        base = from_dict(RunConfig, tree["base"])
+        settings = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in overrides)}
+        variants = {}
+        for name, variant in tree["variants"].items():
+            unknown = set(variant) - {"method", "set"}
+            if unknown or "method" not in variant:
+                raise InputError(f"variants.{name}", sorted(variant), "a variant has the keys method and set")
+            variants[name] = (variant["method"], variant.get("set", {}))
+            methods.apply(base, *variants[name])  # refuse a bad variant before hours of work
+        return cls(methods.overlay(base, settings), variants)
+
+
+def compare(
+    comparison: Comparison,
+    out: Path,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    say: Say = lambda message: None,
+    progress: Progress = lambda row: None,
+    pretrain_progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> dict[str, Any]:
+    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
+
+    A row holds name, perplexity, epsilon by accountant (None: no guarantee), delta, unit, rounds and run_dir.
+    """
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
+    config = _prepare_corpora(comparison.base, out, say)
+    public = out / "pretrained"
+    if not (public / "vocabulary").exists():
+        say("pre-training on public text")
+        pretrain(config, public, progress=pretrain_progress)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=str(public.resolve())))
+    rows = [_public_row("untrained", config, load=False), _public_row("public-only", config, load=True)]
+    for name, (method, settings) in comparison.variants.items():
+        variant = dataclasses.replace(methods.apply(config, method, settings), name=_slug(name))
+        folder = out / _slug(name)
+        say(f"training: {name}")
+        if (folder / "result.json").exists():
+            result = json.loads((folder / "result.json").read_text())
+        else:
+            resumable = resume and (folder / "config.yaml").exists()
+            result = train(variant, folder, workers=workers, resume=resumable, say=say, progress=progress)
+        rows.append({"name": name, **{key: result[key] for key in _RESULT_KEYS}})
+    table = {"rows": rows, "out": str(out.resolve())}
+    (out / "table.json").write_text(json.dumps(table, indent=1))
+    return table
+
+
+_RESULT_KEYS = ("perplexity", "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")
+
+
+def _prepare_corpora(config: RunConfig, out: Path, say: Say) -> RunConfig:
+    corpus = config.corpus
+    if corpus.evaluation is None:
+        raise InputError("corpus.evaluation", None, "a comparison needs text to compare on")
+    say("preparing the corpora")
+    private = prepared_source(corpus.source, out / "corpora" / "private")
+    held_out = prepared_source(corpus.evaluation, out / "corpora" / "evaluation")
+    corpus = dataclasses.replace(
+        corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
+    )
+    return dataclasses.replace(config, corpus=corpus)
+
+
+def _public_row(name: str, config: RunConfig, *, load: bool) -> dict[str, Any]:
+    """Perplexity of a model that never saw the private corpus: its epsilon is 0 whatever the unit."""
+    folder = Path(config.model.warm_start)
+    vocabulary = Vocabulary.load(folder / "vocabulary")
+    device = pick_device(config)
+    model = (
+        load_model(folder / "model")
+        if load
+        else build_model(config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed)
+    ).to(device)
+    assert config.corpus.evaluation is not None
+    corpus = open_corpus(config.corpus.evaluation.path)
+    texts = [text for _, user_texts in corpus.texts() for text in user_texts]
+    sentences = encode_texts(texts, vocabulary, config.model.max_length)
+    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    zero = dict.fromkeys(("user-entity", "user", "entity"), 0.0)
+    return {
+        "name": name,
+        "perplexity": perplexity(model, task, sentences, device=device),
+        "epsilon": zero,
+        "delta": config.privacy.delta,
+        "unit": config.privacy.protect,
+        "noise_multiplier": None,
+        "rounds": 0,
+        "private": True,
+        "run_dir": str(folder) if load else None,
+    }
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,157 @@
+"""Where the round loop runs: a Ray Train worker group, or this process.
+
+    result = train(config, Path("runs/mine"), workers=2)          # Ray Train, two workers
+    result = train(config, Path("runs/mine"), workers=0)          # this process, no Ray: small runs, sweep trials
+
+Ray Train restarts a group whose worker died; the loop then resumes from the run's own checkpoint and ledger, never from
+Ray's state. Each worker holds the users whose stable hash falls to it for the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.training.reduce import DistributedReducer, LocalReducer
+from uedp_ray.training.rundir import RunDir, Say, prepare_run
+from uedp_ray.training.worker import run_worker
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    say: Say = lambda message: None,
+    progress: Progress = lambda row: None,
+) -> dict[str, Any]:
+    """Trains one model and returns ``result.json``.
+
+    Args:
+      config: the run.
+      out: the run directory; must be new unless ``resume``.
+      workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
+      resume: continue the run in ``out``.
+      say: told what is being done before the rounds begin.
+      progress: told the content of ``progress.json`` as rounds go by.
+
+    Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
+    """
+    run = prepare_run(config, out, resume=resume, say=say)
+    num_workers = config.training.num_workers if workers is None else workers
+    with _watch(run, progress):
+        if num_workers == 0:
+            run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=pick_device(config))
+        else:
+            say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
+            _train_on_ray(run, config, num_workers)
+    run.progress.unlink(missing_ok=True)
+    return json.loads(run.result.read_text())
+
+
+def pick_device(config: RunConfig) -> torch.device:
+    """The configured device; ``auto`` takes a GPU where there is one."""
+    wanted = config.training.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("training.device", wanted, "no GPU is visible: use auto or cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
+    import ray
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchTrainer
+
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS", "local"),
+            num_cpus=None if "RAY_ADDRESS" in os.environ else max(num_workers, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+        )
+    storage = run.private / "ray"
+    error = run.private / "error.json"
+    error.unlink(missing_ok=True)
+    trainer = TorchTrainer(
+        _ray_worker,
+        train_loop_config={"root": str(run.root)},
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=pick_device(config).type == "cuda"),
+        # Two runs with one name and storage path would silently resume each other.
+        run_config=RayRunConfig(
+            name=f"{config.name}-{uuid.uuid4().hex[:8]}",
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=3),
+        ),
+    )
+    try:
+        trainer.fit()
+    finally:
+        if started_here:
+            ray.shutdown()
+    shutil.rmtree(storage, ignore_errors=True)
+    if error.exists():
+        raise InputError(**json.loads(error.read_text()))
+
+
+def _ray_worker(settings: dict[str, Any]) -> None:
+    """What each Ray Train worker runs. A user's error is handed back as a file: retrying cannot mend it."""
+    import ray.train
+    import ray.train.torch
+
+    context = ray.train.get_context()
+    run = RunDir(Path(settings["root"]))
+    if context.get_world_rank() == 0 and run.result.exists():
+        run.result.unlink()
+    try:
+        run_worker(
+            run,
+            rank=context.get_world_rank(),
+            num_workers=context.get_world_size(),
+            reducer=DistributedReducer(),
+            device=ray.train.torch.get_device(),
+        )
+    except InputError as error:
+        fields = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
+        (run.private / "error.json").write_text(json.dumps(fields))
+
+
+@contextmanager
+def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
+    """Polls the driver's progress file, wherever the driver runs."""
+    done = threading.Event()
+
+    def poll() -> None:
+        seen = None
+        while not done.wait(0.3):
+            try:
+                row = json.loads(run.progress.read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                continue
+            if row != seen:
+                seen = row
+                progress(row)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

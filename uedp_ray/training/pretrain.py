@@ -1,0 +1,122 @@
+"""Ordinary training on public text: the warm start of a private run.
+
+Writes ``model/`` and ``vocabulary/``, which ``model.warm_start`` names. Public text costs no privacy, provided that it is
+public: text that shares documents with the private corpus is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from uedp_ray.config import RunConfig
+from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model, save_model
+from uedp_ray.models.task import NextWord
+from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.host import pick_device
+from uedp_ray.training.local import seeded
+from uedp_ray.training.rundir import make_vocabulary, public_sentences
+
+_HELD_OUT = 50
+"""One public sentence in this many is kept out of training, for the perplexity that is reported."""
+
+
+def pretrain(
+    config: RunConfig, out: Path, *, progress: Callable[[int, int, float], None] = lambda step, steps, loss: None
+) -> dict[str, Any]:
+    """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
+
+    Args:
+      progress: told (step, steps, loss of the step).
+
+    Returns: perplexity before and after on held-out public sentences, and the checkpoint folder.
+    Raises: InputError if there is no public text, or ``out`` holds something already.
+    """
+    settings = config.pretrain
+    if not settings.text:
+        raise InputError("pretrain.text", [], "name public text to train on")
+    if out.exists() and any(out.iterdir()):
+        raise InputError("--out", str(out), "is not empty: name another folder")
+    vocabulary = make_vocabulary(config)
+    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    train, held_out = _split(config, vocabulary)
+    device = pick_device(config)
+    with seeded(device, settings.seed, 0):
+        model = build_model(
+            config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
+        ).to(device)
+        before = perplexity(model, task, held_out, device=device)
+        _fit(config, model, task, train, device, progress)
+    after = perplexity(model, task, held_out, device=device)
+    save_model(model, out / "model")
+    vocabulary.save(out / "model")
+    vocabulary.save(out / "vocabulary")
+    return {"perplexity": after, "initial_perplexity": before, "checkpoint": str(out.resolve())}
+
+
+def _split(config: RunConfig, vocabulary: Vocabulary) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    texts = list(public_sentences(config.pretrain.text, config.pretrain.max_words))
+    sentences = [s for s in encode_texts(texts, vocabulary, config.model.max_length) if len(s)]
+    held_out = sentences[::_HELD_OUT]
+    train = [s for i, s in enumerate(sentences) if i % _HELD_OUT]
+    if not train:
+        raise InputError("pretrain.text", len(texts), "holds too few sentences to train on")
+    return train, held_out
+
+
+def _fit(
+    config: RunConfig,
+    model: torch.nn.Module,
+    task: NextWord,
+    sentences: list[np.ndarray],
+    device: torch.device,
+    progress: Callable[[int, int, float], None],
+) -> None:
+    settings = config.pretrain
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+    warm_up = max(1, settings.num_steps // 20)
+
+    def rate(step: int) -> float:
+        """Linear warm-up, then a cosine to a tenth."""
+        if step < warm_up:
+            return (step + 1) / warm_up
+        return 0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / max(1, settings.num_steps - warm_up))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    autocast = config.training.precision == "bf16"
+    model.train()
+    batches = _batches(sentences, settings.batch_size, np.random.default_rng(settings.seed))
+    for step in range(settings.num_steps):
+        batch = task.collate([sentences[i] for i in next(batches)]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            losses = task.losses(model, batch)
+        tokens = (batch.targets >= 0).sum(1)
+        loss = (losses * tokens).sum() / tokens.sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % 20 == 0 or step + 1 == settings.num_steps:
+            progress(step + 1, settings.num_steps, float(loss.detach()))
+    model.eval()
+
+
+def _batches(sentences: list[np.ndarray], size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Endless shuffled batches; sentences of like length go together, which saves padding."""
+    lengths = np.array([len(s) for s in sentences])
+    while True:
+        order = generator.permutation(len(sentences))
+        chunks = [
+            c[np.argsort(lengths[c], kind="stable")] for c in np.array_split(order, max(1, len(order) // (50 * size)))
+        ]
+        batches = [batch for c in chunks for batch in np.array_split(c, max(1, len(c) // size))]
+        yield from (batches[i] for i in generator.permutation(len(batches)))

@@ -1,0 +1,49 @@
+"""How a round's parts come together: in one process, or over a torch.distributed group whose rank 0 is the driver."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Reducer(Protocol):
+    """Sums to the driver, and sends the driver's word to everyone."""
+
+    @property
+    def is_driver(self) -> bool: ...
+
+    def sum_to_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        """The sum over workers on the driver; elsewhere the value is undefined."""
+        ...
+
+    def from_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        """The driver's vector on every worker (same shape and dtype everywhere)."""
+        ...
+
+
+class LocalReducer:
+    """One worker that is also the driver."""
+
+    is_driver = True
+
+    def sum_to_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector
+
+    def from_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector
+
+
+class DistributedReducer:
+    """The default torch.distributed group (gloo on CPUs, NCCL on GPUs), set up by Ray Train."""
+
+    def __init__(self) -> None:
+        self.is_driver = torch.distributed.get_rank() == 0
+
+    def sum_to_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        torch.distributed.reduce(vector, dst=0)
+        return vector
+
+    def from_driver(self, vector: torch.Tensor) -> torch.Tensor:
+        torch.distributed.broadcast(vector, src=0)
+        return vector

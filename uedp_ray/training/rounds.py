@@ -1,0 +1,92 @@
+"""The round loop: one function, pure but for what it is handed.
+
+    sample -> local update -> clip -> reduce -> charge the ledger -> noise -> server step -> broadcast
+
+It knows neither Ray nor files. Hosts differ in the reducer alone: the trial's own process, or a Ray Train group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from uedp_ray.config import TrainingConfig
+from uedp_ray.training.reduce import Reducer
+
+
+@dataclass
+class RoundState:
+    """What a checkpoint holds. All of it is post-processing of noised releases."""
+
+    parameters: torch.Tensor
+    """(P,) float32 trainable parameters."""
+    optimizer: torch.optim.Optimizer
+    """The server's optimizer over ``parameters``."""
+    next_round: int = 0
+
+
+class Driver(Protocol):
+    """The driver's duties in a round; no other worker has one."""
+
+    def admit(self, round_index: int) -> int | None:
+        """The attempt number under which the round may run, or None if it would exceed the budget."""
+        ...
+
+    def charge(self, round_index: int, attempt: int) -> None:
+        """Records the release durably. Must return before anything of the round leaves the driver."""
+        ...
+
+    def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
+        """(P,) sum of clipped updates -> (P,) noised average."""
+        ...
+
+
+def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
+    """SGD, momentum or Adam on the noised average: post-processing, free of privacy cost."""
+    rate = config.server_learning_rate
+    if config.server_optimizer == "adam":
+        return torch.optim.Adam([parameters], lr=rate, betas=config.adam_betas, eps=config.adam_epsilon)
+    momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
+    return torch.optim.SGD([parameters], lr=rate, momentum=momentum)
+
+
+def run_rounds(
+    state: RoundState,
+    *,
+    num_rounds: int,
+    local_sum: Callable[[torch.Tensor, int, int], torch.Tensor],
+    reducer: Reducer,
+    driver: Driver | None,
+    after_round: Callable[[RoundState], None] = lambda state: None,
+) -> RoundState:
+    """Runs rounds ``state.next_round`` to ``num_rounds``, fewer if the budget is spent; returns the same state.
+
+    Args:
+      local_sum: (parameters, round, attempt) -> (P,) float64 sum of this worker's clipped user updates. An empty cohort
+        gives zeros: it is an ordinary round, noised and charged.
+      reducer: sums to the driver and broadcasts from it.
+      driver: given on the driver only.
+      after_round: called on the driver once the round's parameters are in ``state``.
+    """
+    assert (driver is not None) == reducer.is_driver
+    device = state.parameters.device
+    for round_index in range(state.next_round, num_rounds):
+        attempt = driver.admit(round_index) if driver else None
+        admitted = torch.tensor([-1 if attempt is None else attempt], device=device)
+        attempt = int(reducer.from_driver(admitted).item())
+        if attempt < 0:
+            break
+        total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))
+        if driver:
+            driver.charge(round_index, attempt)
+            # The update points downhill already; torch optimizers subtract a gradient.
+            state.parameters.grad = -driver.release(total, round_index).to(state.parameters.dtype)
+            state.optimizer.step()
+        reducer.from_driver(state.parameters)
+        state.next_round = round_index + 1
+        if driver:
+            after_round(state)
+    return state

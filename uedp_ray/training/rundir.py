@@ -1,0 +1,264 @@
+"""The run directory: its layout, what is private in it, and making it ready for workers.
+
+    config.yaml  ledger.jsonl  rounds.parquet  checkpoint/  model/  vocabulary/  privacy.md  result.json
+    private/     keys, prepared corpora, tokens, weights, diagnostics: owner-only, never published
+
+``prepare_run`` is a sequence of steps each of which is skipped when its outcome exists, so that a run killed while it was
+being set up resumes like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
+from uedp_ray.corpus import readers
+from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.tokens import TokenStore, encode_corpus
+from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.training.checkpoint import write_atomically
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Names of everything in a run directory."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
+    def rounds(self) -> Path:
+        return self.root / "rounds.parquet"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def vocabulary(self) -> Path:
+        return self.root / "vocabulary"
+
+    @property
+    def statement(self) -> Path:
+        return self.root / "privacy.md"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress.json"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def key(self) -> Path:
+        return self.private / "sampling.key"
+
+    @property
+    def setup(self) -> Path:
+        """Where the prepared corpora lie and what the bounds did; written last, so it marks a run that is ready."""
+        return self.private / "setup.json"
+
+    @property
+    def sentence_weight(self) -> Path:
+        return self.private / "sentence_weight.npy"
+
+    @property
+    def tokens(self) -> Path:
+        return self.private / "tokens"
+
+    def load_config(self) -> RunConfig:
+        return load_config(self.config)
+
+    def write_json(self, path: Path, value: Any) -> None:
+        write_atomically(path, json.dumps(value, indent=1).encode())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
+
+    config: RunConfig
+    plan: Plan
+    corpus: Corpus
+    tokens: TokenStore
+    sentence_weight: np.ndarray
+    evaluation: TokenStore | None
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, run: RunDir) -> Prepared:
+        config, setup = run.load_config(), json.loads(run.setup.read_text())
+        vocabulary = Vocabulary.load(run.vocabulary)
+        mechanism = setup["mechanism"]
+        corpus = open_corpus(setup["corpus"])
+        evaluation = setup["evaluation"]
+        return cls(
+            config=config,
+            plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
+            corpus=corpus,
+            tokens=_encode(run, corpus, vocabulary, config),
+            sentence_weight=np.load(run.sentence_weight, mmap_mode="r"),
+            evaluation=None if evaluation is None else _encode(run, open_corpus(evaluation), vocabulary, config),
+            vocabulary=vocabulary,
+        )
+
+
+def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda message: None) -> RunDir:
+    """Makes ``out`` a run directory that workers can open.
+
+    Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
+    """
+    run = RunDir(out.resolve())
+    if run.config.exists():
+        if not resume:
+            raise InputError("--out", str(out), "holds a run already: add --resume, or name another folder")
+        theirs = run.load_config().digest()
+        if theirs != config.digest():
+            raise InputError(
+                "--resume",
+                str(out),
+                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
+                f"resume with {run.config}, or name another folder",
+            )
+    elif out.exists() and any(out.iterdir()):
+        raise InputError("--out", str(out), "is not empty and holds no run: name another folder")
+    _private_folder(run.private)
+    dump_config(config, run.config)
+    if not run.key.exists():
+        _write_key(run.key)
+    if run.setup.exists():
+        Ledger.open(run.ledger, config_digest=config.digest())
+        return run
+    say("reading the corpus")
+    corpus_path = prepared_source(config.corpus.source, run.private / "corpus")
+    evaluation = config.corpus.evaluation
+    evaluation_path = None if evaluation is None else prepared_source(evaluation, run.private / "evaluation")
+    corpus = open_corpus(corpus_path)
+    if config.corpus.source.format == "prepared" and evaluation_path and corpus_path == evaluation_path:
+        raise InputError("corpus.evaluation", evaluation_path.name, "the private corpus cannot evaluate its own model")
+    bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
+    np.save(run.sentence_weight, bounded.sentence_weight)
+    say("solving the noise multiplier")
+    plan = Plan.of(config, num_users=corpus.num_users)
+    if run.ledger.exists():
+        ledger = Ledger.open(run.ledger, config_digest=config.digest())
+    else:
+        ledger = Ledger.create(run.ledger, {"config_digest": config.digest(), "private": plan.private})
+    if not run.vocabulary.exists():
+        say("building the vocabulary")
+        make_vocabulary(config, corpus, ledger).save(run.vocabulary)
+    say("tokenising")
+    vocabulary = Vocabulary.load(run.vocabulary)
+    _encode(run, corpus, vocabulary, config)
+    if evaluation_path is not None:
+        _encode(run, open_corpus(evaluation_path), vocabulary, config)
+    run.write_json(
+        run.setup,
+        {
+            "corpus": str(corpus_path),
+            "corpus_digest": corpus.digest,
+            "evaluation": None if evaluation_path is None else str(evaluation_path),
+            "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
+            "dropped_share": float(bounded.dropped_share),
+        },
+    )
+    return run
+
+
+def prepared_source(source: SourceConfig, folder: Path) -> Path:
+    """The prepared folder of a source: the one it names, or ``folder``, filled when it is not there yet."""
+    if source.format == "prepared":
+        open_corpus(source.path)
+        return Path(source.path).resolve()
+    if not folder.exists():
+        prepare(source, folder)
+    return folder.resolve()
+
+
+def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = None) -> Iterator[str]:
+    """Sentences of public text, in order, up to ``max_words`` words."""
+    words = 0
+    for source in sources:
+        for sentence in readers.read(source):
+            yield sentence.text
+            words += len(sentence.text.split())
+            if max_words is not None and words >= max_words:
+                return
+
+
+def make_vocabulary(config: RunConfig, corpus: Corpus | None = None, ledger: Ledger | None = None) -> Vocabulary:
+    """The vocabulary of a run: that of the warm start if there is one, else as configured.
+
+    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger before its words are used.
+    """
+    if config.model.warm_start:
+        return Vocabulary.load(Path(config.model.warm_start) / "vocabulary")
+    settings = config.vocabulary
+    if settings.kind != "noisy-threshold":
+        text = settings.public_text or config.pretrain.text
+        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
+    if corpus is None or ledger is None:
+        raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
+    noise = GaussianNoise(config.privacy.test_noise_seed)
+    ledger.append("vocabulary", **vocabulary_event_fields(settings, config.bounds.max_holders))
+    return build_vocabulary(
+        settings,
+        private_words=(text for _, texts in corpus.texts() for text in texts),
+        noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
+    )
+
+
+def _encode(run: RunDir, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
+    return encode_corpus(corpus, vocabulary, run.tokens, max_length=config.model.max_length)
+
+
+def _private_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+
+
+def _write_key(path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.replace(temporary, path)
+
+
+def sampling_key(run: RunDir) -> bytes:
+    """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared."""
+    seed = run.load_config().privacy.test_noise_seed
+    return bytes.fromhex(run.key.read_text()) if seed is None else f"test sampling key {seed:>16}".encode()
