@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 
 
 def _shared(variable: str, folder: str) -> Path:

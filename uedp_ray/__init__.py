@@ -1,6 +1,6 @@
 """User-entity differential privacy for language models: train, account, sweep.
 
-    from uedp_ray import RunConfig, calibrate, epsilon, train
+from uedp_ray import RunConfig, calibrate, epsilon, train
 """
 
 from __future__ import annotations

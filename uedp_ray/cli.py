@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from uedp_ray.config import SourceConfig, load_config
+from uedp_ray.config import SourceConfig, from_dict, load_config
 from uedp_ray.errors import InputError
 
 app = typer.Typer(
@@ -135,14 +135,16 @@ def prepare(
     """Text to a user corpus on disk, with its statistics (which are private)."""
     from uedp_ray.corpus.prepare import prepare as run
 
-    chosen = tuple(name.strip() for name in categories.split(",") if name.strip())
-    settings = SourceConfig(
-        path=source,
-        format=format,
-        detector=tuple(detector),
-        categories=chosen,
-        num_users=num_users,
-        seed=seed,  # type: ignore[arg-type]
+    settings = from_dict(
+        SourceConfig,
+        {
+            "path": source,
+            "format": format,
+            "detector": detector,
+            "categories": [name.strip() for name in categories.split(",") if name.strip()],
+            "num_users": num_users,
+            "seed": seed,
+        },
     )
     with _err.status("preparing"):
         statistics = run(settings, out, workers=workers)

@@ -178,7 +178,7 @@ class PrivacyConfig:
     """False only for a model without privacy."""
     l2_clip_norm: float = 1.0
     """beta: bound on one user's update in one round."""
-    sentence_clip_norm: float | None = None
+    sentence_clip_norm: float | None = 0.1
     """c: bound on one sentence's gradient; None leaves sentences unclipped (then one entity may move 2 beta)."""
     user_sampling_prob: float = 0.1
     entity_sampling_prob: float = 1.0
@@ -369,9 +369,10 @@ class RunConfig:
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
-        private = self.privacy.noise != "none"
+        private = self.privacy.noise == "calibrated"
         if private and self.bounds.mode == "none" and self.privacy.protect != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
+        limit = 2.0 * self.privacy.l2_clip_norm
         reweighted = self.bounds.mode == "enforced" and "reweight" in (
             self.bounds.holder_bound,
             self.bounds.entity_bound,
@@ -381,6 +382,12 @@ class RunConfig:
                 "corpus.declared_num_users",
                 None,
                 "declare a public upper bound on the number of users (the true count is private)",
+            )
+        if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
+            raise InputError(
+                "privacy.sentence_clip_norm",
+                self.privacy.sentence_clip_norm,
+                "reweight needs sentences clipped so that m of them stay below 2 l2_clip_norm: lower it, or use truncate",
             )
         if self.training.local_update == "local_sgd" and reweighted:
             raise InputError(
@@ -414,7 +421,7 @@ class RunConfig:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
         tree = to_dict(self)
         del tree["name"]
-        for key in ("num_workers", "device", "evaluate_every", "checkpoint_every", "batch_tokens"):
+        for key in ("num_workers", "device", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -468,18 +475,31 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
     if not isinstance(tree, dict):
         raise InputError("config", str(path), "expected a mapping of keys")
+    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """``a.b=value`` texts, the values YAML, to a mapping of dotted keys."""
+    settings = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise InputError("--set", override, "write key.subkey=value")
+        settings[key] = yaml.safe_load(text)
+    return settings
+
+
+def set_keys(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets dotted keys in a nested mapping, in place, and returns it."""
+    for key, value in settings.items():
         *parents, leaf = key.split(".")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise InputError("--set", override, f"{parent} is not a section")
-        node[leaf] = yaml.safe_load(text)
-    return from_dict(RunConfig, tree)
+                raise InputError(key, value, f"{parent} is not a section")
+        node[leaf] = value
+    return tree
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

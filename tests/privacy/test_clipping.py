@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 
 from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
 
-vectors = hnp.arrays("float32", st.integers(1, 40), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False))
+vectors = hnp.arrays(
+    "float32", st.integers(1, 40), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
+)
 
 
 @given(vectors, st.floats(1e-6, 1e6))

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from uedp_ray.corpus import _lexicon as lexicon
 from uedp_ray.corpus import _names as names
+from uedp_ray.corpus._spill import stable_hash
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class TopicTable:
         # A noun keeps to three adjectives of its topic, chosen by its spelling: the same ones in every part.
         self.adjectives = {
             noun: tuple(
-                topic.adjectives[(names.stable_hash(noun) + step) % len(topic.adjectives)] for step in (0, 0, 0, 3, 5)
+                topic.adjectives[(stable_hash(noun) + step) % len(topic.adjectives)] for step in (0, 0, 0, 3, 5)
             )
             for noun in (*sorted(nouns), *topic.agents)
         }
@@ -60,7 +61,7 @@ class Writer:
     """
 
     def __init__(self, seed: int, part: str, index: int):
-        self.rng = rng = random.Random(names.stable_hash(f"uedp synthetic {seed} {part} {index}"))
+        self.rng = rng = random.Random(stable_hash(f"uedp synthetic {seed} {part} {index}"))
         self.draw = rng.random
         self.user = f"{part}-{index:07d}"
         self.shared = _SHARED[part]
@@ -73,7 +74,7 @@ class Writer:
         self.sensitive_share = 0.4 + 0.3 * self.draw()
         self.exclaims = 0.15 * self.draw()
         # The seed shifts whose contacts are whose; within one seed no two users of a region have a contact in common.
-        first = index * _CONTACTS + names.stable_hash(f"names {seed}") % 1000
+        first = index * _CONTACTS + stable_hash(f"names {seed}") % 1000
         self.contacts = [(first + k) * names.REGIONS + _OWN[part] for k in range(_CONTACTS)]
         self.topic = self.topics[0]
         self.home, self.illness = self.power_law(6.0, 0.8), self.own_illness()

@@ -46,15 +46,16 @@ def fragments(text: str) -> tuple[Fragment, ...]:
 
 
 _IRREGULAR = {
-    "write": ("wrote", "written"), "send": ("sent", "sent"), "pay": ("paid", "paid"), "win": ("won", "won"),
-    "lose": ("lost", "lost"), "sell": ("sold", "sold"), "buy": ("bought", "bought"), "break": ("broke", "broken"),
-    "take": ("took", "taken"), "find": ("found", "found"), "leave": ("left", "left"), "throw": ("threw", "thrown"),
-    "catch": ("caught", "caught"), "bring": ("brought", "brought"), "see": ("saw", "seen"), "hold": ("held", "held"),
-    "freeze": ("froze", "frozen"), "cut": ("cut", "cut"), "reset": ("reset", "reset"), "shut": ("shut", "shut"),
-    "hit": ("hit", "hit"), "beat": ("beat", "beaten"), "drive": ("drove", "driven"), "lend": ("lent", "lent"),
+    "pay": ("paid", "paid"), "repay": ("repaid", "repaid"), "win": ("won", "won"), "lose": ("lost", "lost"),
+    "sell": ("sold", "sold"), "buy": ("bought", "bought"), "break": ("broke", "broken"), "leave": ("left", "left"),
+    "throw": ("threw", "thrown"), "catch": ("caught", "caught"), "see": ("saw", "seen"), "freeze": ("froze", "frozen"),
+    "cut": ("cut", "cut"), "reset": ("reset", "reset"), "hit": ("hit", "hit"), "beat": ("beat", "beaten"),
+    "lend": ("lent", "lent"), "lead": ("led", "led"), "show": ("showed", "shown"), "forecast": ("forecast", "forecast"),
 }  # fmt: skip
-_DOUBLING = frozenset("submit ship plan stop drop cancel transfer refer stir chop win hit cut reset shut".split())
-_PLURALS = {"child": "children", "loaf": "loaves", "knife": "knives", "half": "halves", "shelf": "shelves"}
+_DOUBLING = frozenset("submit ship plan cancel transfer stir chop log win hit cut reset travel".split())
+_PLURALS = {
+    "loaf": "loaves", "potato": "potatoes", "tomato": "tomatoes", "fish": "fish", "appendix": "appendices",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ TOPICS = (
         "lawyer supplier tenant landlord licensor buyer seller notary contractor director trustee guarantor",
         "sign: agreement lease contract waiver amendment; terminate: agreement lease licence contract; review: clause "
         "draft contract schedule appendix; breach: contract clause covenant warranty; amend: clause agreement lease "
-        "schedule; deliver: notice invoice goods certificate; pay: deposit rent fee penalty royalty; waive: fee penalty "
+        "schedule; deliver: notice invoice parcel certificate; pay: deposit rent fee penalty royalty; waive: fee penalty "
         "right claim; file: claim complaint motion appeal; draft: clause agreement waiver amendment; negotiate: price "
         "term lease settlement; renew: lease licence guarantee; dispute: invoice claim penalty; transfer: title share "
         "right deposit; submit: bid claim certificate; indemnify: buyer licensee tenant",
@@ -196,7 +197,7 @@ TOPICS = (
         "sport",
         "coach striker goalkeeper captain referee runner champion defender swimmer rider rookie",
         "win: match final race medal title; lose: match final set title; score: goal point penalty; miss: penalty "
-        "training shot; train: squad team rookie; beat: champion rival team record; break: record rule; throw: ball "
+        "chance shot; train: squad team rookie; beat: champion rival team record; break: record rule; throw: ball "
         "javelin; catch: ball rival; join: team club squad; kick: ball penalty; warn: player captain fan; sign: striker "
         "defender contract; lead: race squad table; hit: post target ball; celebrate: victory goal title",
         "fast tired national young unbeaten injured narrow decisive talented brilliant defensive local",

@@ -7,18 +7,12 @@ each other's names by chance; the caller keeps to that.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 
 from uedp_ray.corpus import _lexicon as lexicon
 
 REGIONS = 5
 Name = tuple[str, ...]  # Tokens.
-
-
-def stable_hash(text: str) -> int:
-    """64 bits that depend on the text alone (Python's own hash changes from process to process)."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @functools.cache

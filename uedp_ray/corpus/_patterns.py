@@ -34,17 +34,25 @@ def _phone(form: str) -> bool:
 
 
 _ANY: Callable[[str], bool] = bool
+_DIGIT = re.compile(r"\d")
 
+# Category, a sign without which the costly pattern need not be tried, the pattern, and the check of what it matched.
 # Tried in this order; a stretch of text claimed by one is not offered to the next.
-_PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[str], bool]], ...] = (
-    ("email", re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), _ANY),
-    ("url", re.compile(r"\b(?:https?://|www\.)[^\s<>\"]{2,2000}(?<![.,;:!?)\]'])", re.IGNORECASE), _ANY),
-    ("iban", re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?\b", re.IGNORECASE), _iban),
-    ("credit_card", re.compile(r"(?<![\w.])\d(?:[ -]?\d){12,18}(?!\w)"), _card),
-    ("ssn", re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])"), _ANY),
-    ("ip_address", re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"), _ip),
+_PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = (
+    ("email", re.compile("@"), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), _ANY),
+    (
+        "url",
+        re.compile("://|www", re.I),
+        re.compile(r"\b(?:https?://|www\.)[^\s<>\"]{2,2000}(?<![.,;:!?)\]'])", re.IGNORECASE),
+        _ANY,
+    ),
+    ("iban", _DIGIT, re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?\b", re.I | re.A), _iban),
+    ("credit_card", _DIGIT, re.compile(r"(?<![\w.])\d(?:[ -]?\d){12,18}(?!\w)"), _card),
+    ("ssn", _DIGIT, re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])"), _ANY),
+    ("ip_address", _DIGIT, re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"), _ip),
     (
         "ip_address",
+        re.compile(":"),
         re.compile(
             r"(?<![\w:])(?:(?:[\da-f]{1,4}:){7}[\da-f]{1,4}|(?:[\da-f]{1,4}:){1,6}(?::[\da-f]{1,4}){1,6})(?![\w:])",
             re.I,
@@ -53,6 +61,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[str], bool]], ...] = (
     ),
     (
         "phone",
+        _DIGIT,
         re.compile(
             r"(?<![\w.-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,6}"
             r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}|\d{3}-\d{4})(?![\w-])"
@@ -62,13 +71,15 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[str], bool]], ...] = (
 )
 
 PATTERNS_VERSION = "1"
-"""Raised with every change above: it marks cached findings as stale."""
+"""Raised with every change above: it is part of the detector's fingerprint."""
 
 
 def find_patterns(text: str) -> Iterator[Mention]:
     """Every identifier in ``text``; mentions do not overlap."""
     claimed: list[tuple[int, int]] = []
-    for category, pattern, genuine in _PATTERNS:
+    for category, sign, pattern, genuine in _PATTERNS:
+        if not sign.search(text):
+            continue
         for match in pattern.finditer(text):
             start, end = match.span()
             if genuine(match[0]) and all(end <= left or right <= start for left, right in claimed):

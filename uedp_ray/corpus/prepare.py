@@ -66,7 +66,8 @@ def prepare(
     Args:
       num_shards: more shards, less memory; by default one per 16 MiB of text, at least 8. It decides the numbering of
         users, so two preparations agree only if it is the same. ``workers`` decides nothing but speed.
-      workers: processes that detect entities; above 1 they are Ray tasks.
+      workers: processes that detect entities; above 1 they are Ray tasks, on the cluster the process is connected to
+        (its nodes must share the file system) or on a local one started for the purpose.
 
     Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
     (also when this run fails), so other categories do not run spaCy again.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 from uedp_ray.corpus import _lexicon as lexicon
-from uedp_ray.corpus._grammar import BE_PAST, TABLES, Writer
+from uedp_ray.corpus._grammar import BE_PAST, Writer
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -30,13 +30,37 @@ Part = Literal["private", "held_out", "public"]
 MIN_TOKENS, MAX_TOKENS = 5, 25
 
 
+# How often a sentence form is found among users' habits. The names are methods of _Author.
+_PLAIN = {
+    "simple": 4, "fronted": 3, "joined": 3, "simple_passive": 2, "conditional": 1, "hedged": 1, "request": 1,
+    "question": 1, "relative": 1, "existential": 1, "measured": 1,
+}  # fmt: skip
+_WITH_ENTITY = {
+    "person_acts": 3, "described_person_acts": 1, "company_acts": 2, "act_in_place": 2, "passive_by_person": 1,
+    "passive_by_company": 1, "person_of_company": 1, "said": 1, "call": 1, "reach": 1,
+}  # fmt: skip
+_OF_TOPIC = {
+    "medicine": {"diagnosed": 4, "treated_for": 3},
+    "contracts": {"company_acts": 4, "person_of_company": 3, "write": 2},
+    "support": {"call": 3, "write": 2, "reach": 3},
+    "finance": {"company_acts": 4, "passive_by_company": 3, "said": 3},
+    "travel": {"journey": 4, "act_in_place": 4},
+    "weather": {"act_in_place": 5},
+}
+
+
 class _Author(Writer):
     """Sentence forms. Each returns its final mark, None for the habitual one."""
 
     def __init__(self, seed: int, part: str, index: int):
         super().__init__(seed, part, index)
-        self.plain_forms = self.rng.choices(_PLAIN, k=10)
-        self.entity_forms = {topic.name: self.rng.choices(_WITH_ENTITY[topic.name], k=8) for topic in self.topics}
+        self.plain_forms = self.habits(_PLAIN, 10)
+        self.entity_forms = {
+            topic.name: self.habits(_WITH_ENTITY | _OF_TOPIC.get(topic.name, {}), 8) for topic in self.topics
+        }
+
+    def habits(self, weights: dict[str, int], count: int) -> list[Callable[[], str | None]]:
+        return [getattr(self, name) for name in self.rng.choices(list(weights), list(weights.values()), k=count)]
 
     def simple(self) -> None:
         self.clause()
@@ -198,7 +222,7 @@ class _Author(Writer):
         forms = self.entity_forms[topic.name] if self.draw() < self.sensitive_share else self.plain_forms
         while True:
             self.words, self.tags, self.spans = [], [], []
-            mark = self.pick(forms)(self)
+            mark = self.pick(forms)()
             self.put(mark or ("!" if self.draw() < self.exclaims else "."), "PUNCT")
             if MIN_TOKENS <= len(self.words) <= MAX_TOKENS:
                 break
@@ -212,29 +236,7 @@ class _Author(Writer):
         return Sentence(self.user, " ".join(words), topic.name, tuple(tags), tuple(mentions))
 
 
-_Form = Callable[[_Author], str | None]
 _TRAVEL, _TREAT = lexicon.conjugate("travel"), lexicon.conjugate("treat")
-_PLAIN: list[_Form] = (
-    [_Author.simple] * 4 + [_Author.fronted] * 3 + [_Author.joined] * 3 + [_Author.simple_passive] * 2
-    + [_Author.conditional, _Author.hedged, _Author.request, _Author.question]
-    + [_Author.relative, _Author.existential, _Author.measured]
-)  # fmt: skip
-_COMMON: list[_Form] = (
-    [_Author.person_acts] * 3 + [_Author.described_person_acts, _Author.company_acts, _Author.act_in_place]
-    + [_Author.passive_by_person, _Author.passive_by_company, _Author.person_of_company, _Author.said, _Author.call]
-)  # fmt: skip
-_WITH_ENTITY: dict[str, list[_Form]] = {
-    table.name: _COMMON
-    + {
-        "medicine": [_Author.diagnosed] * 4 + [_Author.treated_for] * 3,
-        "contracts": [_Author.company_acts, _Author.person_of_company, _Author.write] * 2,
-        "support": [_Author.call, _Author.write, _Author.reach] * 2,
-        "finance": [_Author.company_acts, _Author.passive_by_company, _Author.said] * 2,
-        "travel": [_Author.journey] * 4 + [_Author.act_in_place] * 2,
-        "weather": [_Author.act_in_place] * 5,
-    }.get(table.name, [_Author.company_acts, _Author.act_in_place, _Author.reach])
-    for table in TABLES[False]
-}
 
 
 def _sentences(num_users: int, seed: int, part: str) -> Iterator[Sentence]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uedp_ray.config import RunConfig, from_dict, to_dict
+from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.errors import InputError
 
 _NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.noise_multiplier": None}
@@ -49,11 +49,4 @@ def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = N
 
 def overlay(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """The config with dotted keys replaced. Raises: InputError for an unknown key or a bad value."""
-    tree = to_dict(config)
-    for key, value in settings.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return from_dict(RunConfig, tree)
+    return from_dict(RunConfig, set_keys(to_dict(config), settings))

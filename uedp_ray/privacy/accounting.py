@@ -15,30 +15,27 @@ import dataclasses
 import functools
 import heapq
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from scipy import optimize
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.dominating import HolderGroups, Profile
 from uedp_ray.privacy.mechanism import RoundMechanism
 
-Accountant = Literal["user-entity", "user", "entity"]
-Kind = Literal["both", "entity", "extended"]
-
 MIN_DELTA = 1e-12
 """Below it, rounding in the convolution is no longer negligible."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
-_GROUPED = 5e-3  # what bounding many H by one profile may cost
-_MAX_POINTS = 1 << 17
+_GROUPED = 4e-3  # what bounding many H by one profile may cost
+_MAX_WORK = 4e6  # grid points times labels
 _MAX_LOSS = 1e5  # one round's; beyond it the answer is infinity
 
 
 def epsilon(
-    mechanism: RoundMechanism, *, rounds: int, delta: float, accountant: Accountant = "user-entity", kind: Kind = "both"
+    mechanism: RoundMechanism, *, rounds: int, delta: float, accountant: str = "user-entity", kind: str = "both"
 ) -> float:
     """The smallest epsilon we can prove for ``rounds`` rounds. 0 without rounds; infinity where nothing is protected.
 
@@ -51,8 +48,8 @@ def compose(
     parts: Sequence[tuple[RoundMechanism, int]],
     *,
     delta: float,
-    accountant: Accountant = "user-entity",
-    kind: Kind = "both",
+    accountant: str = "user-entity",
+    kind: str = "both",
     gaussians: Sequence[tuple[float, float]] = (),
 ) -> float:
     """epsilon of different mechanisms, each with a count, and of plain Gaussian releases (sensitivity, noise std).
@@ -78,8 +75,8 @@ def calibrate(
     target_epsilon: float,
     rounds: int,
     delta: float,
-    accountant: Accountant = "user-entity",
-    kind: Kind = "both",
+    accountant: str = "user-entity",
+    kind: str = "both",
 ) -> float:
     """The smallest noise multiplier (within a thousandth) whose epsilon is at most ``target_epsilon``, never above it.
 
@@ -87,6 +84,12 @@ def calibrate(
     """
     if not math.isfinite(target_epsilon) or target_epsilon <= 0:
         raise InputError("target_epsilon", target_epsilon, "must be a finite number above 0")
+    if accountant != "user" and kind != "extended":
+        if mechanism.max_holders is None:
+            raise InputError("max_holders", None, "entities are protected only within bounds: declare or enforce them")
+        if mechanism.holder_bound == "reweight" and mechanism.max_holders and mechanism.entity_clip >= 2.0:
+            remedy = "reweight needs m * sentence_clip_norm < 2 * l2_clip_norm: set or lower it, or use truncate"
+            raise InputError("entity_clip", mechanism.entity_clip, remedy)
 
     def at(log_noise: float, full: bool = True) -> float:
         changes: dict[str, object] = {"noise_multiplier": math.exp(log_noise)}
@@ -95,46 +98,31 @@ def calibrate(
         trial = dataclasses.replace(mechanism, **changes)  # type: ignore[arg-type]
         return epsilon(trial, rounds=rounds, delta=delta, accountant=accountant, kind=kind)
 
-    high = _smallest_noise(functools.partial(at, full=False), target_epsilon, math.log(0.05), math.log(4.0))
+    high = _smallest_noise(functools.partial(at, full=False), target_epsilon, math.log(0.5), math.log(2.0))
     if at(high) > target_epsilon:
         high = _smallest_noise(at, target_epsilon, high, high + 0.5)
     return math.exp(high)
 
 
-def _smallest_noise(at: functools.partial[float] | object, target: float, low: float, high: float) -> float:
-    """Safe side of the root of the decreasing function ``at`` of log z, by bisection and false position."""
-    assert callable(at)
-    most = math.log(1e6)
-    at_low, at_high = at(low), at(high)
-    while at_high > target:
-        low, at_low = high, at_high
+def _smallest_noise(at: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Safe side of the root of the decreasing function ``at`` of log z."""
+    least, most = math.log(1e-3), math.log(1e6)
+    while at(high) > target:
         if high >= most:
             raise InputError("target_epsilon", target, "no noise reaches it: raise it or delta, or do fewer rounds")
-        high = min(high + 2.0, most)
-        at_high = at(high)
-    while at_low <= target:
-        high, at_high = low, at_low
-        if low <= math.log(1e-3):
-            return high
-        low = max(low - 2.0, math.log(1e-3))
-        at_low = at(low)
-    tolerance = 0.9e-3
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        if math.isfinite(at_low) and at_high > 0:  # log epsilon is nearly linear in log z
-            share = math.log(at_low / target) / math.log(at_low / at_high)
-            guess = low + share * (high - low) + 0.3 * tolerance
-            if high - low < 1.0:
-                middle = min(max(guess, low + 0.5 * tolerance), high - 0.3 * tolerance)
-                if at(middle) <= target:  # then try to close the bracket from below at once
-                    high, at_high = middle, at(middle)
-                    middle = max(low + 0.1 * tolerance, high - 0.8 * tolerance)
-        value = at(middle)
-        if value <= target:
-            high, at_high = middle, value
-        else:
-            low, at_low = middle, value
-    return high
+        low, high = high, min(high + 2.0, most)
+    while at(low) <= target:
+        if low <= least:
+            return low
+        low, high = max(low - 2.0, least), low
+
+    def excess(log_noise: float) -> float:  # log epsilon is nearly linear in log z
+        return math.log(min(max(at(log_noise) / target, 1e-3), 1e3))
+
+    root = optimize.brentq(excess, low, high, xtol=2e-4)
+    while at(root) > target:
+        root += 2e-4
+    return root
 
 
 def max_rounds(
@@ -142,9 +130,9 @@ def max_rounds(
     *,
     target_epsilon: float,
     delta: float,
-    accountant: Accountant = "user-entity",
-    kind: Kind = "both",
-    limit: int = 1_000_000,
+    accountant: str = "user-entity",
+    kind: str = "both",
+    limit: int = 100_000,
 ) -> int:
     """The largest number of rounds, up to ``limit``, whose epsilon is at most ``target_epsilon``."""
     if not math.isfinite(target_epsilon) or target_epsilon < 0:
@@ -165,11 +153,15 @@ def max_rounds(
 
 
 def pld(
-    mechanism: RoundMechanism, *, accountant: Accountant = "user-entity", kind: Literal["entity", "extended"], gap: float
+    mechanism: RoundMechanism,
+    *,
+    accountant: str = "user-entity",
+    kind: str = "entity",
+    gap: float,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """One round as dp_accounting's object, on a grid of the given ``gap``; under ``reweight`` that of H = K holders."""
-    part = (dominating.one_round(mechanism, accountant, kind), 1)
-    add, remove = (_pmf(part[0], gap, side, 1e-15) for side in (0, 1))
+    profiles = [dominating.one_round(mechanism, accountant, kind, tail=1e-16)]
+    add, remove = (_pmf(profiles, gap, side, 1e-14, _reach(profiles, 1e-14)) for side in (0, 1))
     return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
 
 
@@ -186,7 +178,10 @@ def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tupl
     """Leaves out a kind that the other dominates in every mechanism (fewer holders, smaller shifts, rarer draws)."""
 
     def below(kind: str, other: str) -> bool:
-        pairs = ((dominating.entity_part(m, accountant, kind), dominating.entity_part(m, accountant, other)) for m in mechanisms)
+        pairs = (
+            (dominating.entity_part(m, accountant, kind), dominating.entity_part(m, accountant, other))
+            for m in mechanisms
+        )
         return all(a[0] == 0 or all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
     if below("extended", "entity"):
@@ -206,27 +201,32 @@ def _epsilon(
     total = sum(count for _, count in counts) + len(gaussians)
     if not total:
         return 0.0
-    tail = 1e-5 * delta / total
+    if any(dominating.entity_part(m, accountant, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
+        return math.inf
+    # Of labels; well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
+    tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
     plain = [([dominating.gaussian(sensitivity, std)], 1) for sensitivity, std in gaussians if sensitivity]
 
     def at(least: int) -> list[tuple[list[Profile], int]]:
         held_by = (least, least)
-        return plain + [([dominating.one_round(m, accountant, kind, tail=tail, held_by=held_by)], c) for m, c in counts]
+        return plain + [([_one_round(m, accountant, kind, tail, held_by)], c) for m, c in counts]
 
     free = [m for m, _ in counts if dominating.depends_on_holders(m, accountant, kind)]
     if not free:
         return _composed_epsilon(at(1), delta)
-    least, most = min(m.max_holders for m in free), max(m.max_users or 0 for m in free)
+    least, most = min(m.max_holders or 0 for m in free), max(m.max_users or 0 for m in free)
     best = _composed_epsilon(at(least), delta)  # fewer holders are dominated by K
     if math.isinf(best):
         return best
-    groups = {m: HolderGroups(m, accountant, kind, tail=tail, most=most) for m in free}
+    groups = {m: _holder_groups(m, accountant, kind, tail, most) for m in free}
 
     def bound(low: int, high: int, ratio: float, exact: bool) -> float:
         intervals = _intervals(least, low, high, ratio)
         rest = [(m, c) for m, c in counts if m not in groups]
-        parts = plain + [([dominating.one_round(m, accountant, kind, tail=tail)], c) for m, c in rest]
-        parts += [(groups[m].profiles(intervals, exact=exact), c) for m, c in counts if m in groups]
+        parts = plain + [([_one_round(m, accountant, kind, tail, None)], c) for m, c in rest]
+        parts += [
+            (groups[m].profiles(intervals, exact=exact or len(intervals) <= 4), c) for m, c in counts if m in groups
+        ]
         return _composed_epsilon(parts, delta, enough=best * (1 + _GROUPED))
 
     # Best first: the interval with the largest bound is split until no bound passes the best value by more than allowed.
@@ -235,7 +235,7 @@ def _epsilon(
         value, low, high, ratio, exact = heapq.heappop(queue)
         intervals = _intervals(least, low, high, ratio)
         relaxed = not exact and any(group.relaxed for group in groups.values())
-        if len(intervals) <= 4 and relaxed:
+        if len(intervals) <= 16 and relaxed:
             children = [(low, high, ratio, True)]
         elif low == high or (len(intervals) == 1 and ratio < 2e-3):
             best = max(best, -value)
@@ -250,6 +250,18 @@ def _epsilon(
     return max(best, -queue[0][0])
 
 
+@functools.lru_cache(maxsize=64)
+def _one_round(
+    mechanism: RoundMechanism, accountant: str, kind: str, tail: float, held_by: tuple[int, int] | None
+) -> Profile:
+    return dominating.one_round(mechanism, accountant, kind, tail=tail, held_by=held_by)
+
+
+@functools.lru_cache(maxsize=3)
+def _holder_groups(mechanism: RoundMechanism, accountant: str, kind: str, tail: float, most: int) -> HolderGroups:
+    return HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
+
+
 def _intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int, int]]:
     """Splits [low, high]; close to K, where holders matter most, the intervals are single numbers."""
     found = []
@@ -261,36 +273,71 @@ def _intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int,
 
 
 def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enough: float = 0.0) -> float:
-    """epsilon of independent parts: (profiles of which the pointwise maximum holds, count), the larger direction.
+    """epsilon of independent parts (profiles of which the pointwise maximum holds, count): the larger direction.
 
-    The gap of the grid is halved until that changes little. It stops early below ``enough``: any gap gives an upper bound.
+    It stops early below ``enough``: a coarse grid overstates, never understates.
     """
-    tail = 1e-5 * delta / sum(count for _, count in parts)
+    tail = 1e-5 * delta / max(1, sum(count for _, count in parts))
     reach = [_reach(profiles, tail) for profiles, _ in parts]
-    widest = max(max(pair) for pair in reach)
-    if widest == 0.0:
-        return 0.0
-    if widest > _MAX_LOSS:
-        return math.inf
-    gap = 2.0 ** math.floor(math.log2(widest / 48))
-    values = [math.inf, math.inf]
-    settled = [False, False]
+    widest = max((max(pair) for pair in reach), default=0.0)
+    if widest == 0.0 or widest > _MAX_LOSS:
+        return math.inf if widest else 0.0
+    value = 0.0
+    for side in (0, 1):  # the larger one first: then the other soon falls below it
+        value = max(value, _one_direction(parts, reach, side, delta, tail, max(enough, value)))
+    return value
+
+
+def _one_direction(
+    parts: list[tuple[list[Profile], int]],
+    reach: list[tuple[float, float]],
+    side: int,
+    delta: float,
+    tail: float,
+    enough: float,
+) -> float:
+    """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``."""
+    # Powers of 2: grids are nested, so epsilon falls with the gap. At most 64: exp(gap) must be finite.
+    gap = min(64.0, 2.0 ** math.floor(math.log2(max(map(max, reach)) / 48)))
+    value = math.inf
     while True:
-        for side in sorted((0, 1), key=lambda i: -values[i]):
-            other = values[1 - side]
-            if settled[side] or (settled[1 - side] and values[side] <= other) or values[side] <= enough:
-                continue
-            pmf = None
-            for (profiles, count), pair in zip(parts, reach, strict=True):
-                one = _pmf(profiles, gap, side, tail, pair).self_compose(count, 1e-5 * delta)
-                pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, 1e-5 * delta)
-            value = pmf.get_epsilon_for_delta(delta)
-            value += 1.0 if value > 700.0 else 0.0  # exp(-loss) is denormal there: covers its rounding
-            settled[side] = values[side] - value <= _SETTLED * value and not math.isinf(value)
-            values[side] = min(value, values[side])
-        points = sum(2 * max(pair) / gap for pair in reach)
-        if all(settled[i] or (settled[1 - i] and values[i] <= values[1 - i]) for i in (0, 1)) or points > _MAX_POINTS:
-            return max(values)
-        if max(values) <= enough:
-            return max(values)
+        pmf = None
+        for (profiles, count), pair in zip(parts, reach, strict=True):
+            one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
+            pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
+        assert pmf is not None
+        before, value = value, pmf.get_epsilon_for_delta(delta)
+        value += 1.0 if value > 700.0 else 0.0  # exp(-loss) is denormal there: covers its rounding
+        work = sum(
+            2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
+        )
+        if value <= enough or math.isinf(value) or before - value <= _SETTLED * value or work > _MAX_WORK:
+            return value
         gap /= 2
+
+
+def _curve(profiles: list[Profile], eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    curves = [profile.curve(eps_G) for profile in profiles]
+    return np.maximum.reduce([c[0] for c in curves]), np.maximum.reduce([c[1] for c in curves])
+
+
+def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
+    """The loss in each direction beyond which delta is at most ``tail``, to within a factor 1.2; 0 if there is none."""
+    eps = 2.0 ** np.arange(-24.0, 17.5, 0.25)
+    found = []
+    for delta in _curve(profiles, np.concatenate([-eps[::-1], [0.0], eps])):
+        upper = delta[eps.size :]
+        over = np.flatnonzero(upper > tail)
+        found.append(0.0 if not over.size else float(eps[min(over[-1], eps.size - 1)]))
+    return found[0], found[1]
+
+
+def _pmf(profiles: list[Profile], gap: float, side: int, tail: float, reach: tuple[float, float]) -> pld_pmf.PLDPmf:
+    """Connect-the-dots loss distribution: dominates the profile at every eps, not only on the grid."""
+    half = math.ceil(max(reach) / gap)
+    deltas = _curve(profiles, np.arange(-half, half + 1) * gap)[side]
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # smooths rounding errors, upwards
+    low = -math.ceil(reach[1 - side] / gap)
+    high = int(np.flatnonzero(deltas > tail)[-1]) - half + 1 if deltas[-1] <= tail else half
+    high = max(high, low)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(gap, low, high, deltas[low + half : high + half + 1])

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
+from uedp_ray.errors import InputError
 from uedp_ray.privacy.mechanism import RoundMechanism
 
 ACCOUNTANTS = ("user-entity", "user", "entity")
 KINDS = ("entity", "extended")
+UNBOUNDED = 1 << 62  # holders, where nobody bounds them
 _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
 
@@ -46,15 +48,17 @@ class Family:
             parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
             split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
             done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
-            self._memo[key] = tuple(np.concatenate(side) for side in zip(*done, strict=True))  # type: ignore[assignment]
+            while len(self._memo) > 5:  # a table of many shifts takes megabytes
+                del self._memo[next(iter(self._memo))]
+            self._memo[key] = (np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done]))
         return self._memo[key]
 
 
 def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The log ratio f(x) = log(p_0 + sum_j p_j exp(u_j x - u_j^2 / 2)) increases, so thresholds solve f(x) = eps."""
-    moving_LJ = (u_LJ > 0) & (p_LJ > 0)
-    log_p0_L = np.log(np.where(u_LJ > 0, 0.0, p_LJ).sum(1), where=~(moving_LJ.all(1)), out=np.full(len(u_LJ), -np.inf))
-    log_p0_L[~moving_LJ.any(1)] = 0.0
+    moving_LJ = np.logical_and(u_LJ > 0, p_LJ > 0)
+    with np.errstate(divide="ignore"):
+        log_p0_L = np.log(np.where(u_LJ > 0, 0.0, p_LJ).sum(1))
     gap_LG = log_p0_L[:, None] - eps_G
     inside_LG = gap_LG < 0  # elsewhere the ratio is above exp(eps) everywhere
     above_LG = -np.expm1(np.where(inside_LG, gap_LG, -1.0))  # 1 - p_0 exp(-eps)
@@ -83,7 +87,7 @@ def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tup
         if step_LG.max(initial=0.0) < 1e-9:  # the error in delta is of second order: below 1e-18
             break
 
-    add_LG = -np.exp(y_LG + special.log_ndtr(-x_LG))
+    add_LG = -np.exp(np.minimum(y_LG + special.log_ndtr(-x_LG), 0.0))
     remove_LG = above_LG * special.ndtr(x_LG)
     small = np.abs(eps_G).max() < 500.0
     for j, (u, _, _) in zip(columns, terms, strict=True):
@@ -92,9 +96,9 @@ def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tup
         if small:
             remove_LG -= p_L1 * np.exp(-eps_G) * special.ndtr(x_LG - u)
         else:
-            remove_LG -= p_L1 * np.exp(special.log_ndtr(x_LG - u) - eps_G)
-    floor_G = np.maximum(0.0, -np.expm1(eps_G))
-    moved_LG = inside_LG & moving_LJ.any(1)[:, None]
+            remove_LG -= p_L1 * np.exp(np.minimum(special.log_ndtr(x_LG - u) - eps_G, 700.0))
+    floor_G = -np.expm1(np.minimum(eps_G, 0.0))
+    moved_LG = inside_LG & moving_LJ.any(axis=1, keepdims=True)
     add_LG = np.where(moved_LG, np.maximum(add_LG, floor_G), floor_G)
     remove_LG = np.where(moved_LG, np.maximum(remove_LG, floor_G[::-1]), floor_G[::-1])
     return add_LG, remove_LG[:, ::-1]
@@ -113,9 +117,10 @@ class Profile:
     def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """delta(eps) with e' and u' added, and removed. ``eps_G`` symmetric about 0. Shapes (G,), (G,)."""
         add_LG, remove_LG = self.family.curves(eps_G)
-        return tuple(  # type: ignore[return-value]
-            np.minimum((self.weights_RL @ side_LG + self.cut_R[:, None]).max(0), 1.0) for side_LG in (add_LG, remove_LG)
-        )
+        return self._largest(add_LG), self._largest(remove_LG)
+
+    def _largest(self, delta_LG: np.ndarray) -> np.ndarray:
+        return np.minimum((self.weights_RL @ delta_LG + self.cut_R[:, None]).max(0), 1.0)
 
 
 def gaussian(sensitivity: float, noise_std: float) -> Profile:
@@ -128,19 +133,30 @@ def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[
     if kind == "extended":  # a sentence has one holder; q_s = 0: no such sentence is ever used
         holders, prob, clip = 1, mechanism.extended_sampling_prob, mechanism.extended_clip
     else:
-        holders, prob, clip = mechanism.max_holders, mechanism.entity_sampling_prob, mechanism.entity_clip
+        holders = UNBOUNDED if mechanism.max_holders is None else mechanism.max_holders
+        prob, clip = mechanism.entity_sampling_prob, mechanism.entity_clip
+        if holders and _reweighting_is_void(mechanism):
+            holders = mechanism.max_users or 0
     if accountant == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
         holders = 0
     return holders, prob, clip
 
 
+def _reweighting_is_void(mechanism: RoundMechanism) -> bool:
+    """Scaling a sentence by K/H scales what it moves only if its own clip norm, not the user's, sets the bound."""
+    return mechanism.holder_bound == "reweight" and mechanism.entity_clip >= 2.0
+
+
 def depends_on_holders(mechanism: RoundMechanism, accountant: str, kind: str) -> bool:
-    """Whether the number of holders H is free above K."""
-    return (
-        kind == "entity"
-        and mechanism.holder_bound == "reweight"
-        and entity_part(mechanism, accountant, kind)[0] not in (0, mechanism.max_users)
-    )
+    """Whether the number of holders H is free above K, and matters."""
+    holders, prob, _ = entity_part(mechanism, accountant, kind)
+    always = mechanism.user_sampling_prob == 1.0 and not _drawn_by_each(mechanism, prob)  # then H (K/H) = K moves
+    free = kind == "entity" and mechanism.holder_bound == "reweight" and not _reweighting_is_void(mechanism)
+    return free and holders not in (0, UNBOUNDED, mechanism.max_users) and not always
+
+
+def _drawn_by_each(mechanism: RoundMechanism, prob: float) -> bool:
+    return mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0
 
 
 def one_round(
@@ -157,17 +173,20 @@ def one_round(
     ``tail`` bounds the label mass that is cut.
     """
     trials, prob, unit = entity_part(mechanism, accountant, kind)
+    if trials == UNBOUNDED:
+        raise InputError("max_holders", None, "entities are protected only within bounds: declare or enforce them")
     if held_by is not None and trials and depends_on_holders(mechanism, accountant, kind):
         unit *= min(1.0, trials / held_by[0])
         trials = max(trials, held_by[1])
     count_L, weight_L, cut = _counts(trials, mechanism.user_sampling_prob, tail, _MAX_LABELS)
     user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
-    if mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0:
-        # The label cut comes out of each label's own mixture too, where it is rounded up to the last component.
-        rows = [_counts(int(n), prob, tail, _MAX_COMPONENTS) for n in count_L]
-        width = max(len(row[0]) for row in rows)
-        drawn_LJ, probs_LJ = (np.stack([np.pad(row[i], (0, width - len(row[i]))) for row in rows]) for i in (0, 1))
-        cut += float(np.dot(weight_L, [row[2] for row in rows]))
+    if _drawn_by_each(mechanism, prob):
+        # Components that are cut count as loss infinity, like labels.
+        values, masses, cuts = zip(*(_counts(int(n), prob, tail, _MAX_COMPONENTS) for n in count_L), strict=True)
+        width = max(map(len, values))
+        drawn_LJ = np.stack([np.pad(row, (0, width - len(row))) for row in values])
+        probs_LJ = np.stack([np.pad(row, (0, width - len(row))) for row in masses])
+        cut += float(weight_L @ np.array(cuts))
         shifts_LJ = drawn_LJ * unit
     else:
         shifts_LJ, probs_LJ = _all_or_none(count_L * unit, 1.0 if mechanism.selection_rule == "any" else prob)
@@ -218,18 +237,18 @@ class HolderGroups:
 
     Where one draw decides for all holders, a label matters only through its shift, so labels of all H are rounded up to
     one fine list of shifts. With draws by each user the number that drew the entity is made visible as well (which can
-    only raise the profile), unless ``exact``.
+    only raise the profile). ``exact`` takes each interval by itself and does neither.
     """
 
-    def __init__(self, mechanism: RoundMechanism, accountant: str, kind: str, *, tail: float, intervals: int):
+    def __init__(self, mechanism: RoundMechanism, accountant: str, kind: str, *, tail: float, most: int):
         self._round = (mechanism, accountant, kind)
         self._tail = tail
+        self._exact: dict[tuple[int, int], Profile] = {}
         self._holders, prob, self._clip = entity_part(mechanism, accountant, kind)
-        per_user = mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0
-        self.relaxed = per_user
+        self.relaxed = per_user = _drawn_by_each(mechanism, prob)
         self._draw_prob = mechanism.user_sampling_prob * (prob if per_user else 1.0)
         mean = self._draw_prob * self._holders * self._clip
-        top = self._largest_shift(intervals)
+        top = self._largest_shift(most)
         step = 0.004
         small = np.arange(0.0, mean / 2, step * mean / 2)
         large = mean / 2 * np.exp(np.arange(0.0, math.log(max(2 * top / mean, 1.0)) + step, step))
@@ -246,10 +265,13 @@ class HolderGroups:
         tops = [_counts(int(h), self._draw_prob, self._tail, _MAX_LABELS)[0][-1] / h for h in sizes]
         return 1.3 * max(tops) * self._holders * self._clip
 
-    def profile(self, intervals: Sequence[tuple[int, int]], *, exact: bool = False) -> list[Profile]:
+    def profiles(self, intervals: Sequence[tuple[int, int]], *, exact: bool = False) -> list[Profile]:
         """Profiles whose pointwise maximum holds for every H in any of the ``intervals``."""
-        if exact and self.relaxed:
-            return [one_round(*self._round, tail=self._tail, held_by=interval) for interval in intervals]
+        if exact:
+            for each in intervals:
+                if each not in self._exact:
+                    self._exact[each] = one_round(*self._round, tail=self._tail, held_by=each)
+            return [self._exact[each] for each in intervals]
         weights_RL, cut_R = np.zeros((len(intervals), len(self._shift_L))), np.zeros(len(intervals))
         for row, (least, most) in enumerate(intervals):
             count, mass, cut_R[row] = _counts(most, self._draw_prob, self._tail, _MAX_LABELS)

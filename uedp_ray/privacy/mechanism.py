@@ -40,14 +40,17 @@ class RoundMechanism:
     """q_s, for sentences without a detected entity; 0 says that they are never used."""
     selection_rule: Literal["all", "any"] = "all"
     entity_draw: Literal["global", "per_user"] = "global"
-    max_holders: int = 0
-    """K: users that hold one entity; 0 means that there is no entity to protect."""
+    max_holders: int | None = 0
+    """K: users that hold one entity; 0: there is no entity to protect; None: unbounded, so entities are not protected."""
     entity_clip: float = 0.0
     """beta_e / beta: how far one entity can move one user's update."""
     extended_clip: float = 0.0
     """How far one sentence can move its user's update, over beta."""
     holder_bound: Literal["truncate", "reweight"] = "truncate"
-    """``reweight``: the sentences of an entity's H > K holders are scaled by K/H, so H, not K, users may be drawn."""
+    """``reweight``: the sentences of an entity's H > K holders are scaled by K/H, so H, not K, users may be drawn.
+
+    That bounds something only where sentences have a clip norm of their own, that is for ``entity_clip`` below 2; at 2
+    the user's clip sets the bound, scaling does not lower it, and every declared user counts in full."""
     max_users: int | None = None
     """Declared bound on the number of users, so on H; ``reweight`` needs it."""
 
@@ -58,7 +61,7 @@ class RoundMechanism:
                 if value not in _CHOICES[field.name]:
                     raise InputError(field.name, value, f"choose one of {', '.join(_CHOICES[field.name])}")
             elif field.name in ("max_holders", "max_users"):
-                if not (field.name == "max_users" and value is None) and (type(value) is not int or value < 0):
+                if value is not None and (type(value) is not int or value < 0):
                     raise InputError(field.name, value, "must be an integer, 0 or more")
             elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InputError(field.name, value, "must be a finite number")
@@ -66,20 +69,9 @@ class RoundMechanism:
                 raise InputError(field.name, value, "a probability lies in [0, 1]")
             elif value < 0.0 or (field.name == "noise_multiplier" and value == 0.0):
                 raise InputError(field.name, value, "must be above 0" if "noise" in field.name else "must be 0 or more")
-        if self.holder_bound == "reweight":
-            if self.max_users is None or self.max_users < self.max_holders:
-                raise InputError(
-                    "max_users",
-                    self.max_users,
-                    f"reweight needs a declared bound, max_holders = {self.max_holders} or more",
-                )
-            # Scaling a sentence by K/H scales what it moves only where its own clipping, not the user's, sets the bound.
-            if self.max_holders and self.entity_clip >= 2.0:
-                raise InputError(
-                    "entity_clip",
-                    self.entity_clip,
-                    "reweight needs m * sentence_clip_norm < 2 * l2_clip_norm: lower it, or use holder_bound truncate",
-                )
+        if self.holder_bound == "reweight" and (self.max_users is None or self.max_users < (self.max_holders or 0)):
+            remedy = f"reweight needs a declared bound of max_holders = {self.max_holders} or more"
+            raise InputError("max_users", self.max_users, remedy)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, complete and in field order."""

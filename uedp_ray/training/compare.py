@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from typing import Any
 import yaml
 
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, SourceConfig, from_dict
+from uedp_ray.config import RunConfig, SourceConfig, from_dict, parse_overrides, set_keys
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model, load_model
+from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import Progress, pick_device, train
@@ -51,8 +52,7 @@ class Comparison:
             raise InputError("config", str(path), "no such file") from None
         if not isinstance(tree, dict) or set(tree) != {"base", "variants"}:
             raise InputError("config", str(path), "a comparison file has the two keys base and variants")
-        base = from_dict(RunConfig, tree["base"])
-        settings = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in overrides)}
+        base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)))
         variants = {}
         for name, variant in tree["variants"].items():
             unknown = set(variant) - {"method", "set"}
@@ -60,7 +60,7 @@ class Comparison:
                 raise InputError(f"variants.{name}", sorted(variant), "a variant has the keys method and set")
             variants[name] = (variant["method"], variant.get("set", {}))
             methods.apply(base, *variants[name])  # refuse a bad variant before hours of work
-        return cls(methods.overlay(base, settings), variants)
+        return cls(base, variants)
 
 
 def compare(
@@ -81,11 +81,14 @@ def compare(
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
     config = _prepare_corpora(comparison.base, out, say)
     public = out / "pretrained"
-    if not (public / "vocabulary").exists():
+    if not (public / "model" / "tokenizer.json").exists():
         say("pre-training on public text")
+        shutil.rmtree(public, ignore_errors=True)
         pretrain(config, public, progress=pretrain_progress)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=str(public.resolve())))
-    rows = [_public_row("untrained", config, load=False), _public_row("public-only", config, load=True)]
+    untrained = config
+    warm_start = str((public / "model").resolve())
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=warm_start))
+    rows = [_public_row("untrained", untrained, warm_start), _public_row("public-only", config, warm_start)]
     for name, (method, settings) in comparison.variants.items():
         variant = dataclasses.replace(methods.apply(config, method, settings), name=_slug(name))
         folder = out / _slug(name)
@@ -117,15 +120,11 @@ def _prepare_corpora(config: RunConfig, out: Path, say: Say) -> RunConfig:
     return dataclasses.replace(config, corpus=corpus)
 
 
-def _public_row(name: str, config: RunConfig, *, load: bool) -> dict[str, Any]:
+def _public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
     """Perplexity of a model that never saw the private corpus: its epsilon is 0 whatever the unit."""
-    folder = Path(config.model.warm_start)
-    vocabulary = Vocabulary.load(folder / "vocabulary")
-    device = pick_device(config)
-    model = (
-        load_model(folder / "model")
-        if load
-        else build_model(config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed)
+    vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
+    model = build_model(
+        config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
     ).to(device)
     assert config.corpus.evaluation is not None
     corpus = open_corpus(config.corpus.evaluation.path)
@@ -142,7 +141,7 @@ def _public_row(name: str, config: RunConfig, *, load: bool) -> dict[str, Any]:
         "noise_multiplier": None,
         "rounds": 0,
         "private": True,
-        "run_dir": str(folder) if load else None,
+        "run_dir": config.model.warm_start or None,
     }
 
 

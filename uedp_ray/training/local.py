@@ -9,6 +9,7 @@ only, never on who else was drawn or on how users are spread over workers and ba
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,19 +22,10 @@ from uedp_ray.models.gradients import sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, Task
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.training.evaluate import batches
 
-
-@dataclass
-class _Piece:
-    """Consecutive sentences of one user that go through the model together."""
-
-    selection: UserSelection
-    start: int
-    stop: int
-
-    @property
-    def last(self) -> bool:
-        return self.stop == len(self.selection.sentences)
+_HELD = 1 << 26
+"""Elements of per-user sums that a worker holds at once (256 MiB of float32)."""
 
 
 @dataclass
@@ -78,62 +70,46 @@ class LocalUpdate:
     def _gradients(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's sum of clipped, weighted sentence gradients, downhill."""
-        pending: torch.Tensor | None = None  # the sum so far of a user that did not fit one batch
-        for pieces in self._packed(selections):
-            with self._seeded(round_index, pieces[0]):
-                batch, weights = self._batch(pieces)
-                gradients = sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
-            norms = gradients.norms_sq().sqrt()
-            self.num_non_finite += int((~torch.isfinite(norms)).sum())
-            factors = self.plan.sentence_factors(norms, weights)
-            lengths = [piece.stop - piece.start for piece in pieces]
-            for piece, summed in zip(pieces, gradients.weighted_sums(factors, lengths), strict=True):
-                pending = -summed if pending is None else pending - summed
-                if piece.last:
-                    yield piece.selection, pending
-                    pending = None
+        """Yields each user's sum of clipped, weighted sentence gradients, downhill.
 
-    def _packed(self, selections: Iterable[UserSelection]) -> Iterator[list[_Piece]]:
-        """Groups pieces into batches of at most ``batch_tokens`` padded tokens; with dropout, one piece a batch."""
-        batch: list[_Piece] = []
-        width = count = 0
-        for piece, longest in self._pieces(selections):
-            size = piece.stop - piece.start
-            if batch and (self._dropout or self._overflows(max(width, longest), count + size)):
-                yield batch
-                batch, width, count = [], 0, 0
-            batch.append(piece)
-            width, count = max(width, longest), count + size
-        if batch:
-            yield batch
+        Users are taken a group at a time, so that their sentences can be batched by length, which saves padding; with
+        dropout, one at a time, so that its masks do not depend on who else was drawn.
+        """
+        size = 1 if self._dropout else max(1, _HELD // max(1, self.params.num))
+        for group in _groups(selections, size):
+            sums = torch.zeros(len(group), self.params.num, device=self.device)
+            owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
+            numbers = np.concatenate([each.sentences for each in group])
+            weights = np.concatenate([each.weights for each in group])
+            with self._seeded(round_index, group[0].user):
+                for chosen in batches([len(self.sentence(int(x))) for x in numbers], self._training.batch_tokens):
+                    chosen = np.sort(chosen)  # users in turn
+                    for user, summed in self._user_sums(numbers[chosen], weights[chosen], owner[chosen]):
+                        sums[user].sub_(summed)
+            yield from zip(group, sums, strict=True)
 
-    def _pieces(self, selections: Iterable[UserSelection]) -> Iterator[tuple[_Piece, int]]:
-        """Cuts each user's sentences into pieces that fit one batch; yields (piece, its longest sentence)."""
-        for selection in selections:
-            lengths = [len(self.sentence(int(x))) + 1 for x in selection.sentences]
-            start, longest = 0, 0
-            for stop, length in enumerate(lengths):
-                if stop > start and self._overflows(max(longest, length), stop + 1 - start):
-                    yield _Piece(selection, start, stop), longest
-                    start, longest = stop, 0
-                longest = max(longest, length)
-            yield _Piece(selection, start, len(lengths)), longest
+    def _user_sums(
+        self, numbers: np.ndarray, weights: np.ndarray, owner: np.ndarray
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """(owner, (P,) sum over its sentences of one batch), for every owner in turn."""
+        gradients = sentence_gradients(
+            self.model, self.params, self.task, self._batch(numbers), autocast_dtype=self._autocast
+        )
+        norms = gradients.norms_sq().sqrt()
+        self.num_non_finite += int((~torch.isfinite(norms)).sum())
+        factors = self.plan.sentence_factors(norms, torch.from_numpy(weights).to(self.device))
+        owners, starts = np.unique(owner, return_index=True)
+        segments = list(itertools.pairwise([*starts.tolist(), len(owner)]))
+        yield from zip(owners.tolist(), gradients.weighted_sums(factors, segments), strict=True)
 
-    def _overflows(self, width: int, count: int) -> bool:
-        return width * count > self._training.batch_tokens
+    def _batch(self, numbers: np.ndarray) -> Batch:
+        return self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
 
-    def _batch(self, pieces: list[_Piece]) -> tuple[Batch, torch.Tensor]:
-        numbers = np.concatenate([p.selection.sentences[p.start : p.stop] for p in pieces])
-        weights = np.concatenate([p.selection.weights[p.start : p.stop] for p in pieces])
-        batch = self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
-        return batch, torch.from_numpy(weights).to(self.device)
-
-    def _seeded(self, round_index: int, piece: _Piece) -> AbstractContextManager[None]:
+    def _seeded(self, round_index: int, user: int) -> AbstractContextManager[None]:
         """Dropout draws from a stream of its own, the same wherever the user is held."""
         if not self._dropout:
             return nullcontext()
-        return seeded(self.device, self._training.seed, round_index, piece.selection.user, piece.start)
+        return seeded(self.device, self._training.seed, round_index, user)
 
     def _local_sgd(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
@@ -142,24 +118,29 @@ class LocalUpdate:
         size = self._training.local_batch_size
         for selection in selections:
             self.params.set(parameters)
-            user = _Piece(selection, 0, len(selection.sentences))
-            with self._seeded(round_index, user):
+            with self._seeded(round_index, selection.user):
                 for _ in range(self._training.local_epochs):
-                    for start in range(0, user.stop, size):
-                        piece = _Piece(selection, start, min(start + size, user.stop))
-                        self._sgd_step(*self._batch([piece]))
+                    for start in range(0, len(selection.sentences), size):
+                        which = slice(start, start + size)
+                        self._sgd_step(selection.sentences[which], selection.weights[which])
             yield selection, self.params.get() - parameters
         self.params.set(parameters)
 
-    def _sgd_step(self, batch: Batch, weights: torch.Tensor) -> None:
+    def _sgd_step(self, numbers: np.ndarray, weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            losses = self.task.losses(self.model, batch)
-        loss = (losses * weights).sum() / len(weights)
+            losses = self.task.losses(self.model, self._batch(numbers))
+        loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
         tensors = self.params.tensors
         gradients = torch.autograd.grad(loss, tensors)
         with torch.no_grad():
             for tensor, gradient in zip(tensors, gradients, strict=True):
                 tensor -= self._training.local_learning_rate * gradient
+
+
+def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:
+    remaining = iter(selections)
+    while group := list(itertools.islice(remaining, size)):
+        yield group
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Ordinary training on public text: the warm start of a private run.
 
-Writes ``model/`` and ``vocabulary/``, which ``model.warm_start`` names. Public text costs no privacy, provided that it is
-public: text that shares documents with the private corpus is not.
+Writes ``model/`` (weights and tokenizer), which ``model.warm_start`` names. Public text costs no privacy, provided that
+it is public: text that shares documents with the private corpus is not.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def pretrain(
     after = perplexity(model, task, held_out, device=device)
     save_model(model, out / "model")
     vocabulary.save(out / "model")
-    vocabulary.save(out / "vocabulary")
-    return {"perplexity": after, "initial_perplexity": before, "checkpoint": str(out.resolve())}
+    return {"perplexity": after, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
 
 
 def _split(config: RunConfig, vocabulary: Vocabulary) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -179,7 +179,7 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
         ledger = Ledger.create(run.ledger, {"config_digest": config.digest(), "private": plan.private})
     if not run.vocabulary.exists():
         say("building the vocabulary")
-        make_vocabulary(config, corpus, ledger).save(run.vocabulary)
+        make_vocabulary(config, corpus, bounded.sentence_weight, ledger).save(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     _encode(run, corpus, vocabulary, config)
@@ -219,26 +219,41 @@ def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = 
                 return
 
 
-def make_vocabulary(config: RunConfig, corpus: Corpus | None = None, ledger: Ledger | None = None) -> Vocabulary:
+def make_vocabulary(
+    config: RunConfig,
+    corpus: Corpus | None = None,
+    sentence_weight: np.ndarray | None = None,
+    ledger: Ledger | None = None,
+) -> Vocabulary:
     """The vocabulary of a run: that of the warm start if there is one, else as configured.
 
-    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger before its words are used.
+    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger before its words are used. It counts
+    only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
     """
     if config.model.warm_start:
-        return Vocabulary.load(Path(config.model.warm_start) / "vocabulary")
+        return Vocabulary.load(config.model.warm_start)
     settings = config.vocabulary
     if settings.kind != "noisy-threshold":
         text = settings.public_text or config.pretrain.text
         return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
-    if corpus is None or ledger is None:
+    if corpus is None or sentence_weight is None or ledger is None:
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
+    max_holders = 0 if config.bounds.mode == "none" else config.bounds.max_holders
     noise = GaussianNoise(config.privacy.test_noise_seed)
-    ledger.append("vocabulary", **vocabulary_event_fields(settings, config.bounds.max_holders))
+    ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
     return build_vocabulary(
         settings,
-        private_words=(text for _, texts in corpus.texts() for text in texts),
+        private_texts=_untouched(corpus, sentence_weight),
+        max_holders=max_holders,
         noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
     )
+
+
+def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str]]:
+    """Each user's texts of full weight."""
+    for user, texts in corpus.texts():
+        first = int(corpus.user_offsets[user])
+        yield [text for i, text in enumerate(texts) if sentence_weight[first + i] == 1.0]
 
 
 def _encode(run: RunDir, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:

@@ -21,6 +21,8 @@ _UNITS = {
     "entity": "one entity: every sentence, of any user, that holds it",
 }
 
+_BASES = {"public": "public text", "held_out_users": "users declared to be outside the protected set"}
+
 _NOT_COVERED = """\
 - An entity that the detector missed in several sentences is protected sentence by sentence, not as a whole: each such
   sentence is an entity of its own. The detector's recall is part of this statement; measure it on your text.
@@ -67,11 +69,11 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
         ),
     ]
     if plan.mechanism is not None:
+        z = privacy.noise_multiplier if privacy.noise == "published" else plan.mechanism.noise_multiplier
+        assert z is not None  # the config refuses published noise without it
         figure = published_epsilon(
             method="uedp_fe",
-            noise_multiplier=privacy.noise_multiplier
-            if privacy.noise == "published"
-            else plan.mechanism.noise_multiplier,
+            noise_multiplier=z,
             user_sampling_prob=privacy.user_sampling_prob,
             entity_sampling_prob=privacy.entity_sampling_prob,
             sensitive_fraction=1.0,
@@ -108,7 +110,7 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
     source = config.corpus.source
     lines += [
         f"- Entities found by: {', '.join(source.detector)}; categories: {', '.join(source.categories) or 'all found'}.",
-        f"- Perplexity is computed on {'public text' if config.corpus.evaluation_basis == 'public' else 'users declared to be outside the protected set'}.",
+        f"- Perplexity is computed on {_BASES[config.corpus.evaluation_basis]}.",
         "",
         "## Not covered",
         "",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from uedp_ray.config import RunConfig
-from uedp_ray.models.build import build_model, load_model, save_model
+from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
@@ -36,10 +35,7 @@ from uedp_ray.training.statement import write_statement
 
 def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.Module:
     """The configured network, warm-started where asked, with its trainable part selected."""
-    if config.model.warm_start:
-        model = load_model(Path(config.model.warm_start) / "model")
-    else:
-        model = build_model(config.model, vocab_size=vocab_size, eos_id=eos_id, seed=config.training.seed)
+    model = build_model(config.model, vocab_size=vocab_size, eos_id=eos_id, seed=config.training.seed)
     return select_trainable(model, config.model, seed=config.training.seed)
 
 

@@ -1,0 +1,207 @@
+"""Bounds: every cap holds on any graph, whoever is taken away, and declared bounds are refused by number only."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from uedp_ray.config import BoundsConfig
+from uedp_ray.corpus._spill import stable_hash
+from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.errors import InputError
+
+Graph = list[list[set[int]]]  # user -> sentence -> entities
+
+
+@dataclass
+class Incidences:
+    """A graph in the corpus's arrays."""
+
+    user_offsets: NDArray[np.int64]
+    user_hash: NDArray[np.uint64]
+    entity_offsets: NDArray[np.int64]
+    entity_ids: NDArray[np.int32]
+    entity_hash: NDArray[np.uint64]
+    sentence_words: NDArray[np.int32]
+
+
+def _incidences(graph: Graph, num_entities: int = 6) -> Incidences:
+    sentences = [sorted(held) for user in graph for held in user]
+    return Incidences(
+        user_offsets=np.cumsum([0, *map(len, graph)]),
+        user_hash=np.array([stable_hash(f"u{user}") for user in range(len(graph))], np.uint64),
+        entity_offsets=np.cumsum([0, *map(len, sentences)]),
+        entity_ids=np.array([e for held in sentences for e in held], np.int32),
+        entity_hash=np.array([stable_hash(f"e{entity}") for entity in range(num_entities)], np.uint64),
+        sentence_words=np.arange(1, len(sentences) + 1, dtype=np.int32),
+    )
+
+
+graphs = st.lists(st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=7), min_size=1, max_size=7)
+enforced = st.builds(
+    BoundsConfig,
+    mode=st.just("enforced"),
+    max_sentences_per_user=st.none() | st.integers(1, 6),
+    max_sentences_per_entity=st.integers(1, 3),
+    max_holders=st.integers(1, 5),
+    entity_bound=st.sampled_from(["truncate", "reweight"]),
+    holder_bound=st.sampled_from(["truncate", "reweight"]),
+)
+
+
+def _by_user(graph: Graph, weight: NDArray[np.float32]) -> list[list[float]]:
+    ends = np.cumsum([0, *map(len, graph)])
+    return [weight[a:b].astype(float).tolist() for a, b in itertools.pairwise(ends)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs, enforced)
+def test_every_cap_holds(graph: Graph, bounds: BoundsConfig) -> None:
+    bounded = apply_bounds(_incidences(graph), bounds, len(graph))
+    weight = _by_user(graph, bounded.sentence_weight)
+    m, most = bounds.max_sentences_per_entity, bounds.max_holders
+    assert bounded.sentence_weight.dtype == np.float32
+    for user in range(len(graph)):
+        assert all(0 <= w <= 1 for w in weight[user])
+        if bounds.max_sentences_per_user is not None:
+            assert not any(weight[user][bounds.max_sentences_per_user :])
+    for entity in range(6):
+        shares = [
+            sum(w for w, held in zip(weight[u], graph[u], strict=True) if entity in held) for u in range(len(graph))
+        ]
+        holders = sum(any(entity in held for held in sentences) for sentences in graph)
+        factor = min(1.0, most / max(holders, 1)) if bounds.holder_bound == "reweight" else 1.0
+        assert max(shares) <= m * factor
+        if bounds.entity_bound == bounds.holder_bound == "truncate":
+            assert max(
+                sum(w > 0 for w, held in zip(weight[u], graph[u], strict=True) if entity in held) for u in range(len(graph))
+            ) <= m  # fmt: skip
+        if bounds.holder_bound == "truncate":
+            assert sum(share > 0 for share in shares) <= most
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs, enforced)
+def test_weights_are_exactly_those_of_the_definition(graph: Graph, bounds: BoundsConfig) -> None:
+    """The vectorised code against the definition written out, sentence by sentence."""
+    incidences = _incidences(graph)
+    weight = _by_user(graph, apply_bounds(incidences, bounds, None).sentence_weight)
+    cap, m, most = bounds.max_sentences_per_user or 10**9, bounds.max_sentences_per_entity, bounds.max_holders
+    for u, sentences in enumerate(graph):
+        for slot, held in enumerate(sentences):
+            expected = 1.0 if slot < cap else 0.0
+            for e in held if slot < cap else ():
+                holding = [i for i, other in enumerate(sentences) if e in other and i < cap]
+                holders = [v for v, theirs in enumerate(graph) if any(e in other for other in theirs)]
+                truncated = bounds.entity_bound == "truncate"
+                factor = float(holding.index(slot) < m) if truncated else min(1.0, m / len(holding))
+                if bounds.holder_bound == "reweight":
+                    factor *= min(1.0, most / len(holders))
+                elif len(holders) > most and weight[u][slot] == 0:
+                    continue  # who is first is the hash's choice; that at most K are is tested above
+                expected = min(expected, factor)
+            if bounds.holder_bound == "reweight" or weight[u][slot]:
+                assert weight[u][slot] == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs, enforced)
+def test_weights_depend_on_the_graph_alone_whatever_the_order_of_users(graph: Graph, bounds: BoundsConfig) -> None:
+    forward = _incidences(graph)
+    backward = _incidences(graph[::-1])
+    backward.user_hash = forward.user_hash[::-1].copy()
+    there = _by_user(graph, apply_bounds(forward, bounds, None).sentence_weight)
+    backward.sentence_words[:] = 1  # lengths are content, not graph
+    back = _by_user(graph[::-1], apply_bounds(backward, bounds, None).sentence_weight)
+    assert there == back[::-1]
+
+
+def test_truncation_keeps_exactly_k_holders() -> None:
+    graph: Graph = [[{0}, set()] for _ in range(50)]
+    bounds = BoundsConfig(max_holders=7, holder_bound="truncate")
+    bounded = apply_bounds(_incidences(graph), bounds, 50)
+    weight = bounded.sentence_weight.reshape(50, 2)
+    assert weight[:, 0].sum() == 7
+    assert weight[:, 1].all()  # sentences without an entity are nobody's surplus
+    assert weight[:7, 0].sum() < 7  # by hash, not by place
+
+
+def test_truncation_of_entities_is_not_greedy() -> None:
+    """Taking entity 0 away must not bring the last sentence back: its rank counts the sentence entity 0 cut."""
+    graph: Graph = [[{0}, {0, 1}, {1}]]
+    bounds = BoundsConfig(entity_bound="truncate")
+    assert apply_bounds(_incidences(graph), bounds, 1).sentence_weight.tolist() == [1, 0, 0]
+
+
+def test_reweighting_takes_the_strictest_entity() -> None:
+    graph: Graph = [[{0, 1}, {0}, {0}], [{1}], [{1}], [{1}]]
+    bounded = apply_bounds(_incidences(graph), BoundsConfig(max_holders=2), 4)
+    assert bounded.sentence_weight.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.5, 0.5, 0.5])
+
+
+def test_dropped_share_counts_words_and_adds_up() -> None:
+    graph: Graph = [[{0}, {0}, set(), set()], [{0}]]  # words 1 2 3 4 5
+    bounds = BoundsConfig(max_sentences_per_user=3, max_holders=1, holder_bound="reweight", entity_bound="truncate")
+    bounded = apply_bounds(_incidences(graph), bounds, None)
+    assert bounded.sentence_weight.tolist() == [0.5, 0, 1, 0, 0.5]
+    assert bounded.dropped_share == pytest.approx(9 / 15)
+    assert list(bounded.dropped_by.values()) == pytest.approx([4 / 15, 2 / 15, 3 / 15])
+
+
+def test_no_bounds_no_entities_and_only_sensitive_sentences() -> None:
+    plain: Graph = [[set(), set()], [set()]]
+    for mode in ("none", "enforced", "declared"):
+        bounded = apply_bounds(_incidences(plain, 0), BoundsConfig(mode=mode), None)
+        assert bounded.sentence_weight.tolist() == [1, 1, 1]
+        assert bounded.dropped_share == 0
+    sensitive: Graph = [[{0}, {0}], [{0}]]
+    assert apply_bounds(_incidences(sensitive), BoundsConfig(mode="none"), None).sentence_weight.tolist() == [1, 1, 1]
+    assert apply_bounds(_incidences(sensitive), BoundsConfig(), None).sentence_weight.tolist() == [0.5, 0.5, 1]
+
+
+GRAPH: Graph = [[{0}, {0}, {0}], [{0}, {1}], [{0}], [set()]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_sentences_per_user", 1, "bounds.max_sentences_per_user = 1: 2 users"),
+        ("max_sentences_per_entity", 2, "bounds.max_sentences_per_entity = 2: 1 users"),
+        ("max_holders", 2, "bounds.max_holders = 2: 1 entities"),
+    ],
+)
+def test_declared_bounds_are_refused_one_below_and_accepted_at_the_truth(field: str, value: int, message: str) -> None:
+    truth = {"max_sentences_per_user": 3, "max_sentences_per_entity": 3, "max_holders": 3}
+    accepted = apply_bounds(_incidences(GRAPH), BoundsConfig(mode="declared", **truth), 4)  # type: ignore[arg-type]
+    assert accepted.sentence_weight.tolist() == [1] * 7
+    with pytest.raises(InputError, match=message):
+        apply_bounds(_incidences(GRAPH), BoundsConfig(mode="declared", **(truth | {field: value})), 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["none", "declared", "enforced"])
+def test_more_users_than_declared_are_refused_in_every_mode(mode: str) -> None:
+    with pytest.raises(InputError, match="declared_num_users = 3"):
+        apply_bounds(_incidences(GRAPH), BoundsConfig(mode=mode), 3)  # type: ignore[arg-type]
+
+
+def test_two_hundred_thousand_users_take_seconds() -> None:
+    users, each = 200_000, 5
+    generator = np.random.default_rng(0)
+    incidences = Incidences(
+        user_offsets=np.arange(users + 1) * each,
+        user_hash=generator.integers(0, 2**64, users, np.uint64),
+        entity_offsets=np.arange(users * each + 1),
+        entity_ids=generator.zipf(1.5, users * each).clip(max=99_999).astype(np.int32),
+        entity_hash=generator.integers(0, 2**64, 100_000, np.uint64),
+        sentence_words=np.full(users * each, 10, np.int32),
+    )
+    started = time.perf_counter()
+    apply_bounds(incidences, BoundsConfig(holder_bound="truncate"), None)
+    assert time.perf_counter() - started < 5.0

@@ -1,0 +1,249 @@
+"""``prepare``: exact statistics, streaming, caching, atomic output, and the same result however it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import ray
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus import prepare as module
+from uedp_ray.corpus.detectors import SpacyPipeline
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
+
+
+def _source(folder: Path, *rows: dict[str, object], **settings: object) -> SourceConfig:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return SourceConfig(path=str(path), format="jsonl", **settings)  # type: ignore[arg-type]
+
+
+def _row(user: str, text: str, *entities: tuple[str, str]) -> dict[str, object]:
+    return {"user": user, "text": text, "entities": [{"category": c, "text": form} for c, form in entities]}
+
+
+ROWS: list[dict[str, object]] = [
+    _row("u1", "Ann met  BOB SMITH", ("PER", "Ann"), ("PER", "bob smith")),
+    _row("u2", "in Rome", ("LOC", "Rome")),
+    {"user": "u1", "text": "the end"},
+    {"user": "u2", "text": "  "},
+    {"user": "u3", "text": ""},
+    _row("u4", "Bob  Smith and Ann and ann", ("person", "Bob Smith"), ("person", "ann")),
+    {"user": "u5", "text": "Hello"},
+]
+
+
+def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
+    statistics = prepare(_source(tmp_path, *ROWS), tmp_path / "out")
+    assert statistics == {
+        "users": 4,
+        "sentences": 5,
+        "tokens": 15,
+        "vocabulary": 10,
+        "entities": 3,
+        "sensitive_sentences": {"loc": 1, "person": 2, "all": 3},
+        "max_holders": 2,
+        "mentions": {"loc": 1, "person": 5},
+        "skipped_empty": 2,
+    }
+    corpus = open_corpus(tmp_path / "out")
+    assert corpus.statistics == statistics
+    assert sorted(corpus.entity_table()["form"].to_pylist()) == ["ann", "bob smith", "rome"]
+    assert sorted(corpus.entity_holders.tolist()) == [1, 2, 2]
+
+
+def test_categories_filter_and_pii(tmp_path: Path) -> None:
+    statistics = prepare(_source(tmp_path, *ROWS, categories=("loc", "org")), tmp_path / "out")
+    assert statistics["sensitive_sentences"] == {"loc": 1, "org": 0, "all": 1}
+    assert prepare(_source(tmp_path, *ROWS, categories=("pii",)), tmp_path / "out")["sensitive_sentences"]["all"] == 3
+
+
+def test_no_sensitive_sentence_is_legal_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    statistics = prepare(_source(tmp_path, {"user": "u", "text": "word"}), tmp_path / "out")
+    assert statistics["sensitive_sentences"] == {"all": 0}
+    assert (statistics["entities"], statistics["max_holders"]) == (0, 0)
+    corpus = open_corpus(tmp_path / "out")
+    assert (corpus.num_entities, len(corpus.entity_ids), corpus.num_sentences) == (0, 0, 1)
+    assert dict(corpus.texts()) == {0: ["word"]}
+    assert "no sensitive entity" in caplog.text
+
+
+def test_only_sensitive_sentences_are_legal(tmp_path: Path) -> None:
+    statistics = prepare(_source(tmp_path, ROWS[0], ROWS[1]), tmp_path / "out")
+    assert statistics["sensitive_sentences"]["all"] == statistics["sentences"] == 2
+
+
+def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
+    for rows in ([], [ROWS[3], ROWS[4]]):
+        with pytest.raises(InputError, match="holds no sentence"):
+            prepare(_source(tmp_path, *rows), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_detectors_are_united(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("hello\nthe end\tevent\n")
+    detectors = ("annotated", f"list:{tmp_path / 'list'}", "regex")
+    rows = [*ROWS, {"user": "u5", "text": "ann@example.org"}]
+    statistics = prepare(_source(tmp_path, *rows, detector=detectors), tmp_path / "out")
+    assert statistics["mentions"] == {"email": 1, "event": 1, "listed": 1, "loc": 1, "person": 5}
+    kept = prepare(_source(tmp_path, *rows, detector=detectors, categories=("event",)), tmp_path / "out")
+    assert kept["mentions"] == {"event": 1, "listed": 1}  # a list's own phrases are always protected
+
+
+def test_a_list_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("xylophone\n")
+    with pytest.raises(InputError, match="matches nothing"):
+        prepare(_source(tmp_path, *ROWS, detector=("annotated", f"list:{tmp_path / 'list'}")), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "rows.jsonl"]
+
+
+def test_bad_targets_and_settings(tmp_path: Path) -> None:
+    source = _source(tmp_path, *ROWS)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="something else"):
+        prepare(source, tmp_path / "mine")
+    with pytest.raises(InputError, match="is a file"):
+        prepare(source, tmp_path / "rows.jsonl")
+    with pytest.raises(InputError, match="workers"):
+        prepare(source, tmp_path / "out", workers=0)
+    with pytest.raises(InputError, match="num_shards"):
+        prepare(source, tmp_path / "out", num_shards=0)
+    with pytest.raises(InputError, match="persn"):
+        prepare(_source(tmp_path, *ROWS, categories=("persn",)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_run_leaves_what_was_there(tmp_path: Path) -> None:
+    prepare(_source(tmp_path, *ROWS), tmp_path / "out")
+    digest = open_corpus(tmp_path / "out").digest
+    with pytest.raises(InputError, match=r"rows.jsonl:8"):
+        prepare(_source(tmp_path, *ROWS, {"text": "no owner"}), tmp_path / "out")
+    assert open_corpus(tmp_path / "out").digest == digest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
+
+
+def test_output_is_for_the_owner_only(tmp_path: Path) -> None:
+    prepare(_source(tmp_path, *ROWS), tmp_path / "out")
+    for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_digest_is_of_the_content(tmp_path: Path) -> None:
+    def digest(*rows: dict[str, object], **settings: object) -> str:
+        prepare(_source(tmp_path, *rows, **settings), tmp_path / "out")
+        return open_corpus(tmp_path / "out").digest
+
+    assert digest(*ROWS) == digest(*ROWS)
+    assert digest(*ROWS) != digest(*ROWS[:-1])
+    assert digest(*ROWS) != digest(*ROWS, categories=("loc",))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    prepare(_source(tmp_path, *ROWS), tmp_path / "out", num_shards=1, progress=lambda *step: told.append(step))
+    assert told == [("detect", 1, 1)]
+
+
+def _stream(num_users: int, each: int) -> Iterator[Sentence]:
+    filler = f"{'lorem' * 96} " * 5  # few words: counting them is slow while memory is traced
+    for slot in range(each):
+        for user in range(num_users):
+            yield Sentence(f"user {user}", f"{filler}{user % 7} {slot}")
+
+
+def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
+    """24 MB of text, users scattered all over it: the peak stays below half of that."""
+    (tmp_path / "any").write_text("")
+    source = SourceConfig(path=str(tmp_path / "any"), format="jsonl")
+    text_bytes = 10_000 * 2400
+    with mock.patch.object(module, "read", return_value=_stream(500, 20)):
+        tracemalloc.start()
+        statistics = prepare(source, tmp_path / "out", num_shards=32)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (statistics["users"], statistics["sentences"]) == (500, 10_000)
+    assert peak < text_bytes / 2
+    corpus = open_corpus(tmp_path / "out")
+    assert set(np.diff(corpus.user_offsets).tolist()) == {20}
+    assert all([int(t.split()[-1]) for t in texts] == list(range(20)) for _, texts in corpus.texts([5, 499]))
+
+
+def test_conll_counts_are_exact(real_data: Path, tmp_path: Path) -> None:
+    source = SourceConfig(path=str(real_data / "conll2003/eng.train"), format="conll")
+    statistics = prepare(source, tmp_path / "out")
+    assert (statistics["users"], statistics["sentences"], statistics["tokens"]) == (946, 14_041, 203_621)
+    assert statistics["sensitive_sentences"] == {"person": 4373, "loc": 5127, "org": 4587, "misc": 2698, "all": 11_132}
+    assert statistics["mentions"] == {"loc": 7140, "person": 6600, "org": 6321, "misc": 3438}
+    assert statistics["max_holders"] == 112
+    corpus = open_corpus(tmp_path / "out")
+    assert corpus.has_tags
+    assert all(len(t) == len(g) for (_, ts), (_, gs) in zip(corpus.texts([9]), corpus.tags([9]), strict=True)
+               for t, g in zip(map(str.split, ts), gs, strict=True))  # fmt: skip
+
+
+@pytest.fixture
+def spacy_source(real_data: Path, real_models: Path, tmp_path: Path) -> SourceConfig:
+    lines = (real_data / "conll2003/eng.testa").read_text().splitlines()[:3000]
+    (tmp_path / "slice").write_text("\n".join(lines))
+    return SourceConfig(
+        path=str(tmp_path / "slice"), format="conll", detector=(f"spacy:{real_models / 'spacy_conll03_ner'}",)
+    )
+
+
+def test_costly_findings_are_kept(spacy_source: SourceConfig, tmp_path: Path) -> None:
+    first = prepare(spacy_source, tmp_path / "out")
+    with mock.patch.object(SpacyPipeline, "find", side_effect=AssertionError("ran again")):
+        again = prepare(dataclasses.replace(spacy_source, categories=("person",)), tmp_path / "out")
+    assert again["mentions"] == {"person": first["mentions"]["person"]}
+    for path in (tmp_path / "out" / "cache").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_findings_survive_a_run_that_failed_later(spacy_source: SourceConfig, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("xylophone\n")
+    broken = dataclasses.replace(spacy_source, detector=(*spacy_source.detector, f"list:{tmp_path / 'list'}"))
+    with pytest.raises(InputError, match="matches nothing"):
+        prepare(broken, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cache"]
+    with mock.patch.object(SpacyPipeline, "find", side_effect=AssertionError("ran again")):
+        prepare(spacy_source, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(spacy_source: SourceConfig, tmp_path: Path) -> None:
+    alone = prepare(spacy_source, tmp_path / "alone")
+    together = prepare(spacy_source, tmp_path / "together", workers=2)
+    assert alone == together
+    assert not ray.is_initialized()  # what it started, it stopped
+    one, two = open_corpus(tmp_path / "alone"), open_corpus(tmp_path / "together")
+    assert one.digest == two.digest
+    for name in ("user_hash", "user_offsets", "entity_ids", "entity_offsets", "entity_hash", "entity_holders"):
+        assert np.array_equal(getattr(one, name), getattr(two, name))
+
+
+@pytest.mark.slow
+def test_a_mistake_seen_by_a_worker_comes_back_as_the_users(tmp_path: Path) -> None:
+    phrases = tmp_path / "list"
+    phrases.write_text("hello\n")
+
+    def reading(source: SourceConfig) -> Iterator[Sentence]:
+        yield from read(source)
+        phrases.unlink()
+
+    source = _source(tmp_path, *ROWS, detector=(f"list:{phrases}",))
+    with mock.patch.object(module, "read", reading), pytest.raises(InputError, match="no such file"):
+        prepare(source, tmp_path / "out", workers=2)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,121 @@
+"""The prepared corpus as opened: graph arrays, texts of chosen users, and what is read for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus._spill import stable_hash
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.errors import InputError
+
+NAMES = ["Ann", "Bob", "Cleo"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """40 users, interleaved in the file; user i holds i sentences; user 39 more than a row group's worth."""
+    folder = tmp_path_factory.mktemp("store")
+    rows = []
+    for slot in range(5000):
+        for user in range(1, 41):
+            if slot < (5000 if user == 40 else user):
+                name = NAMES[(user + slot) % 3]
+                text = f"{name} wrote note {slot}"
+                entity = {"category": "person", "start": 0, "end": len(name)}
+                rows.append({"user": f"u{user}", "text": text, "label": slot % 2, "entities": [entity]})
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prepare(SourceConfig(path=str(folder / "rows.jsonl"), format="jsonl"), folder / "out", num_shards=3)
+    return open_corpus(folder / "out")
+
+
+def test_users_are_numbered_by_shard_and_sentences_by_user(corpus: Corpus) -> None:
+    users = [sentences[0].user for _, sentences in corpus.sentences()]
+    assert len(users) == corpus.num_users == 40
+    assert corpus.user_hash.tolist() == [stable_hash(user) for user in users]
+    shards = [stable_hash(user) % 3 for user in users]
+    assert shards == sorted(shards)
+    assert corpus.shard_users.tolist() == [0, *np.cumsum(np.bincount(shards))]
+    for user, texts in corpus.texts():
+        assert len(texts) == corpus.user_offsets[user + 1] - corpus.user_offsets[user]
+        assert [int(text.split()[-1]) for text in texts] == list(range(len(texts)))  # slots in the order read
+    assert corpus.user_offsets[-1] == corpus.num_sentences == len(corpus.entity_offsets) - 1
+
+
+def test_graph_agrees_with_the_mentions(corpus: Corpus) -> None:
+    forms = corpus.entity_table()["form"].to_pylist()
+    assert corpus.entity_hash.tolist() == [stable_hash(f"person\0{form}") for form in forms]
+    holders: dict[str, set[int]] = {form: set() for form in forms}
+    sentence = 0
+    for user, sentences in corpus.sentences():
+        for record in sentences:
+            ids = corpus.entity_ids[corpus.entity_offsets[sentence] : corpus.entity_offsets[sentence + 1]]
+            held = {record.text[m.start : m.end].lower() for m in record.mentions}
+            assert {forms[i] for i in ids} == held
+            assert corpus.sentence_words[sentence] == len(record.text.split())
+            for form in held:
+                holders[form].add(user)
+            sentence += 1
+    assert corpus.entity_holders.tolist() == [len(holders[form]) for form in forms]
+
+
+def test_chosen_users_get_their_own_texts(corpus: Corpus) -> None:
+    everything = dict(corpus.texts())
+    chosen = [17, 3, 39, 3, 0]
+    assert dict(corpus.texts(chosen)) == {user: everything[user] for user in chosen}
+    assert [user for user, _ in corpus.texts(chosen)] == [0, 3, 17, 39]
+    assert list(corpus.texts([])) == []
+    labels = dict(corpus.labels(chosen))
+    assert all(labels[user] == [str(i % 2) for i in range(len(everything[user]))] for user in chosen)
+    with pytest.raises(IndexError):
+        list(corpus.texts([40]))
+
+
+def test_only_the_row_groups_needed_are_read(corpus: Corpus) -> None:
+    heavy = int(np.argmax(np.diff(corpus.user_offsets)))
+    light = next(user for user in range(40) if np.searchsorted(corpus.shard_users, user, "right") - 1
+                 != np.searchsorted(corpus.shard_users, heavy, "right") - 1)  # fmt: skip
+    read_groups = []
+    genuine = pq.ParquetFile.read_row_group
+
+    def spy(self: pq.ParquetFile, *args: object, **kwargs: object) -> object:
+        read_groups.append(args[0])
+        return genuine(self, *args, **kwargs)
+
+    with mock.patch.object(pq.ParquetFile, "read_row_group", spy):
+        list(corpus.texts([light]))
+        assert len(read_groups) == 1
+        read_groups.clear()
+        stream = corpus.texts()
+        next(stream)
+        assert len(read_groups) <= 3  # a stream reads on only as it is asked
+
+
+def test_arrays_are_mapped_and_not_writable(corpus: Corpus) -> None:
+    for array in (corpus.user_offsets, corpus.entity_ids, corpus.sentence_words):
+        assert isinstance(array, np.memmap)
+        assert not array.flags.writeable
+
+
+def test_what_is_not_there_is_said(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tags"):
+        corpus.tags()
+    with pytest.raises(InputError, match="uedp-ray prepare"):
+        open_corpus(tmp_path)
+    (tmp_path / "corpus.json").write_text('{"format_version": 0}')
+    with pytest.raises(InputError, match="another version"):
+        open_corpus(tmp_path)
+
+
+def test_a_prepared_corpus_is_a_source(corpus: Corpus) -> None:
+    sentences = list(read(SourceConfig(path=str(corpus.path), format="prepared")))
+    assert len(sentences) == corpus.num_sentences
+    assert all(sentence.mentions for sentence in sentences)

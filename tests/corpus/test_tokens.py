@@ -1,0 +1,136 @@
+"""The tokenised corpus: same tokens as encoding directly, memory-mapped, written once and whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.corpus import tokens
+from uedp_ray.corpus.synthetic import generate
+from uedp_ray.corpus.tokens import TokenStore, encode_corpus, encode_texts
+from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
+from uedp_ray.errors import InputError
+
+
+@dataclasses.dataclass
+class FakeCorpus:
+    """As much of a Corpus as the encoder reads."""
+
+    users: list[list[str]]
+    digest: str = "0" * 64
+    opened: int = 0
+
+    @property
+    def num_sentences(self) -> int:
+        return sum(map(len, self.users))
+
+    def texts(self) -> Iterator[tuple[int, list[str]]]:
+        self.opened += 1
+        yield from enumerate(self.users)
+
+
+@pytest.fixture
+def corpus() -> FakeCorpus:
+    users: dict[str, list[str]] = {}
+    for sentence in generate(12, seed=0):
+        users.setdefault(sentence.user, []).append(sentence.text)
+    return FakeCorpus(list(users.values()))
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    config = VocabularyConfig(strip_punctuation=True)
+    return build_vocabulary(config, public_text=lambda: (s.text for s in generate(40, seed=0, part="public")))
+
+
+def test_store_holds_the_tokens_of_every_sentence(
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_BATCH", 7)  # several batches, and one that is not full
+    store = encode_corpus(corpus, vocabulary, tmp_path, max_length=9)  # type: ignore[arg-type]
+    texts = [text for user in corpus.users for text in user]
+    direct = [ids[:8] for ids in vocabulary.encode_batch(texts)]
+    assert store.num_sentences == len(texts) == corpus.num_sentences
+    assert all(np.array_equal(store.sentence(i), ids) for i, ids in enumerate(direct))
+    assert store.sentence(0).dtype == np.int32
+    assert store.lengths.tolist() == [len(ids) for ids in direct]
+    assert max(store.lengths) == 8, "one place is left for the end token"
+    assert store.tokens.dtype == np.int32
+    assert store.offsets.dtype == np.int64
+    assert isinstance(store.tokens.base, np.memmap)
+    assert not store.tokens.flags.writeable
+    assert (store.path.stat().st_mode & 0o077) == 0, "as private as the text"
+
+
+def test_encoding_texts_cuts_and_keeps_empty_ones(vocabulary: Vocabulary) -> None:
+    ids = encode_texts(iter(["the doctor signed the form", ". !", ""]), vocabulary, 4)
+    assert [len(one) for one in ids] == [3, 0, 0]
+    assert ids[0].tolist() == vocabulary.encode_batch(["the doctor signed"])[0].tolist()
+
+
+def test_empty_sentences_keep_their_slot(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    corpus = FakeCorpus([["the doctor", ". !"], [], ["", "the"]])
+    store = encode_corpus(corpus, vocabulary, tmp_path, max_length=8)  # type: ignore[arg-type]
+    assert store.lengths.tolist() == [2, 0, 0, 1]
+    nothing = encode_corpus(FakeCorpus([["."]], "1"), vocabulary, tmp_path, max_length=8)  # type: ignore[arg-type]
+    assert nothing.lengths.tolist() == [0]
+
+
+def test_written_once_per_corpus_vocabulary_and_length(
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    first = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    again = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    assert corpus.opened == 1
+    assert again.path == first.path
+    other = build_vocabulary(VocabularyConfig(max_size=50), public_text=lambda: corpus.users[0])
+    paths = {
+        first.path,
+        encode_corpus(corpus, vocabulary, tmp_path, max_length=17).path,  # type: ignore[arg-type]
+        encode_corpus(corpus, other, tmp_path, max_length=16).path,  # type: ignore[arg-type]
+        encode_corpus(dataclasses.replace(corpus, digest="2"), vocabulary, tmp_path, max_length=16).path,  # type: ignore[arg-type]
+    }
+    assert len(paths) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths}, "no temporary folder stays"
+
+
+def test_a_failure_leaves_nothing_and_a_lost_race_is_no_failure(
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    class Broken(FakeCorpus):
+        def texts(self) -> Iterator[tuple[int, list[str]]]:
+            yield 0, ["the doctor"]
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        encode_corpus(Broken(corpus.users), vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+    class Raced(FakeCorpus):
+        def texts(self) -> Iterator[tuple[int, list[str]]]:
+            encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]  # another process is faster
+            return super().texts()
+
+    store = encode_corpus(Raced(corpus.users), vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    assert store.num_sentences == corpus.num_sentences
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_pickles_as_its_path(corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    store = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    again = pickle.loads(data)
+    assert isinstance(again, TokenStore)
+    assert np.array_equal(again.tokens, store.tokens)
+
+
+def test_no_room_for_a_token_is_an_input_error(corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="max_length"):
+        encode_corpus(corpus, vocabulary, tmp_path, max_length=1)  # type: ignore[arg-type]

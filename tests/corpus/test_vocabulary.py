@@ -1,0 +1,261 @@
+"""Vocabularies: words of public text, published tokenizers, and words released from private text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.corpus.synthetic import generate
+from uedp_ray.corpus.vocabulary import (
+    Vocabulary,
+    build_vocabulary,
+    noisy_threshold,
+    noisy_threshold_words,
+    vocabulary_event_fields,
+    word_histogram,
+)
+from uedp_ray.errors import InputError
+
+TEXT = ["The patient left .", "the doctor didn't sign the form ,", "a form"]
+
+
+def _words(text: Iterable[str] = TEXT, **settings: object) -> Vocabulary:
+    return build_vocabulary(VocabularyConfig(**settings), public_text=lambda: text)  # type: ignore[arg-type]
+
+
+def _no_noise(size: int, std: float) -> np.ndarray:
+    return np.zeros(size)
+
+
+def test_public_words_are_lower_cased_counted_and_decoded() -> None:
+    vocabulary = _words()
+    assert isinstance(vocabulary.tokenizer, PreTrainedTokenizerFast)
+    ids = vocabulary.encode_batch(["The FORM left zebra", ""])
+    assert [one.dtype for one in ids] == [np.int32, np.int32]
+    assert vocabulary.decode(ids[0]) == "the form left <unk>"
+    assert ids[0][0] == 3, "the most common word follows the special tokens"
+    assert ids[0][3] == vocabulary.unk_id
+    assert len(ids[1]) == 0
+    assert len({vocabulary.unk_id, vocabulary.eos_id, vocabulary.pad_id}) == 3
+    assert vocabulary.size == 3 + len({word for text in TEXT for word in text.lower().split()})
+
+
+def test_case_size_and_count_limits() -> None:
+    assert _words(lowercase=False).decode(_words(lowercase=False).encode_batch(["The the"])[0]) == "The the"
+    assert _words(max_size=5).size == 5
+    assert _words(max_size=5).decode([3, 4]) == "the form"
+    assert _words(min_count=2).size == 3 + 2
+
+
+def test_punctuation_is_removed_as_in_the_seeds() -> None:
+    vocabulary = _words(strip_punctuation=True)
+    assert vocabulary.decode(vocabulary.encode_batch(["The doctor , DIDN'T sign !"])[0]) == "the doctor didnt sign"
+    assert len(vocabulary.encode_batch([". , ! ? ( ) - '"])[0]) == 0
+    assert "." not in vocabulary.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_unknown_marks_in_public_text_are_the_unknown_token(strip: bool) -> None:
+    """WikiText writes rare words as <unk>: they must not become a word of their own."""
+    vocabulary = _words(["the <unk> left .", "<unk> <unk>"], strip_punctuation=strip)
+    assert vocabulary.encode_batch(["<unk> left"])[0][0] == vocabulary.unk_id
+    assert "unk" not in vocabulary.tokenizer.get_vocab()
+    assert len(vocabulary.tokenizer.get_vocab()) == vocabulary.size
+
+
+@pytest.mark.parametrize("text", [[], ["", "  "], ["<unk>"]])
+def test_no_words_is_an_input_error(text: list[str]) -> None:
+    with pytest.raises(InputError, match="public_text"):
+        _words(text)
+
+
+def test_saved_vocabulary_loads_here_and_through_auto_tokenizer(tmp_path: Path) -> None:
+    vocabulary = _words(s.text for s in generate(100, seed=0, part="public"))
+    text = "Please call the doctor , zzz ."
+    vocabulary.save(tmp_path)
+    again, auto = Vocabulary.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert again.digest == vocabulary.digest
+    assert (again.size, again.eos_id, again.unk_id, again.pad_id) == (
+        vocabulary.size, vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id,
+    )  # fmt: skip
+    ids = vocabulary.encode_batch([text])[0].tolist()
+    assert again.encode_batch([text])[0].tolist() == ids
+    assert auto(text, add_special_tokens=False)["input_ids"] == ids
+    assert auto.decode(ids) == vocabulary.decode(ids) == "please call the doctor , <unk> ."
+    assert auto.eos_token == "</s>"
+    assert _words(strip_punctuation=True).digest != _words().digest
+
+
+def test_gpt2_tokenizer(real_models: Path, tmp_path: Path) -> None:
+    vocabulary = build_vocabulary(VocabularyConfig(kind="tokenizer", path=str(real_models / "gpt2_tokenizer")))
+    assert vocabulary.size == 50257
+    assert vocabulary.decode([vocabulary.eos_id]) == "<|endoftext|>"
+    assert vocabulary.pad_id == vocabulary.eos_id
+    text = "Zürich ’ s doctors signed 1,500 forms"
+    ids = vocabulary.encode_batch([text])[0]
+    assert vocabulary.decode(ids) == text
+    assert vocabulary.eos_id not in ids, "no special token is added"
+    vocabulary.save(tmp_path)
+    assert Vocabulary.load(tmp_path).digest == vocabulary.digest
+    from_file = Vocabulary.load(real_models / "gpt2_tokenizer" / "tokenizer.json")
+    assert (from_file.size, from_file.eos_id) == (vocabulary.size, vocabulary.eos_id)
+
+
+def test_bert_tokenizer_ends_with_its_separator_and_never_truncates(real_models: Path, tmp_path: Path) -> None:
+    vocabulary = Vocabulary.load(real_models / "bert_tokenizer")
+    assert (vocabulary.size, vocabulary.decode([vocabulary.eos_id])) == (30522, "[SEP]")
+    ids = vocabulary.encode_batch(["the form " * 400, "the"])  # its file asks for 256 tokens and padding
+    assert [len(one) for one in ids] == [800, 1]
+    vocabulary.save(tmp_path)
+    assert Vocabulary.load(tmp_path).eos_id == vocabulary.eos_id
+
+
+def test_end_token_is_added_where_there_is_none() -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=_words().tokenizer.backend_tokenizer)
+    assert Vocabulary(bare).eos_id == 1, "a known end token is used"
+    empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    vocabulary = Vocabulary(empty)
+    assert (vocabulary.size, vocabulary.eos_id, vocabulary.unk_id) == (2, 1, None)
+
+
+def test_what_is_no_tokenizer_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vocabulary\.path"):
+        Vocabulary.load(tmp_path)
+
+
+# Words released with noise. Each user is a list of sentences; a sentence is (words, entities).
+
+K, L = 3, 8
+User = list[tuple[list[str], set[str]]]
+
+
+def _slots(user: User, null: str | None = None) -> list[str]:
+    """A nulled sentence keeps its slots, empty."""
+    return [word if null not in entities else "" for words, entities in user for word in words]
+
+
+def _users(rng: np.random.Generator) -> list[User]:
+    """30 users over 40 words; three entities with exactly K holders each; users overflow L."""
+    holders = {f"e{i}": set(rng.choice(30, size=K, replace=False).tolist()) for i in range(3)}
+    return [
+        [
+            ([f"w{i}" for i in rng.integers(0, 40, size=4)], {e for e in holders if u in holders[e] and rng.random() < 0.7})
+            for _ in range(4)
+        ]
+        for u in range(30)
+    ]  # fmt: skip
+
+
+def _distance(one: Iterable[Sequence[str]], other: Iterable[Sequence[str]]) -> float:
+    a, b = word_histogram(one, L), word_histogram(other, L)
+    return math.sqrt(sum((a.get(word, 0.0) - b.get(word, 0.0)) ** 2 for word in a.keys() | b.keys()))
+
+
+def test_removing_a_user_or_an_entity_moves_the_histogram_by_at_most_1_or_k() -> None:
+    moved = []
+    for seed in range(20):
+        users = _users(np.random.default_rng(seed))
+        full = [_slots(user) for user in users]
+        for gone in range(len(users)):
+            assert _distance(full, full[:gone] + full[gone + 1 :]) <= 1 + 1e-9
+        for entity in ("e0", "e1", "e2"):
+            without = [_slots(user, entity) for user in users]
+            moved.append(_distance(full, without))
+            assert moved[-1] <= K + 1e-9
+            assert _distance(full, without[1:]) <= K + 1 + 1e-9
+    assert max(moved) > 1, "an entity moves more than a user may"
+
+
+def test_the_bounds_are_attained() -> None:
+    same: User = [([f"w{i}" for i in range(L)], {"e"})]
+    holders = [same] * K
+    assert _distance([_slots(u) for u in holders], [_slots(u, "e") for u in holders]) == pytest.approx(K)
+    assert _distance([_slots(same)], []) == pytest.approx(1)
+
+
+def test_nothing_moves_up_into_a_nulled_slot() -> None:
+    user: User = [([f"w{i}" for i in range(L)], {"e"}), ([f"v{i}" for i in range(L)], set())]
+    assert word_histogram([_slots(user, "e")], L) == {}
+    moved_up = [word for word in _slots(user, "e") if word]
+    assert _distance([_slots(user)], [moved_up]) > 1.4, "why slots are kept: the bound of 1 would fail"
+
+
+@pytest.mark.parametrize("max_holders", [0, 1, 5])
+@pytest.mark.parametrize("threshold_delta", [1e-3, 1e-7, 1e-12])
+def test_a_word_only_the_protected_hold_is_released_with_at_most_threshold_delta(
+    max_holders: int, threshold_delta: float
+) -> None:
+    """Exact: all (K+1) L words, each with the largest count such a word can have, by a union bound."""
+    settings = {"max_words_per_user": 20, "max_holders": max_holders, "noise_multiplier": 1.7}
+    slots = [[f"secret{i}" for i in range(20)]] * (max_holders + 1)
+    count = max(word_histogram(slots, 20).values())
+    threshold = noisy_threshold(**settings, threshold_delta=threshold_delta)  # type: ignore[arg-type]
+    one = NormalDist().cdf((count - threshold) / 1.7)
+    assert (max_holders + 1) * 20 * one == pytest.approx(threshold_delta, rel=1e-6), "safe and not wasteful"
+    released = noisy_threshold_words(slots, **settings, threshold_delta=threshold_delta, noise=_no_noise)  # type: ignore[arg-type]
+    assert released == []
+
+
+def test_the_release_uses_the_threshold_and_the_noise_it_states() -> None:
+    """Simulated release of one word at its largest count; false alarm 1e-6 on each side."""
+    rng, trials, delta, stds = np.random.default_rng(0), 4000, 0.2, set()
+
+    def noise(size: int, std: float) -> np.ndarray:
+        stds.add(std)
+        return rng.normal(0.0, std, size)
+
+    def release() -> list[str]:
+        return noisy_threshold_words(
+            [["w"], ["w"]],
+            max_words_per_user=1,
+            max_holders=1,
+            noise_multiplier=0.8,
+            threshold_delta=delta,
+            noise=noise,
+        )
+
+    hits = sum(bool(release()) for _ in range(trials))
+    expected = trials * delta / 2
+    assert abs(hits - expected) < 4.9 * math.sqrt(expected)
+    assert stds == {0.8}
+
+
+def test_common_words_are_released_in_order_and_rare_ones_never() -> None:
+    users = [["the", "form", f"name{u}"] for u in range(400)] + [["the", "rare"]] * 2
+    words = noisy_threshold_words(
+        users, max_words_per_user=4, max_holders=2, noise_multiplier=1.0, threshold_delta=1e-6, noise=_no_noise
+    )
+    assert words == ["the", "form"]
+
+
+def test_noisy_threshold_vocabulary_from_a_config() -> None:
+    config = VocabularyConfig(
+        kind="noisy-threshold",
+        noise_multiplier=1.0,
+        threshold_delta=1e-6,
+        max_words_per_user=50,
+        strip_punctuation=True,
+    )
+    assert vocabulary_event_fields(config, 3) == {
+        "noise_multiplier": 1.0, "max_holders": 3, "threshold_delta": 1e-6, "max_words_per_user": 50,
+    }  # fmt: skip
+    texts = [["The form was SIGNED .", f"Name{u} left"] for u in range(300)]
+    rng = np.random.default_rng(1)
+    vocabulary = build_vocabulary(
+        config, private_texts=texts, max_holders=3, noise=lambda size, std: rng.normal(0.0, std, size)
+    )
+    known = set(vocabulary.tokenizer.get_vocab())
+    assert known == {"<unk>", "</s>", "<pad>", "the", "form", "was", "signed", "left"}
+    assert vocabulary.decode(vocabulary.encode_batch(["Name7 left ."])[0]) == "<unk> left"
+    with pytest.raises(InputError, match="threshold"):
+        build_vocabulary(config, private_texts=texts[:2], max_holders=3, noise=_no_noise)
+    with pytest.raises(InputError, match="noise source"):
+        build_vocabulary(config, private_texts=texts)

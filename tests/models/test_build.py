@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
+from uedp_ray.config import ModelConfig
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model, load_model, save_model
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import NextWord
+from uedp_ray.models.trainable import select_trainable
+
+SMALL = ModelConfig(max_length=8, num_layers=1, hidden_size=12, num_heads=2, embedding_size=6)
+
+
+def build(config: ModelConfig = SMALL, seed: int = 0, **changes: object) -> nn.Module:
+    return build_model(dataclasses.replace(config, **changes), vocab_size=VOCABULARY, eos_id=0, seed=seed)  # type: ignore[arg-type]
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return TASK.losses(model.eval(), TASK.collate(sentences())).detach()
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm"])
+def test_seed_decides_and_the_global_generator_is_left_alone(architecture: str) -> None:
+    state = torch.get_rng_state()
+    first, same, other = (FlatParameters(build(architecture=architecture, seed=s)).get() for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_gpt2_reads_the_config() -> None:
+    model = build(dropout_embedding=0.1, dropout_hidden=0.2, dropout_output=0.3, num_layers=3)
+    config = model.config
+    assert (config.n_positions, config.n_embd, config.n_layer, config.n_head) == (8, 12, 3, 2)  # type: ignore[union-attr]
+    assert (config.embd_pdrop, config.attn_pdrop, config.resid_pdrop) == (0.1, 0.2, 0.3)  # type: ignore[union-attr]
+    tied, untied = (FlatParameters(build(tie_embeddings=tie)).num for tie in (True, False))
+    assert untied - tied == VOCABULARY * 12
+
+
+def test_ignored_dropout_is_said() -> None:
+    with pytest.warns(UserWarning, match="dropout_weight is ignored by gpt2"):
+        build(dropout_weight=0.3)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm", "awd_lstm untied"])
+def test_save_and_load(architecture: str, tmp_path: Path) -> None:
+    model = tiny(architecture.split()[0], tie_embeddings="untied" not in architecture)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert type(loaded) is type(model)
+    torch.testing.assert_close(loss(loaded), loss(model), rtol=0, atol=0)
+    assert FlatParameters(loaded).num == FlatParameters(model).num  # still tied
+    assert {p.suffix for p in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama", "awd_lstm"])
+def test_lora_is_merged_on_saving(network: str, tmp_path: Path) -> None:
+    plain = tiny_llama() if network == "llama" else tiny(network)
+    original = loss(plain)
+    model = select_trainable(plain, ModelConfig(trainable="lora"), seed=0)
+    params = FlatParameters(model)
+    params.set(params.get() + 0.05)
+    adapted = loss(model)
+    assert (adapted - original).abs().max() > 1e-3
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path) if network == "awd_lstm" else AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not any("lora" in name for name, _ in loaded.named_parameters())
+    torch.testing.assert_close(loss(loaded), adapted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss(model), adapted, rtol=0, atol=0)  # training can go on
+
+
+def test_pretrained_from_a_folder_runs_without_its_dropout(tmp_path: Path) -> None:
+    saved = tiny(dropout_output=0.5)
+    save_model(saved, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["resid_pdrop"] == 0.5
+    model = build(architecture="pretrained", path=str(tmp_path))
+    assert torch.equal(loss(model), loss(saved))
+    batch = TASK.collate(sentences())
+    torch.testing.assert_close(TASK.losses(model.train(), batch).detach(), loss(saved), rtol=0, atol=0)
+
+
+def test_pretrained_must_fit(tmp_path: Path) -> None:
+    save_model(tiny(), tmp_path / "model")
+    config = dataclasses.replace(SMALL, architecture="pretrained", path=str(tmp_path / "model"))
+    with pytest.raises(InputError, match="use the tokenizer it came with"):
+        build_model(config, vocab_size=VOCABULARY + 1, eos_id=0, seed=0)
+    with pytest.raises(InputError, match=r"model\.max_length"):
+        build(config, max_length=9)
+    for bad in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InputError, match=r"model\.path"):
+            build(config, path=str(bad))
+        with pytest.raises(InputError, match="no model can be read"):
+            load_model(bad)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm"])
+def test_warm_start(architecture: str, tmp_path: Path) -> None:
+    first = build(architecture=architecture, seed=7)
+    save_model(first, tmp_path)
+    second = build(architecture=architecture, seed=8, warm_start=str(tmp_path), dropout_output=0.1)
+    assert torch.equal(FlatParameters(first).get(), FlatParameters(second).get())
+    with pytest.raises(InputError, match=r"model\.warm_start"):
+        build(architecture=architecture, warm_start=str(tmp_path), num_layers=2)
+
+
+class Pieces:
+    """Reads a llama2.c tokenizer file (int32 longest piece; per piece float32 score, int32 length, bytes)."""
+
+    def __init__(self, path: Path):
+        data, offset = path.read_bytes(), 4
+        self.scores: dict[bytes, tuple[float, int]] = {}
+        while offset < len(data):
+            score, length = struct.unpack_from("<fi", data, offset)
+            self.scores[data[offset + 8 : offset + 8 + length]] = score, len(self.scores)
+            offset += 8 + length
+
+    def encode(self, text: str) -> np.ndarray:
+        """Joins the neighbours whose union scores best until none is a piece."""
+        pieces = [character.encode() for character in " " + text]
+        while True:
+            pairs = [a + b for a, b in itertools.pairwise(pieces)]
+            joined = [(self.scores[pair][0], -i) for i, pair in enumerate(pairs) if pair in self.scores]
+            if not joined:
+                return np.array([self.scores[piece][1] for piece in pieces])
+            i = -max(joined)[1]
+            pieces[i : i + 2] = [pairs[i]]
+
+
+def test_real_model_prefers_stories(real_models: Path) -> None:
+    folder = real_models / "stories260k"
+    pieces = Pieces(folder / "tok512.bin")
+    assert len(pieces.scores) == 512
+    config = ModelConfig(architecture="pretrained", path=str(folder / "hf"))
+    model = build_model(config, vocab_size=512, eos_id=1, seed=0)
+    story = "Once upon a time there was a little dog. He liked to play in the park with his friends."
+    words = story.split()
+    shuffled = " ".join(words[i] for i in np.random.default_rng(0).permutation(len(words)))
+    task = NextWord(eos_id=1, pad_id=0, max_length=128)  # token 1 opens a story in this model
+
+    def perplexity(network: nn.Module, text: str) -> float:
+        total, count = task.token_nll(network, task.collate([pieces.encode(text)]))
+        return math.exp(total / count)
+
+    untrained = AutoModelForCausalLM.from_config(model.config)
+    assert perplexity(model, story) < 12
+    assert perplexity(model, shuffled) > 3 * perplexity(model, story)
+    assert perplexity(untrained, story) > 20 * perplexity(model, story)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.helpers import LENGTHS, TASK, VOCABULARY, reference_gradients, sentences, spread, tiny, tiny_llama
+from uedp_ray.config import ModelConfig
+from uedp_ray.errors import InputError
+from uedp_ray.models import gradients as module_under_test
+from uedp_ray.models.build import build_model
+from uedp_ray.models.gradients import check_exact, sentence_gradients
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import Batch, NextWord
+from uedp_ray.models.trainable import select_trainable
+
+WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.0, 0.25, 1.0], dtype=torch.float64)
+SEGMENTS = [(0, 1), (1, 4), (4, 4), (4, 6)]
+
+
+def assert_exact(model: nn.Module, batch: Batch, seed: int = 5) -> Tensor:
+    """Norms, sum and segment sums against one backward pass per sentence; returns the reference (B, P)."""
+    params = FlatParameters(model)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        expected = reference_gradients(model, params, TASK, batch)
+        torch.manual_seed(seed)
+        found = sentence_gradients(model, params, TASK, batch)
+    torch.testing.assert_close(found.norms_sq(), expected.square().sum(1), rtol=1e-9, atol=1e-14)
+    weights = WEIGHTS[: len(batch)]
+    torch.testing.assert_close(found.weighted_sum(weights), weights @ expected, rtol=1e-9, atol=1e-12)
+    segments = [s for s in SEGMENTS if s[1] <= len(batch)]
+    for (start, stop), total in zip(segments, found.weighted_sums(weights, segments), strict=True):
+        torch.testing.assert_close(total, weights[start:stop] @ expected[start:stop], rtol=1e-9, atol=1e-12)
+    return expected
+
+
+def prepare(model: nn.Module, part: str = "full") -> nn.Module:
+    model = select_trainable(model, ModelConfig(trainable=part, lora_rank=2), seed=0)  # type: ignore[arg-type]
+    if part == "lora":  # away from B = 0, where half of the gradients vanish
+        trained = FlatParameters(model)
+        trained.set(trained.get() + 0.1)
+    return model.double()
+
+
+@pytest.mark.parametrize("part", ["full", "lora", "bias_norm", "head"])
+@pytest.mark.parametrize(
+    "network",
+    ["gpt2", "gpt2 untied", "awd_lstm", "awd_lstm untied", "llama", "llama untied"],
+)
+def test_equal_to_one_backward_pass_per_sentence(network: str, part: str) -> None:
+    name, tied = network.split()[0], "untied" not in network
+    model = tiny_llama(tied=tied) if name == "llama" else tiny(name, tie_embeddings=tied)
+    batch = TASK.collate(sentences())
+    expected = assert_exact(prepare(model, part), batch)
+    norms = expected.norm(dim=1)
+    assert norms[1] == 0  # the sentence without words
+    assert (norms[[0, 2, 3, 4, 5]] > 1e-3).all()
+
+
+@pytest.mark.parametrize("part", ["full", "lora"])
+def test_awd_lstm_with_every_dropout(part: str) -> None:
+    dropouts = {f"dropout_{name}": 0.3 for name in ("embedding", "input", "hidden", "weight", "output")}
+    model = prepare(tiny("awd_lstm", num_layers=3, **dropouts), part).train()
+    batch = TASK.collate(sentences())
+    first = assert_exact(model, batch, seed=5)
+    assert (first - assert_exact(model, batch, seed=6)).norm() > 1e-2  # the masks were on
+
+
+def test_gpt2_with_dropout() -> None:
+    model = prepare(tiny(dropout_embedding=0.2, dropout_hidden=0.2, dropout_output=0.2)).train()
+    assert_exact(model, TASK.collate(sentences()))
+
+
+@pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
+def test_gram_and_explicit_norms_agree(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepare(tiny_llama() if network == "llama" else tiny(network))
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+    monkeypatch.setattr(module_under_test, "_CHUNK", 700)  # several chunks, an uneven last one
+    matrices = {name: f for name, f in found._factors.items() if f.left or f.ids}
+    assert any(f.left and f.ids for f in matrices.values())
+    for factors in matrices.values():
+        torch.testing.assert_close(factors.gram_norms_sq(), factors.explicit_norms_sq(), rtol=1e-9, atol=1e-14)
+
+
+def test_the_cheaper_way_is_taken() -> None:
+    def chosen(shape: tuple[int, int], positions: int) -> str:
+        factors = module_under_test._Factors(torch.Size(shape))
+        factors.left, factors.right = [torch.ones(2, positions, shape[0])], [torch.ones(2, positions, shape[1])]
+        factors.gram_norms_sq = lambda: "gram"  # type: ignore[method-assign, assignment, return-value]
+        factors.explicit_norms_sq = lambda: "explicit"  # type: ignore[method-assign, assignment, return-value]
+        return factors.norms_sq()  # type: ignore[return-value]
+
+    assert chosen((10_000, 128), 32) == "gram"
+    assert chosen((8, 128), 32) == "explicit"
+
+
+def test_tied_cross_terms_matter() -> None:
+    """The tied matrix's norm is not the sum of the norms of its two uses."""
+    model = prepare(tiny())
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+    tied = found._factors["transformer.wte.weight"]
+    lookup, output = dataclasses.replace(tied, left=[], right=[]), dataclasses.replace(tied, ids=[], rows=[])
+    apart = lookup.gram_norms_sq() + output.gram_norms_sq()
+    assert ((tied.norms_sq() - apart).abs() > 1e-3 * apart)[[0, 3, 4]].all()
+
+
+def test_micro_batches_and_padding_change_nothing() -> None:
+    model = prepare(tiny())
+    params, rows = FlatParameters(model), sentences()
+    whole = sentence_gradients(model, params, TASK, TASK.collate(rows))
+    parts = [sentence_gradients(model, params, TASK, TASK.collate(rows[i : i + 2])) for i in (0, 2, 4)]
+    torch.testing.assert_close(whole.norms_sq(), torch.cat([p.norms_sq() for p in parts]), rtol=1e-9, atol=1e-14)
+    pieces = [part.weighted_sum(WEIGHTS[2 * i : 2 * i + 2]) for i, part in enumerate(parts)]
+    torch.testing.assert_close(whole.weighted_sum(WEIGHTS), torch.stack(pieces).sum(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
+def test_nan_stays_in_its_sentence(network: str) -> None:
+    """Word 22 has a NaN embedding: only the sentence that holds it is lost, and weight 0 removes it exactly."""
+    model = prepare(tiny_llama(tied=False) if network == "llama" else tiny(network, tie_embeddings=False))
+    rows = [row[row != 22] for row in sentences()]
+    clean = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
+    embedding = model.embedding if network == "awd_lstm" else model.get_input_embeddings()  # type: ignore[operator]
+    with torch.no_grad():
+        embedding.weight[22] = torch.nan  # type: ignore[index, operator, union-attr]
+    rows[3] = rows[3].copy()
+    rows[3][1] = 22
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
+    others = [0, 1, 2, 4, 5]
+    assert not found.norms_sq()[3].isfinite()
+    torch.testing.assert_close(found.norms_sq()[others], clean.norms_sq()[others], rtol=1e-12, atol=1e-14)
+    assert WEIGHTS[3] == 0
+    torch.testing.assert_close(found.weighted_sum(WEIGHTS), clean.weighted_sum(WEIGHTS), rtol=1e-12, atol=1e-14)
+    assert (found.weighted_sum(torch.zeros(6)) == 0).all()
+
+
+@pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
+@pytest.mark.parametrize("part", ["full", "lora"])
+def test_bf16_autocast(network: str, part: str) -> None:
+    model = prepare(tiny_llama() if network == "llama" else tiny(network), part).float()
+    params, batch = FlatParameters(model), TASK.collate(sentences())
+    exact = sentence_gradients(model, params, TASK, batch)
+    rounded = sentence_gradients(model, params, TASK, batch, autocast_dtype=torch.bfloat16)
+    norms, total = rounded.norms_sq(), rounded.weighted_sum(WEIGHTS)
+    assert norms.dtype == total.dtype == rounded.losses.dtype == torch.float32
+    torch.testing.assert_close(norms.sqrt(), exact.norms_sq().sqrt(), rtol=0.04, atol=1e-6)
+    assert not torch.equal(norms, exact.norms_sq())  # it did run in bf16
+    # What is clipped is what is summed: norm and sum of one sentence agree to float32.
+    alone = torch.stack(list(rounded.weighted_sums(torch.ones(6), [(i, i + 1) for i in range(6)])))
+    torch.testing.assert_close(alone.square().sum(1), norms, rtol=1e-4, atol=1e-9)
+
+
+def test_leaves_model_and_generator_alone() -> None:
+    model = prepare(tiny())
+    state, before = torch.get_rng_state(), FlatParameters(model).get()
+    sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences())).norms_sq()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(FlatParameters(model).get(), before)
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+class Toy(nn.Module):
+    """Logits of a bag of known and unknown layers, to be broken in one place per test."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(VOCABULARY, 6)
+        self.mix = nn.Linear(6, 6)
+        self.position = nn.Embedding(16, 6)
+        self.grid = nn.LayerNorm((2, 3))
+        self.norm = nn.BatchNorm1d(6, track_running_stats=False)
+        self.head = nn.Linear(6, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False) -> object:
+        x = self.mix(self.embed(input_ids))
+        if self.kind == "shared positions":
+            x = x + self.position(position_ids[:1])
+        elif self.kind == "in place":
+            x = x.relu_()
+        elif self.kind == "bypass":
+            x = x @ self.mix.weight + self.grid.weight.flatten()
+        elif self.kind == "batch norm":
+            x = self.norm(x.mT).mT
+        else:  # an unknown module, and a known one called twice
+            x = self.mix(self.grid(x.unflatten(2, (2, 3))).flatten(2))
+        return type("Output", (), {"logits": self.head(x)})
+
+
+def toy(kind: str) -> nn.Module:
+    return spread(Toy(kind)).double()
+
+
+def test_unknown_layers_and_repeated_calls() -> None:
+    model = toy("unknown")
+    assert_exact(model, TASK.collate(sentences()))
+    check_exact(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("shared positions", "position"), ("in place", "mix"), ("bypass", "grid.weight")]
+)
+def test_refuses_what_it_cannot_know(kind: str, field: str) -> None:
+    model = toy(kind)
+    with pytest.raises(InputError) as error:
+        sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "bypass"])
+def test_check_exact_finds_mixed_sentences(kind: str) -> None:
+    model = toy(kind)
+    if kind == "bypass":
+        model.grid.requires_grad_(False)  # type: ignore[union-attr]
+    else:
+        model.norm.requires_grad_(False)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="not exact"):
+        check_exact(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+
+
+def test_empty_batch() -> None:
+    params = FlatParameters(tiny())
+    found = sentence_gradients(tiny(), params, TASK, TASK.collate([]))
+    assert found.losses.shape == found.norms_sq().shape == (0,)
+    assert torch.equal(found.weighted_sum(torch.zeros(0)), torch.zeros(params.num))
+
+
+def test_wrong_number_of_weights() -> None:
+    model = tiny()
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+    with pytest.raises(ValueError, match="one weight per sentence"):
+        found.weighted_sum(torch.ones(len(LENGTHS) - 1))
+
+
+@pytest.mark.parametrize("part", ["full", "lora"])
+def test_real_model(real_models: Path, part: str) -> None:
+    config = ModelConfig(architecture="pretrained", path=str(real_models / "stories260k" / "hf"), trainable=part)  # type: ignore[arg-type]
+    model = select_trainable(build_model(config, vocab_size=512, eos_id=1, seed=0), config, seed=0).double()
+    params, task = FlatParameters(model), NextWord(eos_id=1, pad_id=0, max_length=16)
+    batch = task.collate(sentences((9, 0, 15, 30), vocab_size=512))
+    expected = reference_gradients(model, params, task, batch)
+    found = sentence_gradients(model, params, task, batch)
+    # LlamaRMSNorm and the rotary tables compute in float32 even here.
+    torch.testing.assert_close(found.norms_sq(), expected.square().sum(1), rtol=1e-4, atol=1e-9)
+    total = found.weighted_sum(torch.ones(4))
+    assert (total - expected.sum(0)).norm() < 1e-4 * expected.sum(0).norm()

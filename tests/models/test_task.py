@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.models.helpers import TASK, sentences, tiny
+from uedp_ray.models.task import IGNORED, NextWord, forward_logits
+
+X = IGNORED
+
+
+def test_collate_by_hand() -> None:
+    task = NextWord(eos_id=1, pad_id=9, max_length=4)
+    rows = [np.array(ids, dtype=np.int32) for ids in ([5, 6], [], [2, 3, 4], [2, 3, 4, 5, 6, 7])]
+    batch = task.collate(rows)
+    assert batch.input_ids.tolist() == [[1, 5, 6, 9], [1, 9, 9, 9], [1, 2, 3, 4], [1, 2, 3, 4]]
+    assert batch.targets.tolist() == [[5, 6, 1, X], [X, X, X, X], [2, 3, 4, 1], [2, 3, 4, 5]]
+    assert batch.input_ids.dtype == batch.targets.dtype == torch.int64
+    assert len(batch) == len(batch.to("cpu")) == 4
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm"])
+def test_losses_are_means_over_each_sentence_alone(architecture: str) -> None:
+    model, rows = tiny(architecture), sentences()
+    losses = TASK.losses(model, TASK.collate(rows))
+    assert losses.dtype == torch.float32
+    assert losses[1] == 0
+    for loss, words in zip(losses, rows, strict=True):
+        if len(words) == 0:
+            continue
+        read = torch.tensor([0, *words])[: TASK.max_length]
+        predicted = torch.tensor([*words, 0])[: TASK.max_length]
+        with torch.no_grad():
+            expected = F.cross_entropy(forward_logits(model, read[None])[0], predicted)
+        torch.testing.assert_close(loss.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_perplexity_counts_tokens_not_sentences() -> None:
+    model, rows = tiny(), sentences()
+    batch = TASK.collate(rows)
+    total, count = TASK.token_nll(model, batch)
+    assert count == sum(min(len(row) + 1, TASK.max_length) for row in rows if len(row))
+    by_sentence = TASK.losses(model, batch).detach().double() * (batch.targets != IGNORED).sum(1)
+    assert total == pytest.approx(float(by_sentence.sum()), rel=1e-5)

@@ -1,0 +1,196 @@
+"""On disk before release, chained, and whole or absent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+MECHANISM = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.1).to_dict()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def filled(path, rounds=3):
+    ledger = Ledger.create(path, {"config_digest": "a" * 64, "private": True})
+    for index in range(rounds):
+        ledger.append("round", round=index, attempt=0, mechanism=MECHANISM, private=True)
+    return ledger
+
+
+def test_reopened_ledger_goes_on(path):
+    ledger = filled(path)
+    again = Ledger.open(path, config_digest="a" * 64)
+    assert again.events == ledger.events == read_ledger(path)
+    assert again.header == {"format_version": 1, "config_digest": "a" * 64, "private": True}
+    again.append("round", round=2, attempt=again.attempts(2), mechanism=MECHANISM, private=True)
+    assert again.attempts(2) == 2
+    assert again.attempts(7) == 0
+    assert [event["seq"] for event in read_ledger(path)] == [0, 1, 2, 3, 4]
+    assert again.events[-1]["attempt"] == 1
+    assert again.position == (4, again.events[-1]["digest"])
+
+
+def test_an_existing_file_is_not_overwritten(path):
+    filled(path)
+    with pytest.raises(InputError, match="exists already"):
+        Ledger.create(path, {})
+
+
+@pytest.mark.parametrize("line", [0, 1, 3])
+@pytest.mark.parametrize(
+    "field", ["seq", "kind", "prev", "digest", "round", "attempt", "mechanism", "private", "header"]
+)
+def test_a_changed_field_is_found(path, line, field):
+    filled(path)
+    lines = path.read_text().splitlines()
+    event = json.loads(lines[line])
+    if field not in event:
+        pytest.skip("not a field of this event")
+    event[field] = {"seq": 9, "round": 9, "attempt": 9, "private": False}.get(field, "x")
+    lines[line] = json.dumps(event)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=f"line {line + 1}"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize("change", ["drop", "swap", "garble"])
+def test_lines_cannot_be_dropped_swapped_or_garbled(path, change):
+    filled(path)
+    lines = path.read_text().splitlines()
+    if change == "drop":
+        del lines[1]
+    elif change == "swap":
+        lines[1], lines[2] = lines[2], lines[1]
+    else:
+        lines[1] = lines[1][:-5]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match="line 2"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100])
+def test_a_torn_last_line_was_never_released(path, cut):
+    filled(path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert len(read_ledger(path)) == 3
+    ledger = Ledger.open(path)
+    assert ledger.attempts(2) == 0
+    ledger.append("round", round=2, attempt=0, mechanism=MECHANISM, private=True)
+    assert len(read_ledger(path)) == 4
+
+
+def test_missing_empty_or_newer_files(path):
+    with pytest.raises(InputError, match="no such file"):
+        Ledger.open(path)
+    path.write_text('{"seq":0')
+    with pytest.raises(InputError, match="no complete line"):
+        Ledger.open(path)
+    path.unlink()
+    Ledger.create(path, {"format_version": 2})
+    with pytest.raises(InputError, match="format_version"):
+        read_ledger(path)
+
+
+def test_another_config_is_refused(path):
+    filled(path)
+    with pytest.raises(InputError) as caught:
+        Ledger.open(path, config_digest="b" * 64)
+    assert "a" * 12 in str(caught.value)
+    assert "b" * 12 in str(caught.value)
+    assert "a" * 13 not in str(caught.value)
+
+
+def test_checkpoint_position(path):
+    ledger = filled(path)
+    position = ledger.position
+    ledger.append("unprotected", reason="test")
+    ledger.require_position(*position)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    short = Ledger.open(path)
+    for bad in (position, (1, "0" * 64), (-1, short.position[1])):
+        with pytest.raises(InputError, match="ledger_position"):
+            short.require_position(*bad)
+
+
+def test_on_disk_before_append_returns(path, monkeypatch):
+    ledger = filled(path, 0)
+    calls = []
+    write, fsync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or write(fd, data[:7]))
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync") or fsync(fd))
+    ledger.append("round", round=0, attempt=0, mechanism=MECHANISM, private=True)
+    calls.append("returned")
+    assert calls[-2:] == ["fsync", "returned"]
+    assert calls.count("write") > 1  # short writes are completed
+    assert len(read_ledger(path)) == 2
+
+
+def test_creation_syncs_the_folder(path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino) or fsync(fd))
+    Ledger.create(path, {})
+    assert synced == [path.stat().st_ino, path.parent.stat().st_ino]
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync"])
+def test_disk_full(path, monkeypatch, failing):
+    ledger = filled(path)
+    before = path.read_bytes()
+    write, fsync = os.write, os.fsync
+    broken = [True]
+
+    def full_write(descriptor, data):
+        if broken[0]:
+            if len(data) > 20:
+                return write(descriptor, data[:20])  # part of the line fits
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    def full_fsync(descriptor):
+        if broken.pop():
+            broken.append(False)
+            raise OSError(errno.EIO, "Input/output error")
+        broken.append(False)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, failing, full_write if failing == "write" else full_fsync)
+    with pytest.raises(OSError, match="not released") as caught:
+        ledger.append("round", round=3, attempt=0, mechanism=MECHANISM, private=True)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before
+    assert ledger.attempts(3) == 0
+    broken[0] = False
+    ledger.append("round", round=3, attempt=0, mechanism=MECHANISM, private=True)
+    assert len(read_ledger(path)) == 5
+
+
+def test_a_ledger_that_cannot_be_started_leaves_nothing(path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        Ledger.create(path, {})
+    assert not path.exists()
+
+
+def test_reserved_fields_and_second_writers(path):
+    ledger = filled(path)
+    with pytest.raises(InputError, match="reserved"):
+        ledger.append("round", digest="x")
+    Ledger.open(path).append("unprotected", reason="other process")
+    with pytest.raises(InputError, match="another process"):
+        ledger.append("unprotected", reason="late")
+    assert len(read_ledger(path)) == 5

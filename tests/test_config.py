@@ -1,0 +1,119 @@
+"""Configuration: what is refused, with which remedy, and that nothing is lost on the way to YAML and back."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import yaml
+
+from uedp_ray import methods
+from uedp_ray.config import BoundsConfig, RunConfig, dump_config, from_dict, load_config, to_dict
+from uedp_ray.errors import InputError
+
+GOOD = {"corpus": {"declared_num_users": 100}}
+
+
+def config(**overrides):
+    return methods.overlay(from_dict(RunConfig, GOOD), {k.replace("__", "."): v for k, v in overrides.items()})
+
+
+def test_round_trip_through_yaml(tmp_path):
+    whole = config(privacy__delta=1e-6, training__adam_betas=[0.8, 0.9], model__lora_targets=["c_attn"])
+    dump_config(whole, tmp_path / "run.yaml")
+    assert load_config(tmp_path / "run.yaml") == whole
+    assert set(yaml.safe_load((tmp_path / "run.yaml").read_text())) == set(to_dict(whole)), "the file is complete"
+
+
+def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(GOOD))
+    loaded = load_config(
+        tmp_path / "run.yaml",
+        ["privacy.delta=1e-6", "privacy.target_epsilon=4", "training.num_rounds=7", "model.trainable=lora"],
+    )
+    assert (loaded.privacy.delta, loaded.training.num_rounds, loaded.model.trainable) == (1e-6, 7, "lora")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "remedy"),
+    [
+        ({"privacy__colour": 1}, "privacy.colour", "unknown key"),
+        ({"privacy__user_sampling_prob": 1.5}, "privacy.user_sampling_prob", r"\[0, 1\]"),
+        ({"privacy__entity_sampling_prob": -0.1}, "privacy.entity_sampling_prob", r"\[0, 1\]"),
+        ({"privacy__noise_multiplier": 1.0}, "privacy.target_epsilon", "exactly one"),
+        ({"privacy__target_epsilon": None}, "privacy.target_epsilon", "exactly one"),
+        ({"privacy__target_epsilon": 0}, "privacy.target_epsilon", "above 0"),
+        ({"privacy__delta": 0}, "privacy.delta", "strictly between"),
+        ({"privacy__noise": "none"}, "privacy.noise", "drop target_epsilon"),
+        ({"privacy__clip": False}, "privacy.clip", "protects nothing"),
+        ({"privacy__noise": "published"}, "privacy.noise_multiplier", "give z"),
+        ({"privacy__normalizer": "published"}, "privacy.normalizer", "private data"),
+        ({"corpus__declared_num_users": None}, "corpus.declared_num_users", "declare"),
+        ({"bounds__mode": "none"}, "bounds.mode", "declared or enforced"),
+        ({"privacy__sentence_clip_norm": None}, "privacy.sentence_clip_norm", "reweight"),
+        ({"training__local_update": "local_sgd"}, "bounds.holder_bound", "truncate"),
+        ({"training__num_rounds": 0}, "training.num_rounds", "1 or more"),
+        ({"training__num_rounds": "ten"}, "training.num_rounds", "expected int"),
+        ({"training__server_optimizer": "adagrad"}, "training.server_optimizer", "adam"),
+        ({"model__hidden_size": 10}, "model.hidden_size", "divisible"),
+        ({"model__architecture": "pretrained"}, "model.path", "model folder"),
+        ({"vocabulary__kind": "noisy-threshold"}, "vocabulary.noise_multiplier", "above 0"),
+        ({"corpus__source": {"format": "conll"}}, "path", "file or folder"),
+        ({"corpus__source": {"format": "csv", "path": "x"}}, "format", "conll"),
+        ({"model__lora_targets": "c_attn"}, "model.lora_targets", "list"),
+    ],
+)
+def test_bad_settings_name_the_field_and_the_remedy(overrides, field, remedy):
+    with pytest.raises(InputError, match=remedy) as caught:
+        config(**overrides)
+    assert field in caught.value.field
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="not YAML"):
+        load_config(tmp_path / "bad.yaml")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(GOOD))
+    with pytest.raises(InputError, match="key.subkey=value"):
+        load_config(tmp_path / "run.yaml", ["privacy.delta"])
+
+
+def test_the_errors_are_one_line_and_survive_pickling():
+    error = InputError("a.b", 3, "use 4")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "a.b = 3: use 4"
+
+
+def test_digest_covers_what_matters_and_not_the_machine():
+    base = config()
+    assert config(privacy__delta=1e-6).digest() != base.digest()
+    assert config(training__seed=5).digest() != base.digest()
+    for key, value in {"training__num_workers": 4, "training__device": "cpu", "name": "other"}.items():
+        assert config(**{key: value}).digest() == base.digest()
+
+
+def test_entity_clip_norm_is_m_sentences_or_the_diameter():
+    small = config(privacy__sentence_clip_norm=0.1, bounds__max_sentences_per_entity=3)
+    assert small.entity_clip_norm == pytest.approx(0.3)
+    assert small.extended_clip_norm == pytest.approx(0.1)
+    large = config(privacy__sentence_clip_norm=None, bounds__holder_bound="truncate", bounds__entity_bound="truncate")
+    assert large.entity_clip_norm == large.extended_clip_norm == 2.0
+
+
+@pytest.mark.parametrize("method", sorted(methods.METHODS))
+def test_every_method_applies(method):
+    settings = {"privacy.noise_multiplier": 2.0} if method == "published" else {}
+    applied = methods.apply(config(), method, settings)
+    assert from_dict(RunConfig, to_dict(applied)) == applied
+
+
+def test_unknown_method():
+    with pytest.raises(InputError, match="uedp_fe"):
+        methods.apply(config(), "magic")
+
+
+def test_bounds_are_positive():
+    with pytest.raises(InputError, match="max_holders"):
+        BoundsConfig(max_holders=0)

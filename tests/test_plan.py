@@ -1,0 +1,174 @@
+"""The plan: selection rules and draws, the published weights, noise once on the sum, what the ledger is told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.training.tiny import TinyCorpus, tiny_config
+
+from uedp_ray.plan import Plan, owned_users
+from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.privacy.sampling import PoissonSampler
+
+ALL_FULL = np.ones(10_000, dtype=np.float32)
+
+
+def plan(**privacy):
+    defaults = {"noise_multiplier": 1.0, "user_sampling_prob": 0.5, "test_noise_seed": 0}
+    return Plan.of(tiny_config(privacy=defaults | privacy))
+
+
+def select(plan, corpus, users=None, round_index=0, attempt=0, weights=None):
+    users = np.arange(corpus.num_users) if users is None else users
+    return list(
+        plan.select(
+            corpus,
+            users,
+            PoissonSampler(b"k" * 32),
+            round_index=round_index,
+            attempt=attempt,
+            sentence_weight=ALL_FULL[: corpus.num_sentences],
+            weights=weights,
+        )
+    )
+
+
+@pytest.mark.parametrize("rule", ["all", "any"])
+def test_global_draw_and_rule_decide_what_is_used(rule):
+    chosen = plan(selection_rule=rule, entity_sampling_prob=0.5, extended_sampling_prob=0.3)
+    corpus = TinyCorpus.random(3, num_users=60)
+    for round_index in range(5):
+        where = {"round_index": round_index, "attempt": 0}
+        sampler = PoissonSampler(b"k" * 32)
+        cohort = sampler.draw(0.5, corpus.num_users, kind="user", **where)
+        entities = sampler.draw(0.5, corpus.num_entities, kind="entity", **where)
+        used = {int(x) for s in select(chosen, corpus, round_index=round_index) for x in s.sentences}
+        for user in range(corpus.num_users):
+            first, last = corpus.user_offsets[user : user + 2]
+            extended = sampler.draw(0.3, last - first, kind="extended", owner=user, **where)
+            for slot, x in enumerate(range(first, last)):
+                held = corpus.entity_ids[corpus.entity_offsets[x] : corpus.entity_offsets[x + 1]]
+                wanted = extended[slot] if not len(held) else (all if rule == "all" else any)(entities[held])
+                assert (x in used) == bool(wanted and cohort[user])
+
+
+def test_per_user_draws_differ_between_users():
+    chosen = plan(entity_draw="per_user", entity_sampling_prob=0.5, user_sampling_prob=1.0)
+    corpus = TinyCorpus(  # everyone holds entity 0 in one sentence
+        np.arange(2001), np.arange(2001), np.zeros(2000, np.int32), 1, [np.array([5])] * 2000
+    )
+    low, high = stats.binom.interval(1 - 1e-6, 2000, 0.5)
+    assert low <= len(select(chosen, corpus)) <= high
+    shared = plan(entity_draw="global", entity_sampling_prob=0.5, user_sampling_prob=1.0)
+    assert {len(select(shared, corpus, round_index=t)) for t in range(12)} == {0, 2000}
+
+
+def test_f_e_leaves_extended_entities_out_in_selection_and_in_accounting():
+    chosen = plan(estimator="f_e", user_sampling_prob=1.0)
+    corpus = TinyCorpus.random(0)
+    counts = np.diff(corpus.entity_offsets)
+    assert all((counts[s.sentences] > 0).all() for s in select(chosen, corpus))
+    assert chosen.mechanism is not None
+    assert chosen.mechanism.extended_sampling_prob == 0.0
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 7])
+def test_selection_does_not_depend_on_the_number_of_workers(num_workers):
+    chosen, corpus = plan(), TinyCorpus.random(5, num_users=50)
+    whole = {s.user: s.sentences.tolist() for s in select(chosen, corpus)}
+    parts: dict[int, list[int]] = {}
+    for rank in range(num_workers):
+        mine = {
+            s.user: s.sentences.tolist()
+            for s in select(chosen, corpus, owned_users(corpus.user_hash, rank, num_workers))
+        }
+        assert not parts.keys() & mine.keys(), "a user is held by one worker"
+        parts |= mine
+    assert parts == whole
+
+
+def test_a_replayed_round_draws_a_fresh_cohort():
+    chosen, corpus = plan(), TinyCorpus.random(5, num_users=50)
+    first, again = ({s.user for s in select(chosen, corpus, attempt=a)} for a in (0, 1))
+    assert first != again
+
+
+def test_sentences_of_weight_zero_are_left_out():
+    chosen, corpus = plan(user_sampling_prob=1.0), TinyCorpus.random(1)
+    weight = np.zeros(corpus.num_sentences, dtype=np.float32)
+    weight[4] = 0.25
+    got = list(
+        chosen.select(
+            corpus, np.arange(12), PoissonSampler(b"k" * 32), round_index=0, attempt=0, sentence_weight=weight
+        )
+    )
+    assert [(s.sentences.tolist(), s.weights.tolist()) for s in got] == [([4], [0.25])]
+
+
+def test_published_weights_count_a_sentence_once_per_drawn_entity():
+    config = tiny_config(
+        privacy={
+            "noise_multiplier": 2.0,
+            "noise": "published",
+            "normalizer": "published",
+            "selection_rule": "any",
+            "user_sampling_prob": 1.0,
+            "entity_sampling_prob": 1.0,
+            "sentence_clip_norm": None,
+            "user_weight_cap": 4,
+            "entity_weight_cap": 2,
+        },
+        bounds={"mode": "none"},
+    )
+    published = Plan.of(config, num_users=3)
+    corpus = TinyCorpus(  # user 0: {a, b}, {a}; user 1: none; user 2: {a}
+        np.array([0, 2, 3, 4]), np.array([0, 2, 3, 3, 4]), np.array([0, 1, 0, 0], np.int32), 2, [np.array([5])] * 4
+    )
+    weights = published.weights(corpus)
+    assert weights is not None
+    assert weights.user.tolist() == [0.5, 0.25, 0.25]
+    assert weights.entity.tolist() == [1.0, 0.5]
+    assert weights.denominator == pytest.approx(1.0 * 1.0 * (1.0 * 1.5 + 1.0 * 1.0))
+    chosen = select(published, corpus, weights=weights)
+    assert [s.weights.tolist() for s in chosen] == [[1.5, 1.0], [1.0], [1.0]]
+    assert [s.weight for s in chosen] == [0.5, 0.25, 0.25]
+    assert published.noise_std == pytest.approx(2.0 * (1.0 * 3 + 1))  # Eq. 6 before the division
+    assert not published.private
+
+
+def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number():
+    chosen = plan(noise_multiplier=3.0, l2_clip_norm=0.5, sentence_clip_norm=0.1, test_noise_seed=None)
+    assert chosen.private
+    assert chosen.noise_std == pytest.approx(1.5)
+    released = chosen.release(torch.full((100_000,), 8.0), GaussianNoise(), round_index=0) * chosen.expected_cohort
+    low, high = stats.chi2.interval(1 - 1e-6, 100_000)
+    assert low <= float(((released - 8.0) ** 2).sum()) / 1.5**2 <= high
+    assert chosen.expected_cohort == 0.5 * 12
+
+
+def test_calibration_meets_the_target_and_the_event_says_what_was_added():
+    chosen = plan(noise_multiplier=None, target_epsilon=3.0, test_noise_seed=None)
+    event = chosen.event(round_index=4, attempt=1)
+    assert event["mechanism"]["noise_multiplier"] * 1.0 == pytest.approx(chosen.noise_std)
+    assert (event["kind"], event["round"], event["attempt"], event["private"]) == ("round", 4, 1, True)
+
+
+def test_without_noise_the_ledger_is_told_so():
+    config = tiny_config(privacy={"noise": "none", "noise_multiplier": None, "clip": False}, bounds={"mode": "none"})
+    bare = Plan.of(config)
+    assert bare.event(round_index=0, attempt=0)["kind"] == "unprotected"
+    assert torch.equal(
+        bare.release(torch.ones(3), GaussianNoise(), round_index=0), torch.ones(3).double() / bare.expected_cohort
+    )
+    assert math.isinf(float(bare.clip_user(torch.tensor([1e30])).item())) is False
+
+
+def test_clipping_follows_the_config():
+    chosen = plan(sentence_clip_norm=0.5)
+    factors = chosen.sentence_factors(torch.tensor([0.25, 1.0, math.nan]), torch.tensor([1.0, 0.5, 1.0]))
+    assert torch.allclose(factors, torch.tensor([1.0, 0.25, 0.0]), atol=1e-5)
+    assert torch.linalg.vector_norm(chosen.clip_user(torch.full((4,), 3.0))) == pytest.approx(1.0, abs=1e-5)

@@ -1,0 +1,241 @@
+"""Text to token ids: a published tokenizer, the words of public text, or words released from private text with noise.
+
+    vocabulary = build_vocabulary(VocabularyConfig(max_size=5000), public_text=lambda: iter(["the patient left ."]))
+    vocabulary.encode_batch(["The patient left ."])     # [array([3, 5, 4, 6], dtype=int32)]
+    vocabulary.save("model")                            # AutoTokenizer.from_pretrained("model") opens it
+
+Whatever the kind, it is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third
+reads private text and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it asks for noise.
+
+Reference for releasing the keys of a private histogram by a noisy threshold: Korolova, Kenthapadi, Mishra and Ntoulas,
+"Releasing search queries and clicks privately" (2009); with Gaussian noise and an L2 bound: Gopi et al., "Differentially
+private set union" (2020).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.errors import InputError
+
+UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
+_SPECIAL = (UNKNOWN, END, PAD)
+_KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
+
+Noise = Callable[[int, float], np.ndarray]
+"""``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
+
+
+class Vocabulary:
+    """A fast tokenizer with an end token, used without truncation, padding or added special tokens."""
+
+    def __init__(self, tokenizer: Any):
+        """Takes ownership of ``tokenizer`` (a PreTrainedTokenizerFast): gives it an end token if it has none."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise InputError("vocabulary.path", type(tokenizer).__name__, "needs a fast tokenizer (tokenizer.json)")
+        if tokenizer.eos_token is None:
+            words = tokenizer.get_vocab()
+            candidates = (tokenizer.sep_token, *_KNOWN_ENDS)
+            tokenizer.add_special_tokens({"eos_token": next((end for end in candidates if end in words), END)})
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Vocabulary:
+        """Opens what ``save`` wrote, or any folder or hub name that ``AutoTokenizer`` knows, or a tokenizer.json."""
+        path = Path(directory)
+        if path.suffix == ".json" and path.is_file():
+            return cls(PreTrainedTokenizerFast(tokenizer_file=str(path)))
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(directory)))
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            remedy = "not a tokenizer: give a folder or tokenizer.json, or a hub name while online"
+            raise InputError("vocabulary.path", str(directory), remedy) from None
+
+    def save(self, directory: str | Path) -> None:
+        """Writes tokenizer.json and its settings, beside a model if there is one."""
+        self.tokenizer.save_pretrained(str(directory))
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, special ones included: the model's output size."""
+        return len(self.tokenizer)
+
+    @property
+    def eos_id(self) -> int:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def unk_id(self) -> int | None:
+        """The id of unknown words; None where none exist (byte-level tokenizers)."""
+        return self.tokenizer.unk_token_id
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token's id, or the end token's where there is none: padded positions are never predicted."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_id if pad is None else pad
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the serialised tokenizer."""
+        return hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model."""
+        encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens included; for words, what is left after normalisation."""
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def build_vocabulary(
+    config: VocabularyConfig,
+    *,
+    public_text: Callable[[], Iterable[str]] = tuple,
+    private_texts: Iterable[Sequence[str]] = (),
+    max_holders: int = 0,
+    noise: Noise | None = None,
+) -> Vocabulary:
+    """The vocabulary a config asks for. ``max_size`` counts the three special tokens; ``tokenizer`` ignores it.
+
+    Args:
+      public_text: opens the public sentences; for ``public-words``.
+      private_texts: for ``noisy-threshold``, every user's sentences, less those that the contribution bounds drop or weigh
+        below 1 (so that an entity occurs with at most ``max_holders`` users).
+      max_holders: K, for ``noisy-threshold``; 0 protects users only.
+      noise: for ``noisy-threshold``; see there.
+
+    Raises: InputError if the tokenizer cannot be opened, or no word is found or released.
+    """
+    if config.kind == "tokenizer":
+        return Vocabulary.load(config.path)
+    normalize = _normalizer(config)
+    if config.kind == "public-words":
+        counts = Counter(word for text in public_text() for word in _words(normalize, text))
+        if not counts:
+            raise InputError("vocabulary.public_text", "no words", "name public text to count words in")
+        frequent = (word for word, count in counts.items() if count >= config.min_count)
+        return _word_vocabulary(sorted(frequent, key=lambda word: (-counts[word], word)), config)
+    if noise is None:
+        raise InputError("vocabulary.kind", config.kind, "needs private text and a noise source")
+    words = noisy_threshold_words(
+        ([word for text in texts for word in _words(normalize, text)] for texts in private_texts),
+        noise=noise,
+        **vocabulary_event_fields(config, max_holders),
+    )
+    if not words:
+        remedy = "no word passed the threshold: lower it, or use public-words"
+        raise InputError("vocabulary.noise_multiplier", config.noise_multiplier, remedy)
+    return _word_vocabulary(words, config)
+
+
+def vocabulary_event_fields(config: VocabularyConfig, max_holders: int) -> dict[str, Any]:
+    """The public parameters of ``noisy-threshold``: what the ledger needs in order to account for it."""
+    return {
+        "noise_multiplier": config.noise_multiplier,
+        "max_holders": max_holders,
+        "threshold_delta": config.threshold_delta,
+        "max_words_per_user": config.max_words_per_user,
+    }
+
+
+def noisy_threshold(
+    *, max_words_per_user: int, max_holders: int, noise_multiplier: float, threshold_delta: float
+) -> float:
+    """What a word's noisy count must exceed: (K+1)/sqrt(L) + z Phi^-1(1 - threshold_delta / ((K+1) L))."""
+    concerned = max_holders + 1
+    tail = threshold_delta / (concerned * max_words_per_user)
+    return concerned / math.sqrt(max_words_per_user) - noise_multiplier * NormalDist().inv_cdf(tail)
+
+
+def noisy_threshold_words(
+    user_word_slots: Iterable[Sequence[str]],
+    *,
+    max_words_per_user: int,
+    max_holders: int,
+    noise_multiplier: float,
+    threshold_delta: float,
+    noise: Noise,
+) -> list[str]:
+    """Words that many users wrote, the most common first, released from private text.
+
+    1. A user's first L = ``max_words_per_user`` word slots are read; every distinct word there counts 1/sqrt(L). An
+       empty slot (a nulled sentence's) counts nothing, and nothing moves up into its place.
+    2. Counts are summed over users; each word that occurs gets independent noise of standard deviation
+       ``noise_multiplier`` = z.
+    3. Words above ``noisy_threshold`` are released; sorting by noisy count is post-processing.
+
+    Guarantee, unit user-entity, relation zero-out on a fixed graph. One user's counts have L2 norm at most 1, so
+    nulling a user moves the histogram by at most 1; nulling an entity only removes words of its at most K holders,
+    1 each: at most K + 1 together. On words that occur in both worlds the release is therefore the Gaussian mechanism
+    with sensitivity K + 1 and standard deviation z, post-processed: (eps, delta') for any pair on its curve. A word of
+    one world only occurs with that user or those holders alone: its count is at most (K+1)/sqrt(L), there are at most
+    (K+1) L such words, and each passes with probability at most threshold_delta / ((K+1) L). Together
+    (eps, delta' + threshold_delta). With K = 0 it is the same for users alone.
+    Void if an entity occurs with more than K users of ``user_word_slots``, or ``noise`` is not private.
+
+    Source: Gopi et al. 2020 (weighted Gaussian), with the group of an entity's holders added.
+    """
+    histogram = word_histogram(user_word_slots, max_words_per_user)
+    words = sorted(histogram)
+    noisy = np.array([histogram[word] for word in words]) + noise(len(words), noise_multiplier)
+    threshold = noisy_threshold(
+        max_words_per_user=max_words_per_user,
+        max_holders=max_holders,
+        noise_multiplier=noise_multiplier,
+        threshold_delta=threshold_delta,
+    )
+    return [words[i] for i in np.argsort(-noisy, kind="stable") if noisy[i] > threshold]
+
+
+def word_histogram(user_word_slots: Iterable[Sequence[str]], max_words_per_user: int) -> dict[str, float]:
+    """Step 1 of ``noisy_threshold_words``, without noise: private. One user's part has L2 norm at most 1."""
+    users: Counter[str] = Counter()
+    for slots in user_word_slots:
+        users.update({word for word in slots[:max_words_per_user] if word})
+    return {word: count / math.sqrt(max_words_per_user) for word, count in users.items()}
+
+
+def _normalizer(config: VocabularyConfig) -> Any:
+    steps: list[Any] = [normalizers.Lowercase()] if config.lowercase else []
+    if config.strip_punctuation:
+        steps.append(normalizers.Replace(Regex(r"\p{P}"), ""))
+    return normalizers.Sequence(steps)
+
+
+def _words(normalize: Any, text: str) -> list[str]:
+    """Normalised words, exactly as the tokenizer will split them; special tokens in the text are no words."""
+    return [word for word in normalize.normalize_str(text).split() if word not in _SPECIAL]
+
+
+def _word_vocabulary(words: Sequence[str], config: VocabularyConfig) -> Vocabulary:
+    kept = (*_SPECIAL, *words[: config.max_size - len(_SPECIAL)])
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = _normalizer(config)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Vocabulary(
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            unk_token=UNKNOWN,
+            eos_token=END,
+            pad_token=PAD,
+            clean_up_tokenization_spaces=False,
+        )
+    )

@@ -1,0 +1,99 @@
+"""What a network is asked to do: turns sentences into a batch and a batch into one loss per sentence.
+
+    task = NextWord(eos_id=0, pad_id=0, max_length=64)
+    batch = task.collate([np.array([5, 7, 9]), np.array([4])])
+    losses = task.losses(model, batch)  # (2,)
+
+``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
+Shape legend: B sentences, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IGNORED = -100
+"""Target of a position where nothing is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """``input_ids`` (B, T) int64; ``targets`` int64, ``IGNORED`` where nothing is predicted: (B, T) for one per token."""
+
+    input_ids: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(self.input_ids.to(device), self.targets.to(device))
+
+
+class Task(Protocol):
+    """What training needs of a task; a new one (classification, tagging) is one more class with these methods."""
+
+    def collate(self, sentences: Sequence[np.ndarray]) -> Batch:
+        """Token ids of each sentence -> a batch on the CPU."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(B,) losses; entry x depends on sentence x alone."""
+
+
+def forward_logits(model: nn.Module, input_ids: Tensor) -> Tensor:
+    """Logits of a causal model: (B, T) int64 -> (B, T, V).
+
+    No attention mask: padding stands on the right, where causal attention never looks back at it. Positions are given
+    for every sentence: GPT-2's own (1, T) default would add up the position gradients of all sentences.
+    """
+    position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+
+
+@dataclass(frozen=True, slots=True)
+class NextWord:
+    """Next-word prediction within one sentence.
+
+    A sentence w1..wn is read as ``eos w1 .. wn`` and predicts ``w1 .. wn eos``: the opening ``eos`` is not predicted, the
+    closing one counts like any token, as does ``<unk>``. Both sequences are cut at ``max_length``, so a longer sentence
+    predicts its first ``max_length`` words and no end. A sentence without words predicts nothing: its loss is 0.
+    """
+
+    eos_id: int
+    pad_id: int
+    max_length: int
+
+    def collate(self, sentences: Sequence[np.ndarray]) -> Batch:
+        """Token ids of each sentence (any integer type, without ``eos``) -> right-padded batch on the CPU."""
+        lengths = [min(len(words) + 1, self.max_length) for words in sentences]
+        shape = len(sentences), max(lengths, default=1)
+        input_ids, targets = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED, np.int64)
+        for row, (words, length) in enumerate(zip(sentences, lengths, strict=True)):
+            input_ids[row, 0] = self.eos_id
+            input_ids[row, 1:length] = words[: length - 1]
+            if len(words):
+                targets[row, :length] = np.append(words[:length], self.eos_id)[:length]
+        return Batch(torch.from_numpy(input_ids), torch.from_numpy(targets))
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(B,) mean negative log-likelihood (nats) over each sentence's predicted tokens, float32 or wider."""
+        return self._token_losses(model, batch).sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+
+    @torch.no_grad()
+    def token_nll(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Summed negative log-likelihood (nats) and number of predicted tokens; perplexity is exp of their ratio."""
+        total = self._token_losses(model, batch).sum(dtype=torch.float64)
+        return float(total), int((batch.targets != IGNORED).sum())
+
+    def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits = forward_logits(model, batch.input_ids)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        losses = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view(batch.targets.shape)

@@ -1,0 +1,66 @@
+"""Chooses the part of a network that is trained; noise grows with the square root of its size.
+
+    model = select_trainable(model, ModelConfig(trainable="lora", lora_rank=4), seed=0)
+
+The choice is public. Source of LoRA: Hu et al. 2021, through peft; of bias-only training (BitFit): Ben Zaken et al. 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from uedp_ray.config import ModelConfig
+from uedp_ray.errors import InputError
+
+
+def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.Module:
+    """Sets ``requires_grad`` for ``config.trainable`` and returns the model to use (a peft wrapper for ``lora``).
+
+    full: every parameter. lora: low-rank updates of ``lora_targets`` (module-name suffixes; default every linear layer
+    but the output head), starting at exactly zero. bias_norm: every bias and every parameter of a normalisation layer.
+    head: the output layer; tied to the embedding, that is the same matrix and the embedding is trained with it.
+
+    Args:
+      seed: for LoRA's random half; the global generator is left alone.
+    Raises:
+      InputError: nothing to train.
+    """
+    if config.trainable == "lora":
+        return _add_lora(model, config, seed)
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    of_head = {id(p) for p in head.parameters()}
+    of_norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(False)}
+    for name, parameter in model.named_parameters():
+        bias_norm = name.rpartition(".")[2] == "bias" or id(parameter) in of_norms
+        chosen = {"full": True, "bias_norm": bias_norm, "head": id(parameter) in of_head}
+        parameter.requires_grad_(chosen[config.trainable])
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "model.trainable", config.trainable, "this network has no such parameters: choose another part"
+        )
+    return model
+
+
+def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
+    from peft import LoraConfig, get_peft_model  # slow to import, and only needed here
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head}
+    if config.lora_targets:
+        suffixes = tuple(f".{target}" for target in config.lora_targets)
+        linear = {name: m for name, m in linear.items() if f".{name}".endswith(suffixes)}
+    if not linear:
+        raise InputError("model.lora_targets", config.lora_targets, "no linear layer of this network has such a name")
+    transposed = {isinstance(m, Conv1D) for m in linear.values()}
+    lora = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(linear),
+        fan_in_fan_out=transposed == {True},
+        lora_dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, lora)

@@ -1,0 +1,82 @@
+"""epsilon of what happened: from the events of a ledger, and nothing else.
+
+    epsilon_of_events(read_ledger("run/ledger.jsonl"), delta=1e-5, accountant="user-entity")
+
+A round counts every time it was noised. Events that are not understood are refused, never skipped. Inputs are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import dominating
+from uedp_ray.privacy.accounting import MIN_DELTA, compose
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+
+class UnsupportedEvent(InputError):
+    """An event no accountant here can bound."""
+
+
+def epsilon_of_events(
+    events: Iterable[Mapping[str, Any]],
+    *,
+    delta: float,
+    accountant: str = "user-entity",
+    kind: str = "both",
+) -> float:
+    """epsilon at ``delta`` of all ``events``; infinity if any was not private. Source: accounting.md, section 4.
+
+    Events: ``open`` (header), ``round`` (mechanism), ``vocabulary`` (noisy threshold) and ``unprotected``.
+    Raises: UnsupportedEvent for any other; InputError for values out of range.
+    """
+    rounds: list[tuple[RoundMechanism, int]] = []
+    vocabularies: list[tuple[float, int | None]] = []
+    private = True
+    for event in events:
+        name = event.get("kind")
+        if name == "open":
+            private &= event.get("header", {}).get("private", True) is True
+        elif name == "round":
+            private &= event.get("private", True) is True
+            rounds.append((RoundMechanism.from_dict(_field(event, "mechanism")), 1))
+        elif name == "vocabulary":
+            delta -= _share(event)
+            vocabularies.append((float(_field(event, "noise_multiplier")), _field(event, "max_holders")))
+        elif name == "unprotected":
+            private = False
+        else:
+            raise UnsupportedEvent("kind", name, "no accountant for this event: use the version that wrote the ledger")
+    if not private or delta < MIN_DELTA:
+        return math.inf
+    found = 0.0
+    for each in dominating.KINDS if kind == "both" and vocabularies else (kind,):
+        gaussians = [(_moved(accountant, each, holders), noise) for noise, holders in vocabularies]
+        if any(math.isinf(sensitivity) for sensitivity, _ in gaussians):
+            return math.inf
+        found = max(found, compose(rounds, delta=delta, accountant=accountant, kind=each, gaussians=gaussians))
+    return found
+
+
+def _field(event: Mapping[str, Any], name: str) -> Any:
+    if name not in event:
+        raise InputError(f"{event['kind']}.{name}", None, "is missing from the event")
+    return event[name]
+
+
+def _share(event: Mapping[str, Any]) -> float:
+    share = float(_field(event, "threshold_delta"))
+    if not 0.0 <= share < 1.0:
+        raise InputError("vocabulary.threshold_delta", share, "must lie in [0, 1)")
+    return share
+
+
+def _moved(accountant: str, kind: str, max_holders: int | None) -> float:
+    """L2 sensitivity of the word counts: 1 for the user, 1 for each holder of the entity."""
+    if accountant == "user":
+        return 1.0
+    holders = 1.0 if kind == "extended" else math.inf if max_holders is None else float(max_holders)
+    return holders if accountant == "entity" else 1.0 + holders

@@ -1,0 +1,185 @@
+"""The ledger: an append-only file of privacy events, on disk before anything they pay for is released.
+
+    ledger = Ledger.create(run_dir / "ledger.jsonl", {"config_digest": config.digest(), "private": True})
+    ledger.append("round", round=0, attempt=ledger.attempts(0), mechanism=mechanism.to_dict(), private=True)
+    # only now may the noised update of round 0 be used
+
+One JSON object a line: seq, kind, fields, prev (the digest of the line before) and digest (SHA-256 of the rest). A line
+without its newline is a write that never finished, so what it would have paid for was never released. Contents are public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.errors import InputError
+
+FORMAT_VERSION = 1
+_START = "0" * 64
+_RESERVED = frozenset({"seq", "kind", "prev", "digest"})
+
+
+class Ledger:
+    """Open for appending by one process. Make one with ``create`` or ``open``."""
+
+    def __init__(self, path: Path, events: list[dict[str, Any]], size: int):
+        self._path, self._events, self._size = path, events, size
+
+    @classmethod
+    def create(cls, path: str | Path, header: dict[str, Any]) -> Ledger:
+        """Starts a ledger with an ``open`` event that holds ``header``. Raises: InputError if the file exists."""
+        path = Path(path)
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        except FileExistsError:
+            raise InputError("ledger", str(path), "exists already: resume the run, or choose another folder") from None
+        ledger = cls(path, [], 0)
+        try:
+            ledger.append("open", header={"format_version": FORMAT_VERSION, **header})
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return ledger
+
+    @classmethod
+    def open(cls, path: str | Path, *, config_digest: str | None = None) -> Ledger:
+        """Verifies the whole chain and cuts off a torn last line.
+
+        Raises: InputError naming the first line that fails, or when the header's config digest is another one.
+        """
+        path = Path(path)
+        events, size = _read(path)
+        found = events[0]["header"].get("config_digest")
+        if config_digest is not None and found != config_digest:
+            raise InputError(
+                "ledger",
+                f"config {str(found)[:12]} in the ledger, {config_digest[:12]} given",
+                "resume with the run's own config.yaml, or start a new run in another folder",
+            )
+        if size < path.stat().st_size:
+            with path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+        return cls(path, events, size)
+
+    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Writes one event; it is on disk when this returns. Returns the event with its seq, prev and digest.
+
+        Raises: OSError if it could not be written (the file is put back; release nothing); InputError for a reserved
+        field name or a file that somebody else wrote to.
+        """
+        for name in fields:
+            if name in _RESERVED:
+                raise InputError("field", name, "is reserved by the ledger: choose another name")
+        seq, prev = self.position if self._events else (-1, _START)
+        event = {"seq": seq + 1, "kind": kind, **fields, "prev": prev}
+        event["digest"] = _digest(event)
+        line = (_canonical(event) + "\n").encode()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            if os.fstat(descriptor).st_size != self._size:
+                raise InputError("ledger", str(self._path), "another process wrote to it: stop one of the two runs")
+            try:
+                written = 0
+                while written < len(line):
+                    written += os.write(descriptor, line[written:])
+                os.fsync(descriptor)
+            except OSError as error:
+                with contextlib.suppress(
+                    OSError
+                ):  # a torn line is cut on opening; a whole one is charged: both are safe
+                    os.ftruncate(descriptor, self._size)
+                    os.fsync(descriptor)
+                reason = f"{error.strerror}: event not recorded, so the round was not released"
+                raise OSError(error.errno, reason, str(self._path)) from error
+        finally:
+            os.close(descriptor)
+        self._size += len(line)
+        self._events.append(json.loads(line))
+        return self._events[-1]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Every event, ``open`` first. A new list."""
+        return list(self._events)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What ``create`` was given, and the format version."""
+        return self._events[0]["header"]
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """(seq, digest) of the last event; a checkpoint stores it."""
+        return self._events[-1]["seq"], self._events[-1]["digest"]
+
+    def attempts(self, round: int) -> int:  # noqa: A002 - the event's own field name
+        """How many times this round has been charged; also the number of its next attempt."""
+        return sum(event["kind"] == "round" and event.get("round") == round for event in self._events)
+
+    def require_position(self, seq: int, digest: str) -> None:
+        """Raises: InputError if a checkpoint's position is not in this ledger (it was cut short, or is another run's)."""
+        if not 0 <= seq < len(self._events) or self._events[seq]["digest"] != digest:
+            raise InputError(
+                "checkpoint.ledger_position",
+                (seq, digest[:12]),
+                f"is not in {self._path}: put the run's own, complete ledger back",
+            )
+
+
+def read_ledger(path: str | Path) -> list[dict[str, Any]]:
+    """Every event, verified, without changing the file. Raises: InputError naming the first line that fails."""
+    return _read(Path(path))[0]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Events and the size in bytes of the complete lines."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError("ledger", str(path), "no such file") from None
+    size = data.rfind(b"\n") + 1
+    events: list[dict[str, Any]] = []
+    prev = _START
+    for number, line in enumerate(data[:size].split(b"\n")[:-1], 1):
+        try:
+            event = json.loads(line)
+            good = (
+                isinstance(event, dict)
+                and event["seq"] == len(events)
+                and event["prev"] == prev
+                and event["digest"] == _digest({key: value for key, value in event.items() if key != "digest"})
+                and (event["kind"] == "open") == (not events)
+            )
+        except (ValueError, KeyError):
+            good = False
+        if not good:
+            raise InputError(
+                "ledger", f"{path}, line {number}", "does not fit the chain: the file was changed; restore a copy"
+            )
+        events.append(event)
+        prev = event["digest"]
+    if not events:
+        raise InputError("ledger", str(path), "holds no complete line: nothing was charged; delete it and start again")
+    version = events[0].get("header", {}).get("format_version")
+    if version != FORMAT_VERSION:
+        raise InputError("ledger.format_version", version, f"this version reads {FORMAT_VERSION}")
+    return events, size
+
+
+def _canonical(event: dict[str, Any]) -> str:
+    return json.dumps(event, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(event: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(event).encode()).hexdigest()

@@ -1,0 +1,74 @@
+"""The seeds' figures: the 2016 moments accountant with the paper's effective sampling probability. NOT a guarantee.
+
+    published_epsilon(noise_multiplier=2.0, user_sampling_prob=50 / 946, sensitive_fraction=11176 / 14040, rounds=50,
+                      delta=1e-5)    # 0.52
+
+It is kept to reproduce what was printed. ``q_u q_e fraction`` is not an inclusion probability of anything, and for
+long lists of rounds epsilon sits on ln(1/delta) / max_order, a floor of the truncated orders. See docs/accounting.md.
+Inputs are public. Sources: Lai et al. 2022; Abadi et al. 2016 (moments accountant).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Literal
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import RdpAccountant
+
+from uedp_ray.errors import InputError
+
+Method = Literal["uedp", "uedp_fe", "user_dp"]
+
+
+def published_epsilon(
+    *,
+    method: Method = "uedp",
+    noise_multiplier: float,
+    user_sampling_prob: float,
+    entity_sampling_prob: float = 0.5,
+    sensitive_fraction: float = 1.0,
+    rounds: int,
+    delta: float,
+    max_order: int = 32,
+) -> float:
+    """min over integer lambda in 1..max_order of (rounds log-moment(lambda) + ln(1/delta)) / lambda.
+
+    ``noise_multiplier``: the paper's z. ``sensitive_fraction``: sensitive sentences over all, used by ``uedp`` only.
+    Guarantees: nothing. Raises: InputError for values out of range.
+    """
+    if method not in ("uedp", "uedp_fe", "user_dp"):
+        raise InputError("method", method, "choose one of uedp, uedp_fe, user_dp")
+    for name, value in (
+        ("user_sampling_prob", user_sampling_prob),
+        ("entity_sampling_prob", entity_sampling_prob),
+        ("sensitive_fraction", sensitive_fraction),
+    ):
+        if not 0.0 <= value <= 1.0:
+            raise InputError(name, value, "lies in [0, 1]")
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise InputError("noise_multiplier", noise_multiplier, "must be a finite number above 0")
+    for name, count, least in (("rounds", rounds, 0), ("max_order", max_order, 1)):
+        if count < least:
+            raise InputError(name, count, f"must be {least} or more")
+    if not 0.0 < delta < 1.0:
+        raise InputError("delta", delta, "must lie strictly between 0 and 1")
+    prob = user_sampling_prob
+    if method != "user_dp":
+        prob *= entity_sampling_prob
+    if method == "uedp":
+        prob *= sensitive_fraction
+    orders = np.arange(1, max_order + 1)
+    moments = orders * np.array(_renyi(prob, noise_multiplier, max_order)) * rounds
+    return float(np.min((moments - math.log(delta)) / orders))
+
+
+@functools.lru_cache(maxsize=256)
+def _renyi(prob: float, noise_multiplier: float, max_order: int) -> tuple[float, ...]:
+    """Renyi divergences of one round at orders 2 .. max_order + 1."""
+    orders = [order + 1.0 for order in range(1, max_order + 1)]
+    accountant = RdpAccountant(orders)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(prob, dp_accounting.GaussianDpEvent(noise_multiplier)))
+    return tuple(accountant._rdp)  # its public methods convert by the later, tighter formula

@@ -1,0 +1,71 @@
+"""What an epsilon says: its unit, relation, delta, accountant, selection rule and sampling, in one object.
+
+    state(mechanism, epsilon=2.01, delta=1e-5, accountant="user-entity", declared=False).text
+
+All inputs are public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+_UNITS = {"user-entity": "user-entity", "user": "user", "entity": "entity", "published": "user-entity"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Every figure we print carries one; figures of different units never share an axis or a ranking."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+    unit: str
+    relation: str
+    guarantee: bool
+    selection_rule: str
+    sampling: str
+    text: str
+
+
+def state(
+    mechanism: RoundMechanism | None,
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    declared: bool,
+    private: bool = True,
+) -> Statement:
+    """The statement of ``epsilon``.
+
+    ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they were enforced by cutting or weighing, and
+    who holds what is fixed. ``private``: False for test noise. ``accountant`` published claims nothing.
+    """
+    relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
+    guarantee = private and accountant != "published" and math.isfinite(epsilon)
+    unit = _UNITS[accountant]
+    rule = "none" if mechanism is None else mechanism.selection_rule
+    if accountant == "published":
+        claim = "as published, not a guarantee"
+    elif not private:
+        claim = "not private: test noise or test sampling"
+    else:
+        claim = "an upper bound" if guarantee else "no guarantee"
+    text = (
+        f"epsilon = {epsilon:.4g} at delta = {delta:g} ({claim}); unit: one {unit}; relation: {relation}; "
+        f"accountant: {accountant}; selection rule: {rule}; sampling: poisson."
+    )
+    return Statement(
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+        unit=unit,
+        relation=relation,
+        guarantee=guarantee,
+        selection_rule=rule,
+        sampling="poisson",
+        text=text,
+    )

@@ -1,0 +1,47 @@
+"""The most likely next words after a text, from a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import load_model
+from uedp_ray.models.task import forward_logits
+
+
+def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]]:
+    """For each text, its ``top`` next tokens with probabilities, best first.
+
+    Args:
+      run: a run directory, or the ``model`` folder in one.
+      texts: what to continue; read as the beginning of a sentence.
+
+    Raises: InputError if there is no model.
+    """
+    folder = run / "model" if (run / "model").is_dir() else run
+    if not (folder / "config.json").exists():
+        raise InputError("RUN", str(run), "holds no model: name a finished run directory")
+    if top < 1:
+        raise InputError("--top", top, "ask for 1 or more")
+    model, vocabulary = load_model(folder).eval(), Vocabulary.load(folder)
+    predictions = []
+    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
+        input_ids = torch.tensor([[vocabulary.eos_id, *ids.tolist()]])
+        with torch.no_grad():
+            probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)
+        best = probabilities.topk(min(top, probabilities.numel()))
+        words = [vocabulary.decode([int(i)]) for i in best.indices]
+        predictions.append(
+            {
+                "text": text,
+                "next": [
+                    {"token": word or "(sentence end)", "probability": round(float(p), 6)}
+                    for word, p in zip(words, best.values, strict=True)
+                ],
+            }
+        )
+    return predictions
