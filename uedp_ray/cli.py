@@ -29,6 +29,8 @@ _err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+_NONE: list[str] = []
+_ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", help="Ray Train workers; 0 runs without Ray.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
@@ -123,9 +125,9 @@ def prepare(
     source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
     format: Annotated[str, typer.Option("--format", help="conll, ag-news, jsonl, parquet, speeches, text, synthetic.")],  # noqa: A002
-    detector: Annotated[list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")] = [
-        "annotated"
-    ],
+    detector: Annotated[
+        list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
+    ] = _ANNOTATED,
     categories: Annotated[str, typer.Option(help="Protected categories, comma-separated; all if empty.")] = "",
     num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
     seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
@@ -154,7 +156,7 @@ def prepare(
 @app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
-    settings: Set = [],
+    settings: Set = _NONE,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -176,7 +178,7 @@ def pretrain(
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
-    settings: Set = [],
+    settings: Set = _NONE,
     workers: Workers = None,
     out: Out = None,
     resume: Resume = False,
@@ -196,7 +198,7 @@ def train(
 @app.command()
 def compare(
     config: Annotated[Path, typer.Argument(help="Comparison file (YAML): base and variants.")],
-    settings: Set = [],
+    settings: Set = _NONE,
     workers: Workers = None,
     out: Out = None,
     resume: Resume = False,

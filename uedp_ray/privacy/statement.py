@@ -41,8 +41,9 @@ def state(
 ) -> Statement:
     """The statement of ``epsilon``.
 
-    ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they were enforced by cutting or weighing, and
-    who holds what is fixed. ``private``: False for test noise. ``accountant`` published claims nothing.
+    ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
+    were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
+    published claims nothing.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     guarantee = private and accountant != "published" and math.isfinite(epsilon)

@@ -17,6 +17,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
-from uedp_ray.training.host import Progress, pick_device, train
+from uedp_ray.training.host import Progress, pick_device, ray_session, train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import Say, prepared_source
 
@@ -89,19 +90,37 @@ def compare(
     warm_start = str((public / "model").resolve())
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=warm_start))
     rows = [_public_row("untrained", untrained, warm_start), _public_row("public-only", config, warm_start)]
-    for name, (method, settings) in comparison.variants.items():
-        variant = dataclasses.replace(methods.apply(config, method, settings), name=_slug(name))
-        folder = out / _slug(name)
-        say(f"training: {name}")
-        if (folder / "result.json").exists():
-            result = json.loads((folder / "result.json").read_text())
-        else:
-            resumable = resume and (folder / "config.yaml").exists()
-            result = train(variant, folder, workers=workers, resume=resumable, say=say, progress=progress)
-        rows.append({"name": name, **{key: result[key] for key in _RESULT_KEYS}})
+    num_workers = config.training.num_workers if workers is None else workers
+    with ray_session(num_workers) if num_workers else nullcontext():
+        rows += [
+            _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
+            for name in comparison.variants
+        ]
     table = {"rows": rows, "out": str(out.resolve())}
     (out / "table.json").write_text(json.dumps(table, indent=1))
     return table
+
+
+def _train_variant(
+    comparison: Comparison,
+    name: str,
+    config: RunConfig,
+    out: Path,
+    num_workers: int,
+    resume: bool,
+    say: Say,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Trains a variant, unless it is finished already, and returns its row."""
+    variant = dataclasses.replace(methods.apply(config, *comparison.variants[name]), name=_slug(name))
+    folder = out / _slug(name)
+    say(f"training: {name}")
+    if (folder / "result.json").exists():
+        result = json.loads((folder / "result.json").read_text())
+    else:
+        resumable = resume and (folder / "config.yaml").exists()
+        result = train(variant, folder, workers=num_workers, resume=resumable, say=say, progress=progress)
+    return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 
 _RESULT_KEYS = ("perplexity", "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")

@@ -71,40 +71,60 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+@contextmanager
+def ray_session(num_workers: int) -> Iterator[None]:
+    """Connects to ``RAY_ADDRESS``, or starts Ray on this machine; a session that is open already is used and left open."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    ray.init(
+        address=address or "local",
+        num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+        include_dashboard=None if address else False,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
     import ray
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
 
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS", "local"),
-            num_cpus=None if "RAY_ADDRESS" in os.environ else max(num_workers, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="warning",
-        )
     storage = run.private / "ray"
     error = run.private / "error.json"
     error.unlink(missing_ok=True)
-    trainer = TorchTrainer(
-        _ray_worker,
-        train_loop_config={"root": str(run.root)},
-        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=pick_device(config).type == "cuda"),
-        # Two runs with one name and storage path would silently resume each other.
-        run_config=RayRunConfig(
-            name=f"{config.name}-{uuid.uuid4().hex[:8]}",
-            storage_path=str(storage),
-            failure_config=FailureConfig(max_failures=3),
-        ),
-    )
-    try:
+    with ray_session(num_workers):
+        resources = ray.cluster_resources()
+        has_gpus = resources.get("GPU", 0) >= num_workers
+        if config.training.device == "cuda" and not has_gpus:
+            raise InputError("training.device", "cuda", f"the cluster has no GPU for each of {num_workers} workers")
+        # A worker's threads follow its CPUs, so an idle core is a core wasted.
+        cpus = max(1, int(resources.get("CPU", 1)) // num_workers)
+        trainer = TorchTrainer(
+            _ray_worker,
+            train_loop_config={"root": str(run.root)},
+            scaling_config=ScalingConfig(
+                num_workers=num_workers,
+                use_gpu=config.training.device != "cpu" and has_gpus,
+                resources_per_worker={"CPU": cpus},
+            ),
+            # Two runs with one name and storage path would silently resume each other.
+            run_config=RayRunConfig(
+                name=f"{config.name}-{uuid.uuid4().hex[:8]}",
+                storage_path=str(storage),
+                failure_config=FailureConfig(max_failures=3),
+            ),
+        )
         trainer.fit()
-    finally:
-        if started_here:
-            ray.shutdown()
     shutil.rmtree(storage, ignore_errors=True)
     if error.exists():
         raise InputError(**json.loads(error.read_text()))

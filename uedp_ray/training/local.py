@@ -134,7 +134,7 @@ class LocalUpdate:
         gradients = torch.autograd.grad(loss, tensors)
         with torch.no_grad():
             for tensor, gradient in zip(tensors, gradients, strict=True):
-                tensor -= self._training.local_learning_rate * gradient
+                tensor.sub_(gradient, alpha=self._training.local_learning_rate)
 
 
 def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:

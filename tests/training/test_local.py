@@ -1,0 +1,259 @@
+"""The clipped sum of a worker: against loops over single sentences, however it is batched or spread over workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.training.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
+
+from uedp_ray.plan import owned_users
+from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.training.local import LocalUpdate
+
+KEY = b"sampling key of a test"
+AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5, "max_length": 10}
+DROPOUT = {f"dropout_{name}": 0.3 for name in ("embedding", "input", "hidden", "weight", "output")}
+BOUNDS = {"max_holders": 3, "max_sentences_per_entity": 2, "entity_bound": "truncate", "holder_bound": "truncate"}
+
+
+def config_of(model=None, privacy=None, **training):
+    return tiny_config(
+        privacy={"sentence_clip_norm": 0.3, "entity_sampling_prob": 0.7, "user_sampling_prob": 0.9, **(privacy or {})},
+        bounds=BOUNDS,
+        model=model or {},
+        training=training,
+    )
+
+
+def local_sgd(**training):
+    return config_of(
+        privacy={"sentence_clip_norm": None},
+        local_update="local_sgd",
+        local_learning_rate=0.5,
+        local_batch_size=2,
+        **training,
+    )
+
+
+@pytest.fixture
+def corpus():
+    return TinyCorpus.random(4, num_users=14)
+
+
+def weights_of(corpus):
+    """Every kind of weight that bounds produce: none, part, all."""
+    return np.random.default_rng(0).choice([0.0, 0.4, 1.0], corpus.num_sentences).astype(np.float32)
+
+
+def selections(worker, corpus, users=None, round_index=0):
+    users = np.arange(corpus.num_users) if users is None else users
+    where = {"round_index": round_index, "attempt": 0}
+    return list(worker.plan.select(corpus, users, PoissonSampler(KEY), sentence_weight=weights_of(corpus), **where))
+
+
+def total(worker, corpus, users=None, round_index=0):
+    return worker.sum(corpus, weights_of(corpus), users=users, round_index=round_index, key=KEY)
+
+
+def relative(a, b):
+    return float(torch.linalg.vector_norm(a.double() - b.double()) / torch.linalg.vector_norm(b.double()))
+
+
+def sentence_gradient(worker, corpus, sentence):
+    loss = worker.task.losses(worker.model, worker.task.collate([corpus.tokens[sentence]])).sum()
+    gradients = torch.autograd.grad(loss, worker.params.tensors, allow_unused=True)
+    pieces = [torch.zeros(p.numel()).double() if g is None else g.flatten().double()
+              for g, p in zip(gradients, worker.params.tensors, strict=True)]  # fmt: skip
+    return torch.cat(pieces)
+
+
+def naive_gradient_sum(worker, corpus):
+    privacy = worker.plan.config.privacy
+    result = torch.zeros(worker.params.num, dtype=torch.float64)
+    clipped = {"sentence": 0, "user": 0}
+    for selection in selections(worker, corpus):
+        update = torch.zeros_like(result)
+        for sentence, weight in zip(selection.sentences, selection.weights, strict=True):
+            gradient = sentence_gradient(worker, corpus, sentence)
+            norm = float(gradient.norm())
+            clipped["sentence"] += norm > privacy.sentence_clip_norm
+            update -= float(weight) * min(1.0, privacy.sentence_clip_norm / norm) * gradient
+        norm = float(update.norm())
+        clipped["user"] += norm > privacy.l2_clip_norm
+        result += update * min(1.0, privacy.l2_clip_norm / max(norm, 1e-30))
+    assert clipped["sentence"], "no bound is at work: the comparison proves little"
+    return result, clipped
+
+
+@pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 100_000])
+def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, model, batch_tokens):
+    config = config_of(model=model, privacy={"l2_clip_norm": 0.4}, batch_tokens=batch_tokens)
+    worker = TinyWorker(config, dtype=torch.float64)
+    expected, clipped = naive_gradient_sum(worker, corpus)
+    assert clipped["user"]
+    assert relative(total(worker, corpus), expected) < 3e-6  # clipping shrinks by 1e-6 for safety
+
+
+@pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
+def test_micro_batching_changes_nothing(corpus, model):
+    whole = total(TinyWorker(config_of(model=model)), corpus)
+    for batch_tokens in (1, 25, 80):
+        assert relative(total(TinyWorker(config_of(model=model, batch_tokens=batch_tokens)), corpus), whole) < 1e-6
+
+
+@pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_workers_shares_add_up_to_the_sum_of_one(corpus, num_workers, local_update):
+    worker = TinyWorker(local_sgd() if local_update == "local_sgd" else config_of())
+    shares = [total(worker, corpus, owned_users(corpus.user_hash, rank, num_workers)) for rank in range(num_workers)]
+    assert sum(bool(share.any()) for share in shares) > 1
+    assert relative(sum(shares), total(worker, corpus)) < 1e-6
+
+
+@pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
+@pytest.mark.parametrize("model", [{**AWD, **DROPOUT}, {"dropout_output": 0.3, "dropout_hidden": 0.3}],
+                         ids=["awd_lstm", "gpt2"])  # fmt: skip
+def test_dropout_does_not_depend_on_batches_or_workers(corpus, model, local_update):
+    config = local_sgd() if local_update == "local_sgd" else config_of()
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
+    worker = TinyWorker(config)
+    whole = total(worker, corpus)
+    for batch_tokens in (1, 40):
+        training = dataclasses.replace(config.training, batch_tokens=batch_tokens)
+        assert relative(total(TinyWorker(dataclasses.replace(config, training=training)), corpus), whole) < 1e-6
+    shares = [total(worker, corpus, owned_users(corpus.user_hash, rank, 3)) for rank in range(3)]
+    assert relative(sum(shares), whole) < 1e-6
+    torch.rand(5)  # whatever else draws from the default generator
+    assert torch.equal(total(worker, corpus), whole)
+    assert relative(total(worker, corpus, round_index=0), total(worker, corpus, round_index=1)) > 0.1
+
+
+def test_dropout_is_on_in_local_updates(corpus):
+    dropped = total(TinyWorker(config_of(model={"dropout_output": 0.5})), corpus)
+    assert relative(dropped, total(TinyWorker(config_of()), corpus)) > 0.05
+
+
+@pytest.mark.parametrize("model", [{**AWD, **DROPOUT}, {"dropout_output": 0.3, "dropout_hidden": 0.3}],
+                         ids=["awd_lstm", "gpt2"])  # fmt: skip
+def test_dropout_of_a_sentence_does_not_depend_on_the_words_of_another(corpus, model):
+    """Else an entity's absence would change gradients of sentences that never held it, beyond the entity's bound."""
+    worker = TinyWorker(config_of(model=model, privacy={"user_sampling_prob": 1.0, "l2_clip_norm": 100.0}))
+    whole = total(worker, corpus)
+    bound = worker.plan.config.privacy.sentence_clip_norm
+    moved = []
+    for sentence in range(corpus.num_sentences):
+        without = corpus.nulled(np.arange(corpus.num_sentences) == sentence)
+        moved.append(float(torch.linalg.vector_norm(whole - total(worker, without))))
+    assert max(moved) <= bound * (1 + 1e-5)
+    assert max(moved) > 0.5 * bound
+
+
+def naive_local_sgd(worker, corpus, epochs):
+    training, privacy = worker.plan.config.training, worker.plan.config.privacy
+    start = worker.params.get()
+    result = torch.zeros(worker.params.num, dtype=torch.float64)
+    for selection in selections(worker, corpus):
+        here = start.clone()
+        for _ in range(epochs):
+            for first in range(0, len(selection.sentences), training.local_batch_size):
+                worker.params.set(here)
+                chosen = slice(first, first + training.local_batch_size)
+                parts = list(zip(selection.sentences[chosen], selection.weights[chosen], strict=True))
+                mean = sum(float(w) * sentence_gradient(worker, corpus, x) for x, w in parts) / len(parts)
+                here = here - training.local_learning_rate * mean
+        difference = here - start
+        result += difference * min(1.0, privacy.l2_clip_norm / float(difference.norm()))
+    worker.params.set(start)
+    return result
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_local_sgd_is_a_loop_of_small_steps(corpus, epochs):
+    config = local_sgd(local_epochs=epochs)
+    config = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, l2_clip_norm=0.8))
+    worker = TinyWorker(config, dtype=torch.float64)
+    expected = naive_local_sgd(worker, corpus, epochs)
+    assert relative(total(worker, corpus), expected) < 3e-6
+    assert torch.equal(worker.params.get(), worker.parameters), "the round's parameters are put back"
+
+
+class Poisoned:
+    """A task whose loss is NaN or infinite, and so its gradient, on sentences that begin with a given token."""
+
+    def __init__(self, task, token, value):
+        self.task, self.token, self.value = task, token, value
+
+    def collate(self, sentences):
+        return self.task.collate(sentences)
+
+    def losses(self, model, batch):
+        losses = self.task.losses(model, batch)
+        return losses * torch.where(batch.targets[:, 0] == self.token, self.value, 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_no_other_is_touched(corpus, value):
+    worker = TinyWorker(config_of(privacy={"user_sampling_prob": 1.0}))
+    chosen = selections(worker, corpus)
+    token = int(corpus.tokens[chosen[2].sentences[0]][0])
+    hit = [x for s in chosen for x in s.sentences if corpus.tokens[x][0] == token]
+    task = Poisoned(worker.task, token, value)
+    update = LocalUpdate(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    summed = update.sum_updates(worker.parameters, chosen, 0)
+    rest = [without(s, [i for i, x in enumerate(s.sentences) if corpus.tokens[x][0] == token]) for s in chosen]
+    clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+    expected = clean.sum_updates(worker.parameters, [s for s in rest if len(s.sentences)], 0)
+    assert torch.isfinite(summed).all()
+    assert relative(summed, expected) < 1e-6
+    assert update.num_non_finite == len(hit) > 0
+    assert clean.num_non_finite == 0
+
+
+def without(selection, gone):
+    return selection._replace(
+        sentences=np.delete(selection.sentences, gone), weights=np.delete(selection.weights, gone)
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, value):
+    worker = TinyWorker(local_sgd())
+    chosen = selections(worker, corpus)
+    token = int(corpus.tokens[chosen[1].sentences[0]][0])
+    task = Poisoned(worker.task, token, value)
+    update = LocalUpdate(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    summed = update.sum_updates(worker.parameters, chosen, 0)
+    untouched = [s for s in chosen if all(corpus.tokens[x][0] != token for x in s.sentences)]
+    clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+    assert relative(summed, clean.sum_updates(worker.parameters, untouched, 0)) < 1e-6
+    assert update.num_non_finite == len(chosen) - len(untouched) > 0
+
+
+def test_nobody_drawn_gives_zeros(corpus):
+    worker = TinyWorker(config_of())
+    assert total(worker, corpus, users=np.arange(0)).tolist() == [0.0] * worker.params.num
+
+
+def test_bf16_stays_close_and_is_summed_wide(corpus):
+    exact = total(TinyWorker(config_of()), corpus)
+    rounded = total(TinyWorker(config_of(precision="bf16")), corpus)
+    assert rounded.dtype == torch.float64
+    assert 0 < relative(rounded, exact) < 0.05
+
+
+@pytest.mark.parametrize("part", ["full", "lora", "bias_norm", "head"])
+@pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
+def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, model, part):
+    worker = TinyWorker(
+        config_of(model={**model, "trainable": part, "lora_rank": 2}, privacy={"sentence_clip_norm": 0.002}),
+        dtype=torch.float64,
+    )
+    expected, _ = naive_gradient_sum(worker, corpus)
+    assert relative(total(worker, corpus), expected) < 3e-6
+    whole = sum(p.numel() for p in worker.model.parameters())
+    assert worker.params.num < whole if part != "full" else worker.params.num == whole
