@@ -117,3 +117,10 @@ def test_unknown_method():
 def test_bounds_are_positive():
     with pytest.raises(InputError, match="max_holders"):
         BoundsConfig(max_holders=0)
+
+
+def test_environment_variables_are_expanded(monkeypatch):
+    monkeypatch.setenv("UEDP_DATA", "/somewhere")
+    assert config(corpus__source={"format": "conll", "path": "$UEDP_DATA/eng.train"}).corpus.source.path == (
+        "/somewhere/eng.train"
+    )

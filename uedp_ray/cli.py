@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,8 @@ _err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+Show = Callable[[int, int | None, str], None]
+"""show(done, total, text)"""
 _NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", help="Ray Train workers; 0 runs without Ray.")]
@@ -148,8 +150,15 @@ def prepare(
             "seed": seed,
         },
     )
-    with _err.status("preparing"):
-        statistics = run(settings, out, workers=workers)
+    with _progress_line() as show:
+        statistics = run(
+            settings,
+            out,
+            workers=workers,
+            progress=lambda stage, done, total: show(
+                done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
+            ),
+        )
     _emit(statistics, as_json)
 
 
@@ -164,14 +173,8 @@ def pretrain(
     from uedp_ray.training.pretrain import pretrain as run
 
     loaded = load_config(config, settings)
-    with _bar("pre-training") as (bar, task):
-        answer = run(
-            loaded,
-            out or Path("runs") / f"{loaded.name}-pretrained",
-            progress=lambda step, steps, loss: bar.update(
-                task, completed=step, total=steps, description=f"pre-training  loss {loss:.3f}"
-            ),
-        )
+    with _progress_line() as show:
+        answer = run(loaded, out or Path("runs") / f"{loaded.name}-pretrained", progress=_pretraining(show))
     _emit(answer, as_json)
 
 
@@ -188,9 +191,14 @@ def train(
     from uedp_ray.training.host import train as run
 
     loaded = load_config(config, settings)
-    with _rounds_bar() as progress:
+    with _progress_line() as show:
         answer = run(
-            loaded, out or Path("runs") / loaded.name, workers=workers, resume=resume, say=_say, progress=progress
+            loaded,
+            out or Path("runs") / loaded.name,
+            workers=workers,
+            resume=resume,
+            say=_say,
+            progress=_rounds(show),
         )
     _emit(answer, as_json)
 
@@ -209,9 +217,15 @@ def compare(
     from uedp_ray.training.compare import compare as run
 
     loaded = Comparison.load(config, settings)
-    with _rounds_bar() as progress:
+    with _progress_line() as show:
         answer = run(
-            loaded, out or Path("runs") / loaded.base.name, workers=workers, resume=resume, say=_say, progress=progress
+            loaded,
+            out or Path("runs") / loaded.base.name,
+            workers=workers,
+            resume=resume,
+            say=_say,
+            progress=_rounds(show),
+            pretrain_progress=_pretraining(show),
         )
     if as_json:
         _emit(answer, as_json)
@@ -256,34 +270,42 @@ def _say(message: str) -> None:
 
 
 @contextmanager
-def _bar(description: str) -> Iterator[tuple[Progress, Any]]:
-    """A live line on a terminal; elsewhere a sparse one at the end of it."""
+def _progress_line() -> Iterator[Show]:
+    """Yields show(done, total, text): a live bar on a terminal, elsewhere a line at every fifth of the way."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_err, disable=not _err.is_terminal) as bar:
-        yield bar, bar.add_task(description, total=None)
+    with Progress(*columns, console=_err, disable=not _err.is_terminal, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        printed = [(0, "")]
 
-
-@contextmanager
-def _rounds_bar() -> Iterator[Any]:
-    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
-    with _bar("rounds") as (bar, task):
-        last = [0]
-
-        def show(row: dict[str, Any]) -> None:
-            spent = row["epsilon"]
-            parts = [
-                f"round {row['round']}/{row['num_rounds']}",
-                f"{row['rounds_per_second']:.2f} rounds/s",
-                "no guarantee" if math.isinf(spent) else f"ε {spent:.2f}",
-                f"perplexity {row['perplexity']:.1f}" if row["perplexity"] is not None else "",
-            ]
-            line = "  ".join(part for part in parts if part)
-            bar.update(task, completed=row["round"], total=row["num_rounds"], description=line)
-            if bar.disable and row["round"] * 5 // row["num_rounds"] != last[0]:
-                last[0] = row["round"] * 5 // row["num_rounds"]
-                _err.print(f"{line}  {row['seconds_left']:.0f} s left", markup=False, highlight=False)
+        def show(done: int, total: int | None, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text)
+            fifth = (done * 5 // total if total else 0, text.split()[0])
+            if bar.disable and fifth != printed[0] and fifth[0]:
+                printed[0] = fifth
+                _err.print(text, markup=False, highlight=False)
 
         yield show
+
+
+def _rounds(show: Show) -> Callable[[dict[str, Any]], None]:
+    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
+
+    def show_round(row: dict[str, Any]) -> None:
+        spent = row["epsilon"]
+        parts = [
+            f"round {row['round']}/{row['num_rounds']}",
+            f"{row['rounds_per_second']:.2f} rounds/s",
+            "no guarantee" if math.isinf(spent) else f"ε {spent:.2f}",
+            "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
+            f"{row['seconds_left']:.0f} s left",
+        ]
+        show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
+
+    return show_round
+
+
+def _pretraining(show: Show) -> Callable[[int, int, float], None]:
+    return lambda step, steps, loss: show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
 
 
 def _emit(answer: dict[str, Any], as_json: bool) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -432,7 +433,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
-    """Builds ``cls`` from nested mappings. Raises InputError for unknown keys and wrong types."""
+    """Builds ``cls`` from nested mappings; ``$NAME`` in a text is that environment variable.
+
+    Raises: InputError for unknown keys and wrong types.
+    """
     if not isinstance(tree, Mapping):
         raise InputError(where or "config", tree, "expected a mapping of keys")
     hints = typing.get_type_hints(cls)
@@ -462,7 +466,7 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
             raise InputError(where, value, "expected a number") from None
     if annotation in (int, bool, str) and type(value) is not annotation:
         raise InputError(where, value, f"expected {annotation.__name__}")
-    return value
+    return os.path.expandvars(value) if annotation is str else value
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,27 @@ def events(run: Path, kind: str = "round") -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
-def die(where: str, nth: int, after: bool = False) -> None:
-    """Makes this process kill itself at the ``nth`` call of ``module:attribute.attribute`` (before it, or after)."""
+class Crash(BaseException):
+    """The end of a process, as far as one process can play it: nothing but ``finally`` runs."""
+
+
+def kill_now() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash_now() -> None:
+    raise Crash
+
+
+def die(
+    where: str,
+    nth: int,
+    after: bool,
+    *,
+    kill: Callable[[], None] = kill_now,
+    set_attribute: Callable[[Any, str, Any], None] = setattr,
+) -> None:
+    """Makes this process end at the ``nth`` call of ``module:attribute.attribute`` (before it, or after)."""
     module, _, path = where.partition(":")
     owner: Any = import_module(module)
     *parents, name = path.split(".")
@@ -67,13 +87,13 @@ def die(where: str, nth: int, after: bool = False) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == nth and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
         answer = original(*args, **kwargs)
         if calls[0] == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
         return answer
 
-    setattr(owner, name, wrapped)
+    set_attribute(owner, name, wrapped)
 
 
 def _doomed(tree: dict[str, Any], out: Path, resume: bool, where: str, nth: int, after: bool) -> None:

@@ -19,10 +19,13 @@ import safetensors.torch
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers.utils import logging as transformers_logging
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+
+transformers_logging.disable_progress_bar()  # our own progress line is the only one
 
 _DROPOUTS = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_weight", "dropout_output")
 _USED_BY_GPT2 = ("dropout_embedding", "dropout_hidden", "dropout_output")

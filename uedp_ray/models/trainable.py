@@ -7,6 +7,8 @@ The choice is public. Source of LoRA: Hu et al. 2021, through peft; of bias-only
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -61,6 +63,7 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
         fan_in_fan_out=transposed == {True},
         lora_dropout=0.0,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's use
         torch.manual_seed(seed)
         return get_peft_model(model, lora)

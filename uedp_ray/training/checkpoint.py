@@ -99,7 +99,7 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
     path = folder / "state.json"
     if not path.exists():
         return None
-    commit: dict[str, Any] = json.loads(path.read_text())
+    commit = _read_commit(path)
     for name, wanted in (("format", _FORMAT), ("config_digest", config_digest), ("accountant", accountant)):
         if commit.get(name) != wanted:
             raise InputError(
@@ -128,3 +128,13 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
     state.next_round = commit["next_round"]
     return Position(**{name: commit[name] for name in Position.__dataclass_fields__})
+
+
+def _read_commit(path: Path) -> dict[str, Any]:
+    try:
+        commit = json.loads(path.read_text())
+    except ValueError:
+        commit = None
+    if not isinstance(commit, dict):
+        raise InputError("checkpoint", str(path), "is damaged: restore it or use another --out")
+    return commit

@@ -52,6 +52,8 @@ def train(
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
     run = prepare_run(config, out, resume=resume, say=say)
+    if run.result.exists():  # nothing is left to do
+        return json.loads(run.result.read_text())
     num_workers = config.training.num_workers if workers is None else workers
     with _watch(run, progress):
         if num_workers == 0:
@@ -95,7 +97,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
 
 def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
     import ray
-    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
 
@@ -124,7 +126,11 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
                 failure_config=FailureConfig(max_failures=3),
             ),
         )
-        trainer.fit()
+        try:
+            trainer.fit()
+        except TrainingFailedError as failure:
+            reason = str(failure).strip().splitlines()[-1]
+            raise RuntimeError(f"the workers failed; what was charged stays charged: {reason}") from failure
     shutil.rmtree(storage, ignore_errors=True)
     if error.exists():
         raise InputError(**json.loads(error.read_text()))
@@ -137,8 +143,9 @@ def _ray_worker(settings: dict[str, Any]) -> None:
 
     context = ray.train.get_context()
     run = RunDir(Path(settings["root"]))
-    if context.get_world_rank() == 0 and run.result.exists():
-        run.result.unlink()
+    error_file = run.private / "error.json"
+    if error_file.exists():  # this group was restarted because rank 0 left the others waiting
+        return
     try:
         run_worker(
             run,
@@ -149,7 +156,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
         )
     except InputError as error:
         fields = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
-        (run.private / "error.json").write_text(json.dumps(fields))
+        error_file.write_text(json.dumps(fields))
 
 
 @contextmanager

@@ -72,8 +72,7 @@ class LocalUpdate:
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
         """Yields each user's sum of clipped, weighted sentence gradients, downhill.
 
-        Users are taken a group at a time, so that their sentences can be batched by length, which saves padding; with
-        dropout, one at a time, so that its masks do not depend on who else was drawn.
+        Users are taken a group at a time, so that their sentences can be batched by length, which saves padding.
         """
         size = 1 if self._dropout else max(1, _HELD // max(1, self.params.num))
         for group in _groups(selections, size):
@@ -81,12 +80,23 @@ class LocalUpdate:
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate([each.weights for each in group])
-            with self._seeded(round_index, group[0].user):
-                for chosen in batches([len(self.sentence(int(x))) for x in numbers], self._training.batch_tokens):
-                    chosen = np.sort(chosen)  # users in turn
+            for chosen in self._packed(numbers):
+                with self._seeded(round_index, group[0].user, int(chosen[0])):
                     for user, summed in self._user_sums(numbers[chosen], weights[chosen], owner[chosen]):
                         sums[user].sub_(summed)
             yield from zip(group, sums, strict=True)
+
+    def _packed(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+        """Positions of the sentences of each batch, ascending: users in turn.
+
+        With dropout a sentence goes alone, with masks of its own. In company its masks would depend on the words of the
+        others, and an entity's absence would change gradients of sentences that never held it, beyond the entity's bound.
+        """
+        if self._dropout:
+            yield from np.arange(len(numbers))[:, None]
+            return
+        for chosen in batches([len(self.sentence(int(x))) for x in numbers], self._training.batch_tokens):
+            yield np.sort(chosen)
 
     def _user_sums(
         self, numbers: np.ndarray, weights: np.ndarray, owner: np.ndarray
@@ -105,11 +115,11 @@ class LocalUpdate:
     def _batch(self, numbers: np.ndarray) -> Batch:
         return self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
 
-    def _seeded(self, round_index: int, user: int) -> AbstractContextManager[None]:
+    def _seeded(self, *address: int) -> AbstractContextManager[None]:
         """Dropout draws from a stream of its own, the same wherever the user is held."""
         if not self._dropout:
             return nullcontext()
-        return seeded(self.device, self._training.seed, round_index, user)
+        return seeded(self.device, self._training.seed, *address)
 
     def _local_sgd(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int

@@ -153,14 +153,17 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
                 f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
                 f"resume with {run.config}, or name another folder",
             )
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(path != run.private for path in run.root.iterdir()):
         raise InputError("--out", str(out), "is not empty and holds no run: name another folder")
     _private_folder(run.private)
-    dump_config(config, run.config)
+    _write_config(config, run)
     if not run.key.exists():
         _write_key(run.key)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
+        setup = json.loads(run.setup.read_text())
+        if open_corpus(setup["corpus"]).digest != setup["corpus_digest"]:
+            raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
         return run
     say("reading the corpus")
     corpus_path = prepared_source(config.corpus.source, run.private / "corpus")
@@ -176,7 +179,9 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
-        ledger = Ledger.create(run.ledger, {"config_digest": config.digest(), "private": plan.private})
+        ledger = Ledger.create(
+            run.ledger, {"run": secrets.token_hex(8), "config_digest": config.digest(), "private": plan.private}
+        )
     if not run.vocabulary.exists():
         say("building the vocabulary")
         make_vocabulary(config, corpus, bounded.sentence_weight, ledger).save(run.vocabulary)
@@ -203,7 +208,7 @@ def prepared_source(source: SourceConfig, folder: Path) -> Path:
     if source.format == "prepared":
         open_corpus(source.path)
         return Path(source.path).resolve()
-    if not folder.exists():
+    if not (folder / "corpus.json").exists():
         prepare(source, folder)
     return folder.resolve()
 
@@ -258,6 +263,12 @@ def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str
 
 def _encode(run: RunDir, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
     return encode_corpus(corpus, vocabulary, run.tokens, max_length=config.model.max_length)
+
+
+def _write_config(config: RunConfig, run: RunDir) -> None:
+    temporary = run.private / run.config.name
+    dump_config(config, temporary)
+    os.replace(temporary, run.config)
 
 
 def _private_folder(path: Path) -> None:

@@ -200,11 +200,14 @@ class RunDriver:
         return epsilons(self.plan, self._ledger.events)
 
     def _save(self) -> None:
+        self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
         seq, digest = self._ledger.position
         accountant = self.plan.config.privacy.protect
         save_checkpoint(
             self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, accountant, seq, digest)
         )
+
+    def _write_rows(self) -> None:
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(self.rows), buffer)
         write_atomically(self.run.rounds, buffer.getvalue().to_pybytes())
@@ -227,7 +230,10 @@ class RunDriver:
         write_atomically(self.run.progress, json.dumps(progress).encode())
 
     def finish(self) -> None:
-        """Writes ``result.json`` and ``privacy.md``."""
+        """Writes ``privacy.md`` and, last, ``result.json``: it marks a run that is finished."""
+        if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
+            self._record()
+            self._write_rows()
         spent, config = self.spent(), self.plan.config
         tokens = config.corpus.declared_num_tokens
         trained = self.state.next_round > self._first and tokens is not None
@@ -245,5 +251,5 @@ class RunDriver:
             "run_dir": str(self.run.root),
             "private": self.plan.private,
         }
-        self.run.write_json(self.run.result, result)
         write_statement(self.run.statement, self.plan, self._ledger.events, spent)
+        self.run.write_json(self.run.result, result)

@@ -1,0 +1,191 @@
+"""Checkpoints: whole or old, never half; refused when they are damaged or another run's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+
+import pytest
+import torch
+from tests.training.runs import Crash
+
+from uedp_ray.config import TrainingConfig
+from uedp_ray.errors import InputError
+from uedp_ray.training import checkpoint
+from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
+from uedp_ray.training.rounds import RoundState, server_optimizer
+
+MINE = {"config_digest": "a" * 64, "accountant": "user-entity"}
+
+
+def fresh(optimizer="adam", size=5):
+    parameters = torch.zeros(size)
+    return RoundState(parameters, server_optimizer(parameters, TrainingConfig(server_optimizer=optimizer)))
+
+
+def step(state, rounds=1):
+    for _ in range(rounds):
+        state.parameters.grad = torch.sin(state.parameters + torch.arange(5.0) + state.next_round)
+        state.optimizer.step()
+        state.next_round += 1
+    return state
+
+
+def save(folder, state):
+    save_checkpoint(folder, state, Position(state.next_round, **MINE, ledger_seq=state.next_round, ledger_digest="d"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of round 3 under ``folder``."""
+    folder = tmp_path / "checkpoint"
+    save(folder, step(fresh(), 3))
+    return folder
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_run_goes_on_exactly_where_it_was(tmp_path, optimizer):
+    state = step(fresh(optimizer), 3)
+    save(tmp_path, state)
+    restored = fresh(optimizer)
+    position = load_checkpoint(tmp_path, restored, **MINE)
+    assert position == Position(3, **MINE, ledger_seq=3, ledger_digest="d")
+    assert restored.next_round == 3
+    step(state, 2)
+    step(restored, 2)
+    assert torch.equal(state.parameters, restored.parameters)
+    assert state.parameters.any()
+
+
+def test_nothing_saved_is_no_error(tmp_path):
+    assert load_checkpoint(tmp_path / "none", fresh(), **MINE) is None
+
+
+def test_only_tensors_and_json_and_only_the_last(saved):
+    save(saved, step(fresh(), 4))
+    assert sorted(path.name for path in saved.iterdir()) == ["round-000004.safetensors", "state.json"]
+    content = (saved / "round-000004.safetensors").read_bytes()
+    (header_size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + header_size])
+    assert set(header) >= {"parameters", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq", "optimizer.0.step"}
+    assert header["parameters"] == {"dtype": "F32", "shape": [5], "data_offsets": header["parameters"]["data_offsets"]}
+    json.loads((saved / "state.json").read_text())
+
+
+@pytest.mark.parametrize("moment", ["round-000004.safetensors", "state.json"])
+@pytest.mark.parametrize("renamed", [False, True], ids=["before", "after"])
+def test_a_kill_while_saving_leaves_a_whole_checkpoint(saved, monkeypatch, moment, renamed):
+    replace = os.replace
+
+    def killed(source, target):
+        if target.name == moment and not renamed:
+            raise Crash
+        replace(source, target)
+        if target.name == moment:
+            raise Crash
+
+    monkeypatch.setattr(checkpoint.os, "replace", killed)
+    with pytest.raises(Crash):
+        save(saved, step(fresh(), 4))
+    monkeypatch.undo()
+    state = fresh()
+    assert load_checkpoint(saved, state, **MINE) is not None
+    expected = 4 if (moment, renamed) == ("state.json", True) else 3
+    assert state.next_round == expected
+    assert torch.equal(state.parameters, step(fresh(), expected).parameters)
+    save(saved, step(state))  # and what was left over is in nobody's way
+    assert len(list(saved.glob("round-*.safetensors"))) == 1
+
+
+class FullDisk:
+    """Fails the ``nth`` durable write of this process."""
+
+    def __init__(self, nth):
+        self.left = nth
+
+    def __call__(self, descriptor):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("nth", "name"), [(1, "round-000004.safetensors"), (3, "state.json")])
+def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_to_do(saved, monkeypatch, nth, name):
+    monkeypatch.setattr(checkpoint.os, "fsync", FullDisk(nth))
+    with pytest.raises(OSError, match="No space left") as raised:
+        save(saved, step(fresh(), 4))
+    monkeypatch.undo()
+    assert raised.value.errno == errno.ENOSPC
+    assert str(saved / name) in str(raised.value)
+    assert "--resume" in str(raised.value)
+    assert not list(saved.glob(".*")), "a full disk is not filled further"
+    state = fresh()
+    load_checkpoint(saved, state, **MINE)
+    assert state.next_round == 3
+    assert torch.equal(state.parameters, step(fresh(), 3).parameters)
+
+
+def test_a_short_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    class Full:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "open", lambda *_: Full(), raising=False)
+    with pytest.raises(OSError, match="file keeps its last whole state"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_a_damaged_tensor_file_is_refused(saved, damage):
+    file = saved / "round-000003.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    {
+        "flip": lambda: file.write_bytes(content),
+        "cut": lambda: file.write_bytes(content[:-7]),
+        "missing": file.unlink,
+    }[damage]()
+    with pytest.raises(InputError, match="damaged") as raised:
+        load_checkpoint(saved, fresh(), **MINE)
+    assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}'])
+def test_a_damaged_state_file_is_refused(saved, content):
+    (saved / "state.json").write_text(content)
+    with pytest.raises(InputError, match="checkpoint"):
+        load_checkpoint(saved, fresh(), **MINE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "theirs", "ours"),
+    [
+        ({"config_digest": "b" * 64}, "aaaaaaaaaaaa", "bbbbbbbbbbbb"),
+        ({"accountant": "user"}, "user-entity", "'user'"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_both_are_named(saved, asked, theirs, ours):
+    state = fresh()
+    with pytest.raises(InputError) as raised:
+        load_checkpoint(saved, state, **{**MINE, **asked})
+    assert theirs in str(raised.value)
+    assert ours in str(raised.value)
+    assert next(iter(asked)) in raised.value.field
+    assert not state.parameters.any(), "nothing of it was used"
+
+
+def test_a_checkpoint_of_another_size_is_refused(saved):
+    with pytest.raises(InputError, match=r"\(5,\).*\(6,\)"):
+        load_checkpoint(saved, fresh(size=6), **MINE)

@@ -1,0 +1,305 @@
+"""Killed and resumed: the same model where noise is fixed; every release charged, and never beyond the target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from tests.training import runs
+from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree, train_until_killed
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.training.host import train
+
+# What is called in a run, in order: every one is a moment to die at, before or after the nth call.
+SETUP = [
+    ("uedp_ray.training.rundir:dump_config", 1),
+    ("uedp_ray.training.rundir:_write_key", 1),
+    ("uedp_ray.training.rundir:apply_bounds", 1),
+    ("uedp_ray.training.rundir:Ledger.create", 1),
+    ("uedp_ray.training.rundir:make_vocabulary", 1),
+    ("uedp_ray.training.rundir:Vocabulary.save", 1),
+    ("uedp_ray.training.rundir:_encode", 1),
+    ("uedp_ray.training.rundir:RunDir.write_json", 1),
+]
+ROUNDS = [
+    ("uedp_ray.training.worker:RunDriver.charge", 1),
+    ("uedp_ray.training.worker:RunDriver.release", 3),
+    ("uedp_ray.training.worker:RunDriver.release", 4),
+    ("uedp_ray.training.worker:save_checkpoint", 1),
+    ("uedp_ray.training.checkpoint:write_atomically", 1),  # tensors of round 2
+    ("uedp_ray.training.checkpoint:write_atomically", 4),  # state of round 4
+    ("uedp_ray.training.worker:save_checkpoint", 3),
+    ("uedp_ray.training.worker:save_model", 1),
+    ("uedp_ray.training.worker:write_statement", 1),
+]
+MOMENTS = [(*moment, after) for moment in SETUP + ROUNDS for after in (False, True)]
+IDS = [f"{w.rpartition(':')[2]}-{n}-{'after' if after else 'before'}" for w, n, after in MOMENTS]
+
+
+@pytest.fixture(scope="module")
+def fixed(corpora):
+    return run_config(corpora, privacy={**runs.TREE["privacy"], **TEST_NOISE})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fixed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    train(fixed, out, workers=0)
+    return out
+
+
+def crash(config, out, where, nth, *, after=False, resume=False):
+    """Trains in this process until the moment comes."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs.die(where, nth, after, kill=runs.crash_now, set_attribute=patch.setattr)
+        with pytest.raises(Crash):
+            train(config, out, workers=0, resume=resume)
+
+
+def assert_same_run(out, uninterrupted):
+    assert torch.equal(parameters(out), parameters(uninterrupted))
+    mine, theirs = (json.loads((run / "result.json").read_text()) for run in (out, uninterrupted))
+    for result in (mine, theirs):
+        del result["run_dir"], result["tokens_per_second"]
+    assert mine == theirs
+    rows, expected = (pq.read_table(run / "rounds.parquet").to_pylist() for run in (out, uninterrupted))
+    assert rows == expected
+    assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
+    assert {event["round"] for event in events(out)} == set(range(5)), "every round is charged"
+
+
+@pytest.mark.parametrize(("where", "nth", "after"), MOMENTS, ids=IDS)
+def test_a_crash_anywhere_and_resume_give_the_same_run(fixed, uninterrupted, tmp_path, where, nth, after):
+    crash(fixed, tmp_path / "run", where, nth, after=after)
+    train(fixed, tmp_path / "run", workers=0, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "nth", "after"), MOMENTS, ids=IDS)
+def test_a_kill_anywhere_and_resume_give_the_same_run(fixed, uninterrupted, tmp_path, where, nth, after):
+    train_until_killed(fixed, tmp_path / "run", where, nth=nth, after=after)
+    train(fixed, tmp_path / "run", workers=0, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["uedp_ray.corpus.prepare:_publish", "uedp_ray.corpus.prepare:prepare_shard"])
+def test_a_kill_while_the_corpus_is_prepared(corpora, tmp_path, where):
+    text = {"format": "synthetic", "num_users": 10}
+    config = run_config(corpora, corpus={"declared_num_users": 30, "source": text}, training={"num_rounds": 1})
+    train_until_killed(config, tmp_path / "run", where, nth=1)
+    assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] == 1
+
+
+def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):
+    release = "uedp_ray.training.worker:RunDriver.release"
+    crash(fixed, tmp_path / "run", release, 4)
+    crash(fixed, tmp_path / "run", release, 2, resume=True)
+    train(fixed, tmp_path / "run", workers=0, resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted)
+    assert [event["round"] for event in events(tmp_path / "run")] == [0, 1, 2, 3, 2, 3, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_command_killed_in_mid_run_resumes(fixed, corpora, uninterrupted, tmp_path):
+    run_file, out = tmp_path / "run.yaml", tmp_path / "run"
+    run_file.write_text(yaml.safe_dump(run_tree(corpora, privacy={**runs.TREE["privacy"], **TEST_NOISE})))
+    command = [sys.executable, "-m", "uedp_ray", "train", str(run_file), "--out", str(out), "--workers", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "ledger.jsonl").exists() or len(events(out)) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 2, "a run is not overwritten"
+    assert "--resume" in again.stderr
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["rounds"] == 5
+    assert_same_run(out, uninterrupted)
+
+
+class Drawn:
+    """Who was drawn in each (round, attempt) of a run."""
+
+    def __init__(self, patch):
+        self.users: dict[tuple[int, int], list[int]] = {}
+        select = Plan.select
+
+        def recorded(plan, *args, round_index, attempt, **kwargs):
+            chosen = list(select(plan, *args, round_index=round_index, attempt=attempt, **kwargs))
+            self.users[round_index, attempt] = [each.user for each in chosen]
+            return iter(chosen)
+
+        patch.setattr(Plan, "select", recorded)
+
+
+def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again(corpora, tmp_path, monkeypatch):
+    drawn, config, out = Drawn(monkeypatch), run_config(corpora), tmp_path / "run"
+    crash(config, out, "uedp_ray.training.worker:RunDriver.release", 4)  # round 3; the checkpoint is of round 2
+    assert [(e["round"], e["attempt"]) for e in events(out)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    result = train(config, out, workers=0, resume=True)
+    charged = [(e["round"], e["attempt"]) for e in events(out)]
+    assert charged == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)]
+    assert drawn.users.keys() == set(charged), "nothing is drawn that is not charged"
+    assert drawn.users[2, 0] != drawn.users[2, 1]
+    assert drawn.users[3, 0] != drawn.users[3, 1]
+    every = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert result["epsilon"]["user-entity"] == pytest.approx(epsilon_of_events(every, delta=1e-4), rel=1e-12)
+    once = [event for event in every if event.get("attempt", 0) == 0]
+    assert result["epsilon"]["user-entity"] > 1.02 * epsilon_of_events(once, delta=1e-4)
+    assert "2 rounds were repeated" in (out / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize("nth", [2, 4])
+def test_replays_never_take_a_run_beyond_its_target(corpora, tmp_path, nth):
+    privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
+    config, out = run_config(corpora, privacy=privacy, training={"evaluate_every": 50}), tmp_path / "run"
+    crash(config, out, "uedp_ray.training.worker:RunDriver.release", nth)
+    result = train(config, out, workers=0, resume=True)
+    assert len(events(out)) == 5, "the target pays for five releases, whichever they are"
+    assert result["rounds"] == 3
+    assert 5.9 < result["epsilon"]["user-entity"] <= 6.0
+    rows = pq.read_table(out / "rounds.parquet").to_pylist()
+    assert rows[-1]["round"] == 3
+    assert rows[-1]["perplexity"] == result["perplexity"] != result["initial_perplexity"]
+
+
+def test_a_target_already_spent_releases_nothing_more(corpora, tmp_path):
+    privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
+    training = {"evaluate_every": 50, "checkpoint_every": 3}
+    config, out = run_config(corpora, privacy=privacy, training=training), tmp_path / "run"
+    crash(config, out, "uedp_ray.training.worker:RunDriver.release", 5)  # rounds 3 and 4 are charged and lost
+    result = train(config, out, workers=0, resume=True)
+    assert len(events(out)) == 5
+    assert (result["rounds"], result["tokens_per_second"]) == (3, None)
+    assert result["epsilon"]["user-entity"] <= 6.0
+    row = pq.read_table(out / "rounds.parquet").to_pylist()[-1]
+    assert row["round"] == 3, "the perplexity that is reported is that of the model that is exported"
+    assert row["perplexity"] == result["perplexity"] != result["initial_perplexity"]
+
+
+def test_an_undisturbed_run_with_a_target_runs_all_rounds(corpora, tmp_path):
+    privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
+    result = train(run_config(corpora, privacy=privacy), tmp_path / "run", workers=0)
+    assert result["rounds"] == 5
+    assert 5.9 < result["epsilon"]["user-entity"] <= 6.0
+
+
+def test_resuming_a_finished_run_changes_nothing(private_run, corpora):
+    before = {p: p.read_bytes() for p in private_run.out.rglob("*") if p.is_file() and p.name != "config.yaml"}
+    assert train(run_config(corpora), private_run.out, workers=0, resume=True) == private_run.result
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.fixture
+def crashed(corpora, tmp_path):
+    """A private run with a checkpoint of round 2 and charges up to round 3."""
+    out = tmp_path / "run"
+    crash(run_config(corpora), out, "uedp_ray.training.worker:RunDriver.release", 4)
+    return out
+
+
+def test_another_config_is_refused_and_both_are_named(crashed, corpora):
+    other = run_config(corpora, privacy={**runs.TREE["privacy"], "noise_multiplier": 0.5})
+    with pytest.raises(InputError) as raised:
+        train(other, crashed, workers=0, resume=True)
+    assert run_config(corpora).digest()[:12] in str(raised.value)
+    assert other.digest()[:12] in str(raised.value)
+    assert len(events(crashed)) == 4
+
+
+def test_machine_settings_may_change_on_resume(crashed, corpora):
+    config = run_config(corpora, training={**runs.TREE["training"], "batch_tokens": 100, "evaluate_every": 1})
+    assert train(config, crashed, workers=0, resume=True)["rounds"] == 5
+
+
+def test_without_resume_a_run_is_never_touched(crashed, corpora):
+    before = parameters(crashed)
+    with pytest.raises(InputError, match="--resume"):
+        train(run_config(corpora), crashed, workers=0)
+    assert torch.equal(parameters(crashed), before)
+
+
+def test_a_folder_that_is_no_run_is_refused(corpora, tmp_path):
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="holds no run"):
+            train(run_config(corpora), tmp_path, workers=0, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (lambda ledger: ledger.unlink(), "no such file"),
+        (lambda ledger: cut(ledger, 2), "put the run's own, complete ledger back"),
+        (lambda ledger: ledger.write_text(ledger.read_text().replace('"round":1', '"round":9')), "line 3"),
+    ],
+    ids=["deleted", "cut", "changed"],
+)
+def test_a_ledger_behind_the_checkpoint_is_refused(crashed, corpora, tamper, message):
+    tamper(crashed / "ledger.jsonl")
+    with pytest.raises(InputError, match=message):
+        train(run_config(corpora), crashed, workers=0, resume=True)
+    assert not (crashed / "result.json").exists()
+
+
+def cut(ledger: Path, keep: int) -> None:
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:keep]))
+
+
+def test_a_torn_last_line_was_never_released_and_is_cut(crashed, corpora):
+    with (crashed / "ledger.jsonl").open("a") as file:
+        file.write('{"kind":"round","round":4,"att')
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
+    assert [(e["round"], e["attempt"]) for e in events(crashed)][4:] == [(2, 1), (3, 1), (4, 0)]
+
+
+def test_the_ledger_of_another_config_is_refused(crashed, corpora, uninterrupted):
+    shutil.copy(uninterrupted / "ledger.jsonl", crashed / "ledger.jsonl")
+    with pytest.raises(InputError, match="config"):
+        train(run_config(corpora), crashed, workers=0, resume=True)
+
+
+def test_the_ledger_of_another_run_of_the_same_config_is_refused(crashed, corpora, private_run):
+    shutil.copy(private_run.out / "ledger.jsonl", crashed / "ledger.jsonl")
+    with pytest.raises(InputError, match="ledger"):
+        train(run_config(corpora), crashed, workers=0, resume=True)
+
+
+def test_a_lost_checkpoint_starts_over_and_charges_everything_again(crashed, corpora):
+    shutil.rmtree(crashed / "checkpoint")
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
+    replayed = [(t, 1) for t in range(4)]
+    assert [(e["round"], e["attempt"]) for e in events(crashed)] == [(t, 0) for t in range(4)] + replayed + [(4, 0)]
+
+
+def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
+    folder = tmp_path / "corpora"
+    shutil.copytree(corpora, folder)
+    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.worker:RunDriver.release", 1)
+    prepare(SourceConfig(format="synthetic", num_users=30, seed=8), folder / "private", num_shards=2)
+    with pytest.raises(InputError, match=r"corpus\.source"):
+        train(run_config(folder), tmp_path / "run", workers=0, resume=True)
+    assert np.load(tmp_path / "run" / "private" / "sentence_weight.npy").size
