@@ -230,7 +230,7 @@ def test_another_config_is_refused_and_both_are_named(crashed, corpora):
 
 
 def test_machine_settings_may_change_on_resume(crashed, corpora):
-    config = run_config(corpora, training={**runs.TREE["training"], "batch_tokens": 100, "evaluate_every": 1})
+    config = run_config(corpora, training={**runs.TREE["training"], "checkpoint_every": 3, "evaluate_every": 1})
     assert train(config, crashed, workers=0, resume=True)["rounds"] == 5
 
 

@@ -51,14 +51,18 @@ class Comparison:
             tree = yaml.safe_load(path.read_text())
         except FileNotFoundError:
             raise InputError("config", str(path), "no such file") from None
-        if not isinstance(tree, dict) or set(tree) != {"base", "variants"}:
-            raise InputError("config", str(path), "a comparison file has the two keys base and variants")
+        except yaml.YAMLError as error:
+            raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
+        if not isinstance(tree, dict) or set(tree) != {"base", "variants"} or not isinstance(tree["variants"], dict):
+            raise InputError("config", str(path), "a comparison file has the two keys base and variants, both mappings")
         base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)))
-        variants = {}
-        for name, variant in tree["variants"].items():
-            unknown = set(variant) - {"method", "set"}
-            if unknown or "method" not in variant:
-                raise InputError(f"variants.{name}", sorted(variant), "a variant has the keys method and set")
+        variants, folders = {}, {"", "corpora", "pretrained"}
+        for name, variant in ((str(key), value) for key, value in tree["variants"].items()):
+            if not isinstance(variant, dict) or "method" not in variant or set(variant) - {"method", "set"}:
+                raise InputError(f"variants.{name}", variant, "a variant has the keys method and set")
+            if _slug(name) in folders:
+                raise InputError("variants", name, f"its folder {_slug(name)!r} is taken: choose another name")
+            folders.add(_slug(name))
             variants[name] = (variant["method"], variant.get("set", {}))
             methods.apply(base, *variants[name])  # refuse a bad variant before hours of work
         return cls(base, variants)

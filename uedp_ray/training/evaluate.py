@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from uedp_ray.errors import InputError
 from uedp_ray.models.task import NextWord
 
 Sentence = np.ndarray
@@ -41,7 +42,7 @@ def perplexity(
 ) -> float:
     """exp(total NLL / predicted tokens) of ``sentences`` ((length,) token arrays); infinity if it overflows.
 
-    Raises: ValueError if there is nothing to predict.
+    Raises: InputError if there is nothing to predict.
     """
     was_training = model.training
     model.eval()
@@ -53,6 +54,8 @@ def perplexity(
         count += tokens
     model.train(was_training)
     if count == 0:
-        raise ValueError("no token to predict: the evaluation text is empty")
+        raise InputError(
+            "corpus.evaluation", f"{len(sentences)} sentences", "holds no word to predict: name other text"
+        )
     mean = total / count
     return math.exp(mean) if mean < 700 else math.inf

@@ -165,8 +165,9 @@ def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
     done = threading.Event()
 
     def poll() -> None:
-        seen = None
-        while not done.wait(0.3):
+        seen, last = None, False
+        while not last:
+            last = done.wait(0.3)  # the last rounds are told too
             try:
                 row = json.loads(run.progress.read_text())
             except (FileNotFoundError, json.JSONDecodeError):

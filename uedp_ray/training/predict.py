@@ -18,7 +18,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
 
     Args:
       run: a run directory, or the ``model`` folder in one.
-      texts: what to continue; read as the beginning of a sentence.
+      texts: what to continue; read as the beginning of a sentence. Of a long one the model sees the last words that fit.
 
     Raises: InputError if there is no model.
     """
@@ -28,9 +28,11 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
     if top < 1:
         raise InputError("--top", top, "ask for 1 or more")
     model, vocabulary = load_model(folder).eval(), Vocabulary.load(folder)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # an LSTM has no limit
     predictions = []
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
-        input_ids = torch.tensor([[vocabulary.eos_id, *ids.tolist()]])
+        fitting = ids if positions is None else ids[max(0, len(ids) + 1 - positions) :]
+        input_ids = torch.tensor([[vocabulary.eos_id, *fitting.tolist()]])
         with torch.no_grad():
             probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)
         best = probabilities.topk(min(top, probabilities.numel()))

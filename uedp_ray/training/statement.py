@@ -115,7 +115,7 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
         "## Not covered",
         "",
         _NOT_COVERED,
-        "Recompute: `uedp-ray epsilon --ledger ledger.jsonl`.",
+        f"Recompute: `uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g}`.",
         "",
     ]
     return "\n".join(lines)

@@ -1,0 +1,343 @@
+"""The command line: one JSON document on stdout, exit codes, and bad input answered in one line with its remedy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+
+import pytest
+import yaml
+from tests.training.conftest import corpora, pretrained, private_run  # noqa: F401 - fixtures
+from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
+
+from uedp_ray.cli import main
+from uedp_ray.training.host import train
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as raised:
+            main()
+        out, err = capsys.readouterr()
+        return raised.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def answer(command):
+    """Runs a command with ``--json`` that must succeed; returns the document."""
+
+    def run(*arguments):
+        code, out, err = command(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
+
+
+@pytest.fixture
+def refused(command):
+    """Runs a command that must be refused: exit code 2, nothing on stdout, one line that holds every given part."""
+
+    def run(*arguments, parts):
+        code, out, err = command(*arguments)
+        assert code == 2, (code, err)
+        assert out == ""
+        last = err.strip().splitlines()[-1]
+        assert last.startswith("error: ")
+        for part in parts:
+            assert part in last
+        return last
+
+    return run
+
+
+def written(folder, tree, name="run.yaml"):
+    path = folder / name
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def run_file(tmp_path, corpora):  # noqa: F811
+    return written(tmp_path, run_tree(corpora, training={"num_rounds": 2, "device": "cpu"}))
+
+
+PARAMETERS = ("--q-u", 0.05, "--q-e", 0.5, "--rounds", 20, "--max-holders", 3, "--entity-clip", 0.1)
+
+
+@pytest.mark.parametrize("accountant", ["user-entity", "user", "entity", "published"])
+def test_epsilon(answer, accountant):
+    found = answer("epsilon", "--accountant", accountant, "--noise-multiplier", 2.0, *PARAMETERS)
+    assert {"epsilon", "delta", "accountant", "unit", "relation", "guarantee"} <= found.keys()
+    assert (found["accountant"], found["guarantee"]) == (accountant, accountant != "published")
+    assert found["epsilon"] > 0
+
+
+def test_calibrate_never_overshoots(answer):
+    found = answer("calibrate", "--target-epsilon", 2.0, *PARAMETERS)
+    assert {"noise_multiplier", "epsilon"} <= found.keys()
+    assert 1.98 < found["epsilon"] <= 2.0
+    again = answer("epsilon", "--noise-multiplier", found["noise_multiplier"], *PARAMETERS)
+    assert again["epsilon"] == found["epsilon"]
+
+
+@pytest.mark.parametrize("unit", ["user-entity", "user", "entity"])
+def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):  # noqa: F811
+    found = answer(
+        "epsilon",
+        "--ledger",
+        private_run.out / "ledger.jsonl",
+        "--delta",
+        TREE["privacy"]["delta"],
+        "--accountant",
+        unit,
+    )
+    assert found["epsilon"] == pytest.approx(private_run.result["epsilon"][unit], rel=1e-12)
+    assert found["rounds"] == 5
+
+
+def test_an_epsilon_that_is_infinite_is_null_in_json(answer, corpora, tmp_path):  # noqa: F811
+    config = run_config(corpora, privacy={"noise": "none", "noise_multiplier": None}, training={"num_rounds": 1})
+    train(config, tmp_path / "run", workers=0)
+    found = answer("epsilon", "--ledger", tmp_path / "run" / "ledger.jsonl")
+    assert (found["epsilon"], found["guarantee"]) == (None, False)
+
+
+def test_prepare(answer, tmp_path):
+    found = answer("prepare", "", "--format", "synthetic", "--num-users", 6, "--out", tmp_path / "corpus")
+    wanted = {"users", "sentences", "tokens", "vocabulary", "entities", "sensitive_sentences", "max_holders"}
+    assert wanted <= found.keys()
+    assert found["users"] == 6
+    assert 0 < found["sensitive_sentences"]["all"] < found["sentences"]
+    assert found["sensitive_sentences"]["person"] > 0
+    assert (tmp_path / "corpus" / "corpus.json").exists()
+
+
+def test_train_resume_and_predict(answer, command, run_file, tmp_path):
+    out = tmp_path / "out"
+    found = answer("train", run_file, "--workers", 0, "--out", out, "--set", "training.num_rounds=3")
+    assert {"perplexity", "epsilon", "rounds", "tokens_per_second", "run_dir"} <= found.keys()
+    assert set(found["epsilon"]) == {"user-entity", "user", "entity"}
+    assert (found["rounds"], found["run_dir"]) == (3, str(out.resolve()))
+    predicted = answer("predict", out, "--text", "please call", "--text", "the", "--top", 2)["predictions"]
+    assert [len(each["next"]) for each in predicted] == [2, 2]
+    code, out_text, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "second")
+    assert code == 0
+    assert "perplexity: " in out_text
+    assert "round 2/2" in err, "sparse progress where there is no terminal"
+
+
+def test_pretrain(answer, tmp_path, corpora):  # noqa: F811
+    text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
+    path = written(tmp_path, run_tree(corpora, pretrain={"text": text, "num_steps": 3, "batch_size": 4}))
+    found = answer("pretrain", path, "--out", tmp_path / "out")
+    assert found["perplexity"] > 1
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert found["checkpoint"] == str((tmp_path / "out" / "model").resolve())
+
+
+def test_compare(answer, command, tmp_path, corpora):  # noqa: F811
+    text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
+    base = run_tree(
+        corpora, pretrain={"text": text, "num_steps": 3}, training={"num_rounds": 1, "device": "cpu"}, name="base"
+    )
+    variants = {"private": {"method": "uedp"}, "bare": {"method": "noiseless"}}
+    path = written(tmp_path, {"base": base, "variants": variants}, "compare.yaml")
+    found = answer("compare", path, "--workers", 0, "--out", tmp_path / "out")
+    assert [row["name"] for row in found["rows"]] == ["untrained", "public-only", "private", "bare"]
+    code, out, _ = command("compare", path, "--workers", 0, "--out", tmp_path / "out", "--resume")
+    assert code == 0
+    assert "no guarantee" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["privacy.sigma=3"], ["privacy.sigma", "3", "unknown key", "noise_multiplier"]),
+        (["privacy.user_sampling_prob=1.5"], ["privacy.user_sampling_prob", "1.5", "[0, 1]"]),
+        (["privacy.entity_sampling_prob=-0.1"], ["privacy.entity_sampling_prob", "-0.1", "[0, 1]"]),
+        (["privacy.target_epsilon=3"], ["target_epsilon", "noise_multiplier", "(3.0, 1.0)", "exactly one"]),
+        (["privacy.noise_multiplier=null"], ["target_epsilon", "noise_multiplier", "(None, None)", "exactly one"]),
+        (["training.num_rounds=0"], ["training.num_rounds", "0", "1 or more"]),
+        (["training.num_rounds=many"], ["training.num_rounds", "many", "int"]),
+        (["corpus.declared_num_users=null"], ["corpus.declared_num_users", "None", "declare"]),
+        (["corpus.declared_num_users=5"], ["declared_num_users", "5"]),
+        (["corpus.source.path=/nowhere"], ["path", "/nowhere", "uedp-ray prepare"]),
+        (["privacy.delta=0"], ["privacy.delta", "0", "between 0 and 1"]),
+        (["no_equals_sign"], ["--set", "no_equals_sign", "key.subkey=value"]),
+        (["model.warm_start=/nowhere"], ["/nowhere"]),
+        (["training.device=cuda"], ["training.device", "cuda", "cpu"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and "=" in value[0] else "",
+)
+def test_a_bad_setting_is_refused(refused, run_file, tmp_path, settings, parts):
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    refused("train", run_file, "--workers", 0, "--out", tmp_path / "out", "--json", *flags, parts=parts)
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize(("content", "part"), [(None, "no such file"), ("a: [", "not YAML"), ("- 1", "mapping")])
+def test_a_bad_run_file_is_refused(refused, tmp_path, content, part):
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_text(content)
+    refused("train", path, parts=["config", str(path), part])
+
+
+CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nleft VBD B-VP O\n\nnobody\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "parts"),
+    [
+        ("a.conll", CONLL, ["--format", "conll"], ["a.conll", "6", "token and an entity tag"]),
+        ("b.jsonl", '{"user": "u", "text": "a b"}\n{"user": "", "text": "Zanzibar"}\n', ["--format", "jsonl"],
+         ["b.jsonl", "2", "user is missing or empty"]),
+        ("c.jsonl", '{"user": "u", "text": "a b"}\n', ["--format", "jsonl", "--detector", "spacy:en_none_sm"],
+         ["detector", "spacy:en_none_sm", "python -m spacy download en_none_sm"]),
+        ("d.jsonl", '{"user": "u", "text": "a b"}\n', ["--format", "jsonl", "--detector", "list:LIST"],
+         ["detector", "list:", "match"]),
+        ("e.jsonl", "", ["--format", "jsonl"], ["path", "no sentence"]),
+        ("f.jsonl", '{"user": "u", "text": "a b"}\n', ["--format", "word"], ["format", "word", "jsonl"]),
+    ],
+    ids=["conll-line", "empty-user", "no-spacy-model", "list-matches-nothing", "empty", "format"],
+)  # fmt: skip
+def test_bad_text_is_refused(refused, tmp_path, name, content, flags, parts):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "names.txt").write_text("Zebulon Zwick\n")
+    flags = [flag.replace("LIST", str(tmp_path / "names.txt")) for flag in flags]
+    line = refused("prepare", tmp_path / name, "--out", tmp_path / "out", *flags, parts=parts)
+    assert "Zanzibar" not in line, "an error holds no private text"
+    assert "Zwick" not in line
+    assert not (tmp_path / "out").exists()
+
+
+ROWS = {
+    "one-word users": [("u1", "hello", None), ("u2", "stop", None), ("u3", "go on", None)],
+    "no sensitive sentence": [(f"u{i % 4}", "the dog ran home", None) for i in range(12)],
+    "only sensitive sentences": [(f"u{i % 4}", f"Ann{i} ran home", f"Ann{i}") for i in range(12)],
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_odd_corpora_train(answer, run_file, tmp_path, case):
+    rows = [
+        {"user": u, "text": t, "entities": [{"category": "person", "text": e}] if e else []} for u, t, e in ROWS[case]
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = answer("prepare", tmp_path / "rows.jsonl", "--format", "jsonl", "--out", tmp_path / "corpus")
+    assert prepared["sensitive_sentences"]["all"] == sum(e is not None for *_, e in ROWS[case])
+    source = f"corpus.source.path={tmp_path / 'corpus'}"
+    settings = ["--set", source, "--set", "privacy.user_sampling_prob=0.9"]
+    found = answer("train", run_file, "--workers", 0, "--out", tmp_path / "out", *settings)
+    assert found["rounds"] == 2
+    assert all(value > 0 for value in found["epsilon"].values())
+
+
+@pytest.fixture
+def crashed(corpora, tmp_path, monkeypatch):  # noqa: F811
+    """A run stopped in round 3 of 5, and its run file."""
+    with monkeypatch.context() as patch:
+        die("uedp_ray.training.worker:RunDriver.release", 4, False, kill=crash_now, set_attribute=patch.setattr)
+        with pytest.raises(Crash):
+            train(run_config(corpora), tmp_path / "crashed", workers=0)
+    return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")
+
+
+def test_another_config_cannot_resume_a_run(refused, crashed, corpora):  # noqa: F811
+    out, path = crashed
+    wanted = run_config(corpora, privacy={**TREE["privacy"], "noise_multiplier": 9.0}).digest()[:12]
+    refused(
+        "train", path, "--workers", 0, "--out", out, "--resume", "--set", "privacy.noise_multiplier=9.0",
+        parts=["--resume", run_config(corpora).digest()[:12], wanted, "config.yaml"],
+    )  # fmt: skip
+    refused("train", path, "--workers", 0, "--out", out, parts=["--out", "--resume"])
+
+
+def test_a_foreign_checkpoint_or_ledger_is_refused(refused, command, crashed):
+    out, path = crashed
+    resume = ("train", path, "--workers", 0, "--out", out, "--resume")
+    state = out / "checkpoint" / "state.json"
+    mine = state.read_text()
+    digest = json.loads(mine)["config_digest"]
+    state.write_text(mine.replace(digest, "f" * 64))
+    refused(*resume, parts=["checkpoint config_digest", "f" * 12, digest[:12]])
+    state.write_text(mine.replace('"user-entity"', '"user"'))
+    refused(*resume, parts=["checkpoint accountant", "'user'", "user-entity"])
+    state.write_text(mine)
+    ledger = out / "ledger.jsonl"
+    ledger.rename(out / "mine")
+    refused(*resume, parts=["ledger", "no such file"])
+    shutil.copy(out / "mine", ledger)
+    (out / "mine").unlink()
+    assert command(*resume)[0] == 0
+
+
+def test_a_full_disk_under_the_ledger_releases_nothing(command, run_file, tmp_path, monkeypatch):
+    out, calls, fsync = tmp_path / "out", [], os.fsync
+
+    def full(descriptor):
+        ledger = out / "ledger.jsonl"
+        if ledger.exists() and os.path.samestat(os.fstat(descriptor), ledger.stat()):
+            calls.append(descriptor)
+            if len(calls) == 2:  # after the opening event: the charge of round 0
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    flags = ("--workers", 0, "--out", out, "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        code, stdout, err = command("train", run_file, *flags)
+    assert (code, stdout) == (1, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("failed: ")
+    for part in ("No space left", "ledger.jsonl", "not released"):
+        assert part in last
+    assert events(out) == []
+    assert not (out / "checkpoint").exists()
+    assert not (out / "model").exists()
+    assert command("train", run_file, *flags, "--resume")[0] == 0
+
+
+def test_a_full_disk_under_a_checkpoint_says_how_to_go_on(command, run_file, tmp_path, monkeypatch):
+    out, replace = tmp_path / "out", os.replace
+
+    def full(source, target):
+        if str(target).endswith("state.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    flags = ("--workers", 0, "--out", out, "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        code, stdout, err = command("train", run_file, *flags)
+    assert (code, stdout) == (1, "")
+    assert "state.json" in err.splitlines()[-1]
+    assert "--resume" in err.splitlines()[-1]
+    assert command("train", run_file, *flags, "--resume")[0] == 0
+
+
+def test_a_run_that_does_not_exist_predicts_nothing(refused, tmp_path):
+    refused("predict", tmp_path, "--text", "the", parts=["RUN", str(tmp_path), "finished run"])
+
+
+def test_unknown_flags_and_commands_exit_with_2(command):
+    assert command("train", "--epsilon", 3)[0] == 2
+    assert command("fly")[0] == 2
+
+
+def test_help_names_every_command(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "predict"):
+        assert name in out

@@ -1,0 +1,70 @@
+"""Ordinary training on public text: it learns, and what it saves is a warm start."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.training.runs import run_config
+from tests.training.test_run import hand_perplexity
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model, load_model
+from uedp_ray.training.pretrain import pretrain
+
+TEXT = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+
+
+def config_of(corpora, **settings):
+    return run_config(corpora, pretrain={"text": TEXT, "num_steps": 5, "batch_size": 8, **settings})
+
+
+def test_perplexity_falls_well_below_that_of_word_guessing(pretrained):
+    assert pretrained.result["perplexity"] < 0.5 * pretrained.result["initial_perplexity"]
+    assert 200 < pretrained.result["initial_perplexity"] < 320  # untrained: about uniform over 250 words
+
+
+def test_what_is_saved_loads_and_predicts_text_it_has_not_seen(pretrained, corpora):
+    folder = pretrained.out / "model"
+    assert pretrained.result["checkpoint"] == str(folder.resolve())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = hand_perplexity(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer, corpora, 12)
+    config = run_config(corpora)
+    untrained = build_model(config.model, vocab_size=len(tokenizer), eos_id=tokenizer.eos_token_id, seed=0)
+    assert found < 0.6 * hand_perplexity(untrained, tokenizer, corpora, 12)
+    assert not list(folder.glob("*.bin"))
+
+
+def test_the_same_seed_gives_the_same_model_and_another_another(corpora, tmp_path):
+    models = {}
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        pretrain(config_of(corpora, seed=seed), tmp_path / name)
+        models[name] = torch.cat([p.flatten() for p in load_model(tmp_path / name / "model").parameters()])
+    assert torch.equal(models["one"], models["two"])
+    assert not torch.equal(models["one"], models["three"])
+
+
+def test_zero_steps_leave_the_model_as_it_was(corpora, tmp_path):
+    result = pretrain(config_of(corpora, num_steps=0), tmp_path / "out")
+    assert result["perplexity"] == result["initial_perplexity"]
+
+
+def test_progress_is_told(corpora, tmp_path):
+    told = []
+    pretrain(config_of(corpora, num_steps=25), tmp_path / "out", progress=lambda *row: told.append(row))
+    assert [row[:2] for row in told] == [(20, 25), (25, 25)]
+    assert all(loss > 0 for *_, loss in told)
+
+
+def test_the_default_generator_is_left_alone(corpora, tmp_path):
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    pretrain(config_of(corpora), tmp_path / "out")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("settings", "message"), [({"text": []}, "pretrain.text"), ({}, "not empty")])
+def test_what_cannot_be_done_is_refused(corpora, tmp_path, settings, message):
+    (tmp_path / "occupied").write_text("")
+    with pytest.raises(InputError, match=message):
+        pretrain(config_of(corpora, **settings), tmp_path)

@@ -1,0 +1,105 @@
+"""On Ray Train: as many workers as one likes give the model of one process; a killed worker costs charges, not the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from tests.training.runs import TEST_NOISE, TREE, events, parameters, run_config
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training.host import train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """One local cluster for all tests of this file."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="warning")
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def fixed(corpora):
+    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
+
+
+@pytest.fixture(scope="module")
+def in_process(fixed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("in_process") / "run"
+    return out, train(fixed, out, workers=0)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_any_number_of_workers_gives_the_model_of_one_process(fixed, in_process, tmp_path, num_workers):
+    out, expected = in_process
+    rows = []
+    result = train(fixed, tmp_path / "run", workers=num_workers, progress=rows.append)
+    assert len(list((tmp_path / "run" / "private").glob("diagnostics-*.json"))) == num_workers, "all of them took part"
+    mine, theirs = parameters(tmp_path / "run").double(), parameters(out).double()
+    assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
+    assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-5)
+    strip = [
+        [{k: e[k] for k in ("round", "attempt", "mechanism")} for e in events(run)] for run in (out, tmp_path / "run")
+    ]
+    assert strip[0] == strip[1]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in out.iterdir()}
+    assert not (tmp_path / "run" / "private" / "ray").exists()
+    assert rows[-1]["round"] == 5
+
+
+def kill_a_worker(out, *, after_round):
+    """SIGKILL to one of this cluster's training workers once ``after_round`` rounds are charged; returns its pid."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (out / "ledger.jsonl").exists() and len(events(out)) >= after_round:
+            for process in psutil.Process().children(recursive=True):
+                if "RayTrainWorker" in " ".join(process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
+                    return process.pid
+        time.sleep(0.01)
+    return None
+
+
+def test_a_killed_worker_is_replaced_and_its_rounds_are_charged_again(corpora, tmp_path):
+    training = {"num_rounds": 400, "checkpoint_every": 150, "evaluate_every": 200, "device": "cpu"}
+    config, out, killed = run_config(corpora, training=training), tmp_path / "run", []
+    thread = threading.Thread(target=lambda: killed.append(kill_a_worker(out, after_round=20)))
+    thread.start()
+    result = train(config, out, workers=2)
+    thread.join()
+    assert killed != [None]
+    assert result["rounds"] == 400
+    charged = [(e["round"], e["attempt"]) for e in events(out)]
+    assert len(charged) == len(set(charged)) > 400
+    assert {t for t, _ in charged} == set(range(400))
+    assert {attempt for _, attempt in charged} == {0, 1}
+    ledger = read_ledger(out / "ledger.jsonl")
+    assert result["epsilon"]["user"] == pytest.approx(
+        epsilon_of_events(ledger, delta=1e-4, accountant="user"), rel=1e-12
+    )
+    assert "repeated after a crash" in (out / "privacy.md").read_text()
+    assert torch.isfinite(parameters(out)).all()
+
+
+def test_what_the_user_can_mend_comes_back_as_that(fixed, in_process, tmp_path):
+    train(fixed, tmp_path / "run", workers=0)
+    (tmp_path / "run" / "result.json").unlink()
+    state = tmp_path / "run" / "checkpoint" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "sha256": "0" * 64}))
+    with pytest.raises(InputError, match="damaged"):
+        train(fixed, tmp_path / "run", workers=2, resume=True)

@@ -1,0 +1,193 @@
+"""What a run leaves behind: its files, who may read them, and that nothing private is in those that are public."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters, run_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from uedp_ray.config import load_config
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import load_model
+from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.training.host import train
+
+PUBLIC = {
+    "config.yaml",
+    "ledger.jsonl",
+    "rounds.parquet",
+    "checkpoint",
+    "model",
+    "vocabulary",
+    "privacy.md",
+    "result.json",
+}
+
+
+def public_bytes(run):
+    """Every public file's name and content, Parquet and safetensors decoded too."""
+    files = [p for p in run.rglob("*") if p.is_file() and run / "private" not in p.parents]
+    content = {str(p.relative_to(run)): p.read_bytes() for p in files}
+    content["rounds decoded"] = json.dumps(pq.read_table(run / "rounds.parquet").to_pylist()).encode()
+    assert len(content) > 8
+    return content
+
+
+def test_exactly_the_files_that_are_documented(private_run):
+    assert {path.name for path in private_run.out.iterdir()} == PUBLIC | {"private"}
+
+
+def test_private_files_are_the_owners_alone(private_run):
+    private = private_run.out / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "sampling.key").stat().st_mode) == 0o600
+
+
+def test_the_resolved_config_is_complete_and_loads(private_run, corpora):
+    assert load_config(private_run.out / "config.yaml") == run_config(corpora)
+    assert "adam_betas" in (private_run.out / "config.yaml").read_text(), "defaults are written out"
+
+
+def test_the_key_is_in_no_public_file_and_differs_between_runs(private_run, corpora, tmp_path):
+    key = (private_run.out / "private" / "sampling.key").read_text()
+    assert len(bytes.fromhex(key)) == 32
+    for name, content in public_bytes(private_run.out).items():
+        assert key.encode() not in content, name
+        assert bytes.fromhex(key) not in content, name
+    train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "run", workers=0)
+    assert (tmp_path / "run" / "private" / "sampling.key").read_text() != key
+
+
+def private_strings(corpus):
+    """Texts, user ids and entities that the public part of the generator does not also make."""
+    table = corpus.entity_table().to_pydict()
+    entities = {
+        form for form, holders in zip(table["form"], table["holders"], strict=True) if len(form) > 5 and holders
+    }
+    sentences = [sentence for _, each in corpus.sentences() for sentence in each]
+    return {s.user for s in sentences}, {s.text for s in sentences}, entities
+
+
+def test_no_text_user_or_entity_is_in_a_public_file(private_run, corpora):
+    users, texts, entities = private_strings(open_corpus(corpora / "private"))
+    assert len(users) == NUM_USERS
+    assert len(entities) > 20
+    for name, content in public_bytes(private_run.out).items():
+        lowered = content.lower()
+        for kind, strings in (("user", users), ("text", texts), ("entity", entities)):
+            assert not [s for s in strings if s.lower().encode() in lowered], f"a {kind} is in {name}"
+
+
+def test_nothing_private_is_said_while_running(corpora, tmp_path, capfd):
+    users, texts, entities = private_strings(open_corpus(corpora / "private"))
+    said, rows = [], []
+    train(run_config(corpora), tmp_path / "run", workers=0, say=said.append, progress=rows.append)
+    printed = "".join(capfd.readouterr()) + "".join(said) + json.dumps(rows)
+    assert said
+    assert not [s for s in users | texts | entities if s.lower() in printed.lower()]
+
+
+def test_rounds_hold_public_quantities_only(private_run):
+    rows = pq.read_table(private_run.out / "rounds.parquet").to_pylist()
+    assert set(rows[0]) == {
+        "round", "perplexity", "noise_std", "epsilon_user-entity", "epsilon_user", "epsilon_entity",
+    }  # fmt: skip
+    assert [row["round"] for row in rows] == [0, 2, 4, 5]
+    spent = [row["epsilon_user-entity"] for row in rows]
+    assert spent == sorted(spent)
+    assert (spent[0], len({row["noise_std"] for row in rows})) == (0.0, 1)
+
+
+def test_the_result_agrees_with_ledger_and_rounds(private_run):
+    result, rows = private_run.result, pq.read_table(private_run.out / "rounds.parquet").to_pylist()
+    assert json.loads((private_run.out / "result.json").read_text()) == result
+    assert result["perplexity"] == rows[-1]["perplexity"]
+    assert result["initial_perplexity"] == rows[0]["perplexity"]
+    assert result["epsilon"] == {name: rows[-1][f"epsilon_{name}"] for name in ("user-entity", "user", "entity")}
+    assert 0 < result["epsilon"]["user"] < result["epsilon"]["user-entity"]
+    assert (result["rounds"], result["private"], result["unit"]) == (5, True, "user-entity")
+    assert result["tokens_per_second"] > 0
+    assert [(e["round"], e["attempt"]) for e in events(private_run.out)] == [(t, 0) for t in range(5)]
+    assert read_ledger(private_run.out / "ledger.jsonl")[0]["header"]["private"] is True
+
+
+def hand_perplexity(model, tokenizer, corpora, max_length):
+    """exp of the mean negative log-likelihood of words and sentence ends, one sentence at a time, by transformers alone."""
+    end, total, count = tokenizer.eos_token_id, 0.0, 0
+    for _, texts in open_corpus(corpora / "held_out").texts():
+        for text in texts:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"][: max_length - 1]
+            sequence = torch.tensor([[end, *ids, end]])
+            with torch.no_grad():
+                logp = model(sequence[:, :-1]).logits.double().log_softmax(-1)
+            total -= float(logp[0].gather(1, sequence[0, 1:, None]).sum())
+            count += len(ids) + 1
+    return float(torch.tensor(total / count).exp())
+
+
+def test_the_model_loads_with_transformers_and_has_the_reported_perplexity(private_run, corpora):
+    model = AutoModelForCausalLM.from_pretrained(private_run.out / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(private_run.out / "model")
+    found = hand_perplexity(model, tokenizer, corpora, TREE["model"]["max_length"])
+    assert found == pytest.approx(private_run.result["perplexity"], rel=1e-5)
+
+
+def test_the_checkpoint_is_the_exported_model(private_run):
+    model = load_model(private_run.out / "model")
+    named = dict(model.named_parameters())
+    assert torch.equal(torch.cat([named[n].detach().flatten() for n in sorted(named)]), parameters(private_run.out))
+
+
+@pytest.mark.parametrize("model", [{"architecture": "awd_lstm", "embedding_size": 8, "dropout_hidden": 0.2},
+                                   {"trainable": "lora", "lora_rank": 2}, {"trainable": "bias_norm"}])  # fmt: skip
+def test_other_networks_train_and_export(corpora, tmp_path, model):
+    tree = {**TREE["model"], **model}
+    result = train(run_config(corpora, model=tree, training={"num_rounds": 2}), tmp_path / "run", workers=0)
+    assert result["rounds"] == 2
+    load_model(tmp_path / "run" / "model")
+
+
+def test_two_private_runs_of_one_config_differ_and_two_test_runs_do_not(private_run, corpora, tmp_path):
+    train(run_config(corpora), tmp_path / "private", workers=0)
+    assert not torch.equal(parameters(tmp_path / "private"), parameters(private_run.out))
+    fixed = run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE}, training={"num_rounds": 2})
+    for name in ("one", "two"):
+        train(fixed, tmp_path / name, workers=0)
+    assert torch.equal(parameters(tmp_path / "one"), parameters(tmp_path / "two"))
+
+
+def test_public_training_starts_from_the_warm_start(pretrained, corpora, tmp_path):
+    warm = {**TREE["model"], "warm_start": str(pretrained.out / "model")}
+    result = train(run_config(corpora, model=warm, training={"num_rounds": 1}), tmp_path / "run", workers=0)
+    cold = train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "cold", workers=0)
+    assert result["initial_perplexity"] < 0.7 * cold["initial_perplexity"]
+
+
+def test_the_private_corpus_cannot_evaluate_its_own_model(corpora, tmp_path):
+    own = {**TREE["corpus"], **{name: {"path": str(corpora / "private")} for name in ("source", "evaluation")}}
+    with pytest.raises(InputError, match="evaluation"):
+        train(run_config(corpora, corpus=own), tmp_path / "run", workers=0)
+
+
+def test_a_noisy_vocabulary_is_in_the_ledger_before_it_is_used(corpora, tmp_path):
+    vocabulary = {
+        "kind": "noisy-threshold", "noise_multiplier": 0.05, "threshold_delta": 1e-5, "max_words_per_user": 50,
+        "public_text": [],
+    }  # fmt: skip
+    config = run_config(corpora, vocabulary=vocabulary, training={"num_rounds": 1})
+    result = train(config, tmp_path / "run", workers=0)
+    kinds = [event["kind"] for event in Ledger.open(tmp_path / "run" / "ledger.jsonl").events]
+    assert kinds == ["open", "vocabulary", "round"]
+    without = train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "without", workers=0)
+    assert result["epsilon"]["user"] > 5 * without["epsilon"]["user"]
+
+
+def test_without_evaluation_text_there_is_no_perplexity(corpora, tmp_path):
+    config = run_config(corpora, corpus={"evaluation": None}, training={"num_rounds": 1})
+    assert train(config, tmp_path / "run", workers=0)["perplexity"] is None

@@ -1,0 +1,102 @@
+"""privacy.md says what a reader needs in order to check a run, and says NOT PRIVATE where nothing holds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.training.runs import TEST_NOISE, TREE, run_config
+
+from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.training.host import train
+from uedp_ray.training.statement import show_epsilon
+
+
+def table(text):
+    """Accountant -> the cells of its row."""
+    rows = [re.split(r"\s*\|\s*", line.strip("| \n")) for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_run):
+    text = (private_run.out / "privacy.md").read_text()
+    rows = table(text)
+    for name, value in private_run.result["epsilon"].items():
+        unit, shown, delta, guarantee = rows[name]
+        assert (shown, delta, guarantee) == (f"{value:.3f}", "0.0001", "yes")
+        assert unit.startswith({"user-entity": "one user (all", "user": "one user:", "entity": "one entity:"}[name])
+    assert rows["published (estimator f_E)"][-1] == "as published, not a guarantee"
+    for expected in (
+        "zero-out (fixed graph)",
+        "Poisson",
+        "users 0.3",
+        "rule `all`",
+        "global draw",
+        "standard deviation 1 ",
+        "noise multiplier 1)",
+        "user's update 1;",
+        "sentence's gradient 0.1",
+        "3 users hold one entity",
+        "detector missed",
+        "## Not covered",
+    ):
+        assert expected in text, expected
+    assert "NOT PRIVATE" not in text
+
+
+def test_the_ledger_alone_gives_the_same_figures(private_run, tmp_path):
+    ledger = tmp_path / "copied.jsonl"
+    ledger.write_bytes((private_run.out / "ledger.jsonl").read_bytes())
+    for name, value in private_run.result["epsilon"].items():
+        answer = ledger_epsilon(ledger, delta=1e-4, accountant=name)
+        assert answer["epsilon"] == pytest.approx(value, rel=1e-12)
+        assert (answer["rounds"], answer["guarantee"]) == (5, True)
+
+
+def test_the_command_it_names_uses_the_runs_own_delta(private_run):
+    text = (private_run.out / "privacy.md").read_text()
+    assert "epsilon --ledger ledger.jsonl --delta 0.0001" in text
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bounds", "claim"),
+    [
+        ({**TREE["privacy"], **TEST_NOISE}, {}, "NOT PRIVATE: sampling and noise come from a fixed test seed"),
+        ({"noise": "none", "noise_multiplier": None}, {}, "NOT PRIVATE: no noise was added"),
+        (
+            {"noise": "published", "noise_multiplier": 1.0, "normalizer": "published", "sentence_clip_norm": None},
+            {"mode": "none"},
+            "As published, not a guarantee",
+        ),
+    ],
+    ids=["test-noise", "no-noise", "published"],
+)
+def test_runs_that_claim_nothing_say_so(corpora, tmp_path, privacy, bounds, claim):
+    config = run_config(corpora, privacy=privacy, bounds=bounds, training={"num_rounds": 2})
+    result = train(config, tmp_path / "run", workers=0)
+    text = (tmp_path / "run" / "privacy.md").read_text()
+    assert text.index(claim) < text.index("| accountant"), "before any figure"
+    assert result["epsilon"] == {"user-entity": None, "user": None, "entity": None}
+    assert result["private"] is False
+    rows = table(text)
+    for name in result["epsilon"]:
+        assert rows[name][1::2] == ["no guarantee", "none"]
+    assert ledger_epsilon(tmp_path / "run" / "ledger.jsonl", delta=1e-4)["guarantee"] is False
+
+
+def test_replays_are_stated(private_run):
+    assert "repeated" not in (private_run.out / "privacy.md").read_text()  # test_resume.py has the other half
+
+
+def test_declared_bounds_are_called_declared(corpora, tmp_path):
+    bounds = {"mode": "declared", "max_holders": 30, "max_sentences_per_entity": 30}
+    privacy = {**TREE["privacy"], "sentence_clip_norm": 0.01}
+    train(run_config(corpora, bounds=bounds, privacy=privacy, training={"num_rounds": 1}), tmp_path / "r", workers=0)
+    text = (tmp_path / "r" / "privacy.md").read_text()
+    assert "zero-out (bounds declared)" in text
+    assert "Contribution bounds, declared" in text
+
+
+def test_small_epsilons_are_shown_to_three_places_and_infinity_as_none():
+    assert show_epsilon(1.23456) == "1.235"
+    assert show_epsilon(float("inf")) == show_epsilon(None) == "no guarantee"
