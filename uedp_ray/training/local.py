@@ -74,14 +74,13 @@ class LocalUpdate:
 
         Users are taken a group at a time, so that their sentences can be batched by length, which saves padding.
         """
-        size = 1 if self._dropout else max(1, _HELD // max(1, self.params.num))
-        for group in _groups(selections, size):
+        for group in _groups(selections, max(1, _HELD // max(1, self.params.num))):
             sums = torch.zeros(len(group), self.params.num, device=self.device)
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate([each.weights for each in group])
             for chosen in self._packed(numbers):
-                with self._seeded(round_index, group[0].user, int(chosen[0])):
+                with self._seeded(round_index, int(numbers[chosen[0]])):
                     for user, summed in self._user_sums(numbers[chosen], weights[chosen], owner[chosen]):
                         sums[user].sub_(summed)
             yield from zip(group, sums, strict=True)
