@@ -76,7 +76,7 @@ def test_bad_files(tmp_path):
     with pytest.raises(InputError, match="not YAML"):
         load_config(tmp_path / "bad.yaml")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(GOOD))
-    with pytest.raises(InputError, match="key.subkey=value"):
+    with pytest.raises(InputError, match=r"key\.subkey=value"):
         load_config(tmp_path / "run.yaml", ["privacy.delta"])
 
 

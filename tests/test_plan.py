@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.training.tiny import TinyCorpus, tiny_config
 
+from tests.training.tiny import TinyCorpus, tiny_config
 from uedp_ray.plan import Plan, owned_users
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler

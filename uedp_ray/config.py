@@ -301,6 +301,8 @@ class TrainingConfig:
     local_batch_size: int = 8
     server_optimizer: Literal["sgd", "momentum", "adam"] = "adam"
     server_learning_rate: float = 1e-2
+    server_schedule: Literal["constant", "linear"] = "constant"
+    """``linear``: the rate falls to zero over the rounds, which averages the noise of the last ones away."""
     server_momentum: float = 0.9
     adam_betas: tuple[float, float] = (0.9, 0.99)
     adam_epsilon: float = 1e-8
@@ -318,6 +320,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _choice("training.local_update", self.local_update, Literal["gradient", "local_sgd"])
         _choice("training.server_optimizer", self.server_optimizer, Literal["sgd", "momentum", "adam"])
+        _choice("training.server_schedule", self.server_schedule, Literal["constant", "linear"])
         _choice("training.device", self.device, Literal["auto", "cpu", "cuda"])
         _choice("training.precision", self.precision, Literal["float32", "bf16"])
         for name in (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.runs import NUM_USERS, run_config
 
+from tests.training.runs import NUM_USERS, run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.training.host import train

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 import torch
-from tests.training.runs import Crash
 
+from tests.training.runs import Crash
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.training import checkpoint

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import yaml
-from tests.training.runs import run_tree
 
+from tests.training.runs import run_tree
 from uedp_ray.errors import InputError
 from uedp_ray.training import compare as module
 from uedp_ray.training.compare import Comparison, compare

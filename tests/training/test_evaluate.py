@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import CPU, VOCABULARY, tiny_config
 
+from tests.training.tiny import CPU, VOCABULARY, tiny_config
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.training.runs import run_config
-from tests.training.test_run import hand_perplexity
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.training.runs import run_config
+from tests.training.test_run import hand_perplexity
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, load_model
 from uedp_ray.training.pretrain import pretrain

@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 import torch
-from tests.training.runs import TEST_NOISE, TREE, events, parameters, run_config
 
+from tests.training.runs import TEST_NOISE, TREE, events, parameters, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -76,17 +76,17 @@ def kill_a_worker(out, *, after_round):
 
 
 def test_a_killed_worker_is_replaced_and_its_rounds_are_charged_again(corpora, tmp_path):
-    training = {"num_rounds": 400, "checkpoint_every": 150, "evaluate_every": 200, "device": "cpu"}
+    training = {"num_rounds": 150, "checkpoint_every": 60, "evaluate_every": 100, "device": "cpu"}
     config, out, killed = run_config(corpora, training=training), tmp_path / "run", []
     thread = threading.Thread(target=lambda: killed.append(kill_a_worker(out, after_round=20)))
     thread.start()
     result = train(config, out, workers=2)
     thread.join()
     assert killed != [None]
-    assert result["rounds"] == 400
+    assert result["rounds"] == 150
     charged = [(e["round"], e["attempt"]) for e in events(out)]
-    assert len(charged) == len(set(charged)) > 400
-    assert {t for t, _ in charged} == set(range(400))
+    assert len(charged) == len(set(charged)) > 150
+    assert {t for t, _ in charged} == set(range(150))
     assert {attempt for _, attempt in charged} == {0, 1}
     ledger = read_ledger(out / "ledger.jsonl")
     assert result["epsilon"]["user"] == pytest.approx(

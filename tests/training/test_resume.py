@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+
 from tests.training import runs
 from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree, train_until_killed
-
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
@@ -105,6 +105,19 @@ def test_a_kill_while_the_corpus_is_prepared(corpora, tmp_path, where):
     config = run_config(corpora, corpus={"declared_num_users": 30, "source": text}, training={"num_rounds": 1})
     train_until_killed(config, tmp_path / "run", where, nth=1)
     assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] == 1
+
+
+def test_a_half_written_config_is_no_run_yet(fixed, uninterrupted, tmp_path, monkeypatch):
+    def half(config, path):
+        Path(path).write_text("name: ti")
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("uedp_ray.training.rundir.dump_config", half)
+        with pytest.raises(Crash):
+            train(fixed, tmp_path / "run", workers=0)
+    train(fixed, tmp_path / "run", workers=0)
+    assert_same_run(tmp_path / "run", uninterrupted)
 
 
 def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 from uedp_ray.config import TrainingConfig
 from uedp_ray.training.reduce import LocalReducer
-from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer
+from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
 
 SUM = torch.tensor([1.0, -2.0], dtype=torch.float64)
 
@@ -175,3 +175,18 @@ def test_server_optimizers_step_along_the_noised_average(name):
         driver=driver,
     )
     np.testing.assert_allclose(parameters.numpy(), by_hand(name, updates, 0.3), rtol=1e-5)
+
+
+def test_the_linear_schedule_falls_to_zero_over_the_rounds():
+    settings = TrainingConfig(num_rounds=4, server_optimizer="sgd", server_learning_rate=0.4, server_schedule="linear")
+    assert [server_rate(settings, t) for t in range(4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    parameters = torch.zeros(2)
+    run_rounds(
+        RoundState(parameters, server_optimizer(parameters, settings)),
+        num_rounds=4,
+        local_sum=lambda parameters, t, attempt: torch.tensor([0.5, 0.0], dtype=torch.float64),
+        reducer=LocalReducer(),
+        driver=Recorder(),
+        rate=lambda t: server_rate(settings, t),
+    )
+    assert parameters.tolist() == pytest.approx([1.0, 0.5])  # each release adds 0.5

@@ -8,9 +8,9 @@ import stat
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters, run_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters, run_config
 from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError

@@ -11,8 +11,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import TinyCorpus, TinyWorker, tiny_config
 
+from tests.training.tiny import TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.config import BoundsConfig
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.training.runs import TEST_NOISE, TREE, run_config
 
+from tests.training.runs import TEST_NOISE, TREE, run_config
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.training.host import train
 from uedp_ray.training.statement import show_epsilon

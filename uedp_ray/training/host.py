@@ -144,7 +144,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     context = ray.train.get_context()
     run = RunDir(Path(settings["root"]))
     error_file = run.private / "error.json"
-    if error_file.exists():  # this group was restarted because rank 0 left the others waiting
+    if error_file.exists():  # the group that met it was ended below; there is nothing to try again
         return
     try:
         run_worker(
@@ -157,6 +157,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     except InputError as error:
         fields = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
         error_file.write_text(json.dumps(fields))
+        raise  # the other workers wait for this one: only a failure ends their waiting
 
 
 @contextmanager

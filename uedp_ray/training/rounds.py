@@ -53,6 +53,12 @@ def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.
     return torch.optim.SGD([parameters], lr=rate, momentum=momentum)
 
 
+def server_rate(config: TrainingConfig, round_index: int) -> float:
+    """The server's learning rate of a round: a function of public numbers, so that resuming needs no state."""
+    left = 1.0 - round_index / config.num_rounds if config.server_schedule == "linear" else 1.0
+    return config.server_learning_rate * left
+
+
 def run_rounds(
     state: RoundState,
     *,
@@ -61,6 +67,7 @@ def run_rounds(
     reducer: Reducer,
     driver: Driver | None,
     after_round: Callable[[RoundState], None] = lambda state: None,
+    rate: Callable[[int], float] | None = None,
 ) -> RoundState:
     """Runs rounds ``state.next_round`` to ``num_rounds``, fewer if the budget is spent; returns the same state.
 
@@ -70,6 +77,7 @@ def run_rounds(
       reducer: sums to the driver and broadcasts from it.
       driver: given on the driver only.
       after_round: called on the driver once the round's parameters are in ``state``.
+      rate: round -> the server's learning rate; None leaves the optimizer's own.
     """
     assert (driver is not None) == reducer.is_driver
     device = state.parameters.device
@@ -84,6 +92,8 @@ def run_rounds(
             driver.charge(round_index, attempt)
             # The update points downhill already; torch optimizers subtract a gradient.
             state.parameters.grad = -driver.release(total, round_index).to(state.parameters.dtype)
+            for group in state.optimizer.param_groups if rate else ():
+                group["lr"] = rate(round_index)
             state.optimizer.step()
         reducer.from_driver(state.parameters)
         state.next_round = round_index + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpo
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.local import LocalUpdate
 from uedp_ray.training.reduce import Reducer
-from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer
+from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
 from uedp_ray.training.rundir import Prepared, RunDir, sampling_key
 from uedp_ray.training.statement import write_statement
 
@@ -83,6 +84,7 @@ def run_worker(run: RunDir, *, rank: int, num_workers: int, reducer: Reducer, de
     run_rounds(
         state,
         num_rounds=config.training.num_rounds,
+        rate=partial(server_rate, config.training),
         local_sum=local_sum,
         reducer=reducer,
         driver=driver,
