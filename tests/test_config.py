@@ -78,6 +78,8 @@ def test_bad_files(tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(GOOD))
     with pytest.raises(InputError, match=r"key\.subkey=value"):
         load_config(tmp_path / "run.yaml", ["privacy.delta"])
+    with pytest.raises(InputError, match="not YAML"):
+        load_config(tmp_path / "run.yaml", ["privacy.delta=["])
 
 
 def test_the_errors_are_one_line_and_survive_pickling():

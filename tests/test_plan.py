@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from tests.training.tiny import TinyCorpus, tiny_config
-from uedp_ray.plan import Plan, owned_users
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan, epsilons, owned_users
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 
@@ -172,3 +173,20 @@ def test_clipping_follows_the_config():
     factors = chosen.sentence_factors(torch.tensor([0.25, 1.0, math.nan]), torch.tensor([1.0, 0.5, 1.0]))
     assert torch.allclose(factors, torch.tensor([1.0, 0.25, 0.0]), atol=1e-5)
     assert torch.linalg.vector_norm(chosen.clip_user(torch.full((4,), 3.0))) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_calibration_pays_for_a_noisy_vocabulary_too():
+    sections = {
+        "privacy": {"target_epsilon": 4.0, "noise_multiplier": None, "test_noise_seed": None},
+        "vocabulary": {"kind": "noisy-threshold", "noise_multiplier": 60.0, "threshold_delta": 1e-6},
+    }
+    config = tiny_config(**sections)
+    chosen, plain = Plan.of(config), Plan.of(tiny_config(privacy=sections["privacy"]))
+    assert chosen.noise_std > 1.01 * plain.noise_std
+    vocabulary = {"kind": "vocabulary", "noise_multiplier": 60.0, "max_holders": 5, "threshold_delta": 1e-6}
+    rounds = [chosen.event(round_index=t, attempt=0) for t in range(config.training.num_rounds)]
+    spent = epsilons(chosen, [vocabulary, *rounds])["user-entity"]
+    assert 3.9 < spent <= 4.0
+    sections["vocabulary"]["noise_multiplier"] = 1.0
+    with pytest.raises(InputError, match="vocabulary alone"):
+        Plan.of(tiny_config(**sections))

@@ -492,7 +492,10 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         key, equals, text = override.partition("=")
         if not equals:
             raise InputError("--set", override, "write key.subkey=value")
-        settings[key] = yaml.safe_load(text)
+        try:
+            settings[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError("--set", override, "the value is not YAML: quote it") from None
     return settings
 
 

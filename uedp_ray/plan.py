@@ -23,8 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from uedp_ray.config import RunConfig
+from uedp_ray.corpus.vocabulary import vocabulary_event_fields
+from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
+from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
@@ -88,14 +91,7 @@ class Plan:
             z = privacy.noise_multiplier * (privacy.user_sampling_prob * users + 1)  # Eq. 6 with max(w_u) = 1
             mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
         elif privacy.target_epsilon is not None:
-            z = accounting.calibrate(
-                mechanism,
-                target_epsilon=privacy.target_epsilon,
-                rounds=config.training.num_rounds,
-                delta=privacy.delta - spent_on_vocabulary(config),
-                accountant=privacy.protect,
-            )
-            mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
+            mechanism = _calibrated(config, mechanism, privacy.target_epsilon)
         return cls(config, mechanism)
 
     @property
@@ -233,15 +229,44 @@ def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
     )
 
 
+def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: float) -> RoundMechanism:
+    """The mechanism with the least noise whose rounds, and the vocabulary if it is private, meet the target."""
+    privacy, rounds = config.privacy, config.training.num_rounds
+    z = accounting.calibrate(
+        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, accountant=privacy.protect
+    )
+    if config.vocabulary.kind == "noisy-threshold":
+        vocabulary = {"kind": "vocabulary", **vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))}
+
+        def fits(z: float) -> bool:
+            event = {"kind": "round", "mechanism": mechanism.to_dict() | {"noise_multiplier": z}, "private": True}
+            events = [vocabulary, *[event] * rounds]
+            return epsilon_of_events(events, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
+
+        low, high = z, 2 * z
+        while not fits(high):
+            if high > 1e5 * z:
+                raise InputError(
+                    "vocabulary.noise_multiplier",
+                    config.vocabulary.noise_multiplier,
+                    f"the vocabulary alone spends more than epsilon {target_epsilon:g}: raise it or the target",
+                )
+            low, high = high, 2 * high
+        while high > 1.001 * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        z = high
+    return dataclasses.replace(mechanism, noise_multiplier=z)
+
+
+def vocabulary_holders(config: RunConfig) -> int:
+    """K of a noisy-threshold vocabulary; 0 where only users are protected."""
+    return 0 if config.bounds.mode == "none" else config.bounds.max_holders
+
+
 def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
     """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
     return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
-
-
-def spent_on_vocabulary(config: RunConfig) -> float:
-    """The part of delta that a noisy-threshold vocabulary takes."""
-    vocabulary = config.vocabulary
-    return float(vocabulary.threshold_delta or 0.0) if vocabulary.kind == "noisy-threshold" else 0.0
 
 
 ACCOUNTANTS = ("user-entity", "user", "entity")
@@ -251,7 +276,5 @@ def epsilons(
     plan: Plan, events: Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
 ) -> dict[str, float]:
     """epsilon of recorded events by accountant; infinity where nothing can be claimed."""
-    from uedp_ray.privacy.events import epsilon_of_events
-
     delta = plan.config.privacy.delta
     return {accountant: epsilon_of_events(events, delta=delta, accountant=accountant) for accountant in accountants}

@@ -92,8 +92,9 @@ def run_rounds(
             driver.charge(round_index, attempt)
             # The update points downhill already; torch optimizers subtract a gradient.
             state.parameters.grad = -driver.release(total, round_index).to(state.parameters.dtype)
-            for group in state.optimizer.param_groups if rate else ():
-                group["lr"] = rate(round_index)
+            if rate is not None:
+                for group in state.optimizer.param_groups:
+                    group["lr"] = rate(round_index)
             state.optimizer.step()
         reducer.from_driver(state.parameters)
         state.next_round = round_index + 1

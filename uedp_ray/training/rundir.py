@@ -27,7 +27,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, vocabulary_holders
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
@@ -243,7 +243,7 @@ def make_vocabulary(
         return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
     if corpus is None or sentence_weight is None or ledger is None:
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
-    max_holders = 0 if config.bounds.mode == "none" else config.bounds.max_holders
+    max_holders = vocabulary_holders(config)
     noise = GaussianNoise(config.privacy.test_noise_seed)
     ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
     return build_vocabulary(
