@@ -141,6 +141,13 @@ def test_published_weights_count_a_sentence_once_per_drawn_entity():
     assert not published.private
 
 
+def test_the_patents_noise_counts_every_user():
+    settings = {"noise": "published", "noise_multiplier": 2.0, "user_sampling_prob": 0.25, "sentence_clip_norm": None}
+    for cohort, factor in (("expected", 0.25 * 40 + 1), ("all", 40 + 1)):
+        config = tiny_config(privacy={**settings, "published_cohort": cohort}, bounds={"mode": "none"})
+        assert Plan.of(config, num_users=40).noise_std == pytest.approx(2.0 * factor)
+
+
 def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number():
     chosen = plan(noise_multiplier=3.0, l2_clip_norm=0.5, sentence_clip_norm=0.1, test_noise_seed=None)
     assert chosen.private

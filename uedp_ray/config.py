@@ -175,6 +175,8 @@ class PrivacyConfig:
     delta: float = 1e-5
     noise: Literal["calibrated", "published", "none"] = "calibrated"
     """``published``: Eq. 6 of the paper, std z (q_u |U| + 1) max(w_u) l2_clip_norm in the sum; claims nothing."""
+    published_cohort: Literal["expected", "all"] = "expected"
+    """``published`` noise only: the paper's factor q_u |U| + 1, or the patent's |U| + 1."""
     clip: bool = True
     """False only for a model without privacy."""
     l2_clip_norm: float = 1.0
@@ -200,6 +202,7 @@ class PrivacyConfig:
     def __post_init__(self) -> None:
         _choice("privacy.protect", self.protect, Protect)
         _choice("privacy.noise", self.noise, Literal["calibrated", "published", "none"])
+        _choice("privacy.published_cohort", self.published_cohort, Literal["expected", "all"])
         _choice("privacy.selection_rule", self.selection_rule, SelectionRule)
         _choice("privacy.entity_draw", self.entity_draw, EntityDraw)
         _choice("privacy.estimator", self.estimator, Literal["f_e_plus", "f_e"])

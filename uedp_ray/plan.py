@@ -88,7 +88,8 @@ class Plan:
         if privacy.noise == "published":
             assert privacy.noise_multiplier is not None  # the config refuses anything else
             users = num_users or config.corpus.declared_num_users or 1
-            z = privacy.noise_multiplier * (privacy.user_sampling_prob * users + 1)  # Eq. 6 with max(w_u) = 1
+            share = privacy.user_sampling_prob if privacy.published_cohort == "expected" else 1.0
+            z = privacy.noise_multiplier * (share * users + 1)  # Eq. 6 with max(w_u) = 1
             mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
         elif privacy.target_epsilon is not None:
             mechanism = _calibrated(config, mechanism, privacy.target_epsilon)
