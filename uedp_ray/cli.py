@@ -313,6 +313,7 @@ def _emit(answer: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(_plain(answer), indent=1, allow_nan=False))
         return
     for key, value in _plain(answer).items():
+        value = "no guarantee" if key == "epsilon" and value is None else value
         typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
 
 
@@ -329,20 +330,18 @@ def _print_comparison(answer: dict[str, Any]) -> None:
     from uedp_ray.training.statement import show_epsilon
 
     table = Table(title="Perplexity on held-out text, and what the private corpus paid for it")
-    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity", "δ", "rounds"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
+        table.add_column(name, justify="left" if name == "model" else "right", overflow="fold")
     for row in answer["rows"]:
         epsilon_by = row["epsilon"]
         table.add_row(
             row["name"],
             f"{row['perplexity']:.1f}",
             *(show_epsilon(epsilon_by[unit]) for unit in ("user-entity", "user", "entity")),
-            f"{row['delta']:g}",
-            str(row["rounds"]),
         )
     Console().print(table)
     typer.echo(
-        "ε: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
+        f"ε at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
         f"Run directories: {answer['out']}"
     )

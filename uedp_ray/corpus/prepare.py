@@ -126,7 +126,8 @@ def prepare(
         manifest = index.finish(work / "entities.parquet", keep or frozenset()) | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
-            "detectors": [detector.fingerprint for detector in detectors],
+            "detectors": list(specs),
+            "fingerprints": [detector.fingerprint for detector in detectors],
             "categories": sorted(keep) if keep is not None else None,
         }
         manifest["statistics"]["skipped_empty"] = skipped

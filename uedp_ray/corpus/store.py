@@ -34,6 +34,7 @@ class Corpus:
 
     Attributes:
       statistics: what ``prepare`` returned.
+      detectors, categories: how entities were found, and which are protected (None: all that were found).
       digest: SHA-256 over the shards: another corpus, order or set of findings has another.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
       entity_offsets: (N + 1,) int64 into entity_ids: (I,) int32, ascending and distinct within a sentence.
@@ -52,6 +53,8 @@ class Corpus:
         if manifest.get("format_version") != FORMAT_VERSION:
             raise InputError("path", str(path), "prepared by another version: run uedp-ray prepare again")
         self.statistics: dict[str, Any] = manifest["statistics"]
+        self.detectors: list[str] = manifest["detectors"]
+        self.categories: list[str] | None = manifest["categories"]
         self.digest: str = manifest["digest"]
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]

@@ -9,6 +9,7 @@ being set up resumes like any other.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -141,7 +142,7 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
 
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
-    run = RunDir(out.resolve())
+    run, config = RunDir(out.resolve()), _with_absolute_paths(config)
     if run.config.exists():
         if not resume:
             raise InputError("--out", str(out), "holds a run already: add --resume, or name another folder")
@@ -157,8 +158,6 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
         raise InputError("--out", str(out), "is not empty and holds no run: name another folder")
     _private_folder(run.private)
     _write_config(config, run)
-    if not run.key.exists():
-        _write_key(run.key)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
         setup = json.loads(run.setup.read_text())
@@ -179,6 +178,7 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
+        _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
         ledger = Ledger.create(
             run.ledger, {"run": secrets.token_hex(8), "config_digest": config.digest(), "private": plan.private}
         )
@@ -197,10 +197,26 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
             "corpus_digest": corpus.digest,
             "evaluation": None if evaluation_path is None else str(evaluation_path),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
+            "detectors": corpus.detectors,
+            "categories": corpus.categories,
             "dropped_share": float(bounded.dropped_share),
         },
     )
     return run
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Ray workers run in folders of their own: what exists here is named from the root; hub names stay as they are."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).resolve()) if path and Path(path).exists() else path
+
+    model, vocabulary = config.model, config.vocabulary
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(model, path=absolute(model.path), warm_start=absolute(model.warm_start)),
+        vocabulary=dataclasses.replace(vocabulary, path=absolute(vocabulary.path)),
+    )
 
 
 def prepared_source(source: SourceConfig, folder: Path) -> Path:

@@ -41,13 +41,29 @@ def show_epsilon(value: float | None) -> str:
     return "no guarantee" if value is None or math.isinf(value) else f"{value:.3f}"
 
 
-def write_statement(path: Path, plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[str, float]) -> None:
-    """Writes the privacy statement of a run."""
-    write_atomically(path, statement(plan, events, spent).encode())
+def write_statement(
+    path: Path,
+    plan: Plan,
+    events: Sequence[Mapping[str, Any]],
+    spent: Mapping[str, float],
+    *,
+    detectors: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+) -> None:
+    """Writes the privacy statement of a run; see ``statement``."""
+    text = statement(plan, events, spent, detectors=detectors, categories=categories)
+    write_atomically(path, text.encode())
 
 
-def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[str, float]) -> str:
-    """The statement as Markdown."""
+def statement(
+    plan: Plan,
+    events: Sequence[Mapping[str, Any]],
+    spent: Mapping[str, float],
+    *,
+    detectors: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+) -> str:
+    """The statement as Markdown. ``detectors``, ``categories`` (None: all found): as the corpus was prepared."""
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
@@ -55,8 +71,11 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
     elif plan.mechanism is None:
         lines += ["**NOT PRIVATE: no noise was added. No epsilon can be stated.**", ""]
     elif not plan.private:
-        lines += ["**As published, not a guarantee: the normaliser and weights are read off the private data.**", ""]
-    kinds = Counter(str(event["kind"]) for event in events)
+        lines += [
+            "**As published, not a guarantee: the noise is the paper's, set by a count of the private data.**",
+            "",
+        ]
+    kinds = Counter(str(event["kind"]) for event in events if event["kind"] != "open")
     rounds = [event for event in events if event["kind"] == "round"]
     replayed = len(rounds) - len({event["round"] for event in rounds})
     lines += [
@@ -88,7 +107,7 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
         "",
         f"- Protected unit asked for: {privacy.protect}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
-        f"- Releases charged: {dict(kinds)}"
+        f"- Releases charged: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f", of which {replayed} rounds were repeated after a crash" if replayed else ""),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
@@ -107,9 +126,9 @@ def statement(plan: Plan, events: Sequence[Mapping[str, Any]], spent: Mapping[st
             f"- Contribution bounds, {bounds.mode}: {bounds.max_sentences_per_entity} sentences of a user hold one entity "
             f"({bounds.entity_bound} beyond), {bounds.max_holders} users hold one entity ({bounds.holder_bound} beyond)."
         )
-    source = config.corpus.source
+    shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
-        f"- Entities found by: {', '.join(source.detector)}; categories: {', '.join(source.categories) or 'all found'}.",
+        f"- Entities found by: {', '.join(detectors) or 'not recorded'}; categories: {shown}.",
         f"- Perplexity is computed on {_BASES[config.corpus.evaluation_basis]}.",
         "",
         "## Not covered",

@@ -219,12 +219,12 @@ class RunDriver:
 
     def _tell(self) -> None:
         """What the live line shows; nothing in it depends on who was drawn but the time taken."""
-        latest = self.rows[-1]
+        latest, unit = self.rows[-1], self.plan.config.privacy.protect
         progress = {
             "round": self.state.next_round,
             "num_rounds": self._training.num_rounds,
             "rounds_per_second": 1 / self._seconds_a_round(),
-            "epsilon": latest[f"epsilon_{self.plan.config.privacy.protect}"],
+            "epsilon": epsilons(self.plan, self._ledger.events, [unit])[unit],
             "perplexity": latest["perplexity"],
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
@@ -253,5 +253,13 @@ class RunDriver:
             "run_dir": str(self.run.root),
             "private": self.plan.private,
         }
-        write_statement(self.run.statement, self.plan, self._ledger.events, spent)
+        setup = json.loads(self.run.setup.read_text())
+        write_statement(
+            self.run.statement,
+            self.plan,
+            self._ledger.events,
+            spent,
+            detectors=setup["detectors"],
+            categories=setup["categories"],
+        )
         self.run.write_json(self.run.result, result)
