@@ -331,7 +331,7 @@ def _print_comparison(answer: dict[str, Any]) -> None:
 
     table = Table(title="Perplexity on held-out text, and what the private corpus paid for it")
     for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
-        table.add_column(name, justify="left" if name == "model" else "right", overflow="fold")
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
         epsilon_by = row["epsilon"]
         table.add_row(

@@ -1,0 +1,34 @@
+"""Making a run directory ready: keys, paths, and what the corpus says of itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.training.runs import run_config
+from uedp_ray.training.rundir import prepare_run
+
+
+def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
+    """With the old key it would draw the same secret samples again, and nothing would charge for them."""
+    config = run_config(corpora)
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    before = run.key.read_text()
+    assert prepare_run(config, tmp_path / "run", resume=True).key.read_text() == before
+    run.ledger.unlink()
+    run.setup.unlink()
+    shutil.rmtree(run.vocabulary)
+    assert prepare_run(config, tmp_path / "run", resume=True).key.read_text() != before
+
+
+def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(pretrained.out))
+    config = run_config(corpora, model={"warm_start": "model"})
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    assert run.load_config().model.warm_start == str((Path(pretrained.out) / "model").resolve())
+    prepare_run(config, tmp_path / "run", resume=True)  # the same run, named the same way
+
+
+def test_the_statement_names_the_detectors_the_corpus_was_prepared_with(private_run):
+    text = (private_run.out / "privacy.md").read_text()
+    assert "Entities found by: annotated; categories: all found." in text
