@@ -337,11 +337,11 @@ def _print_comparison(answer: dict[str, Any]) -> None:
         table.add_row(
             row["name"],
             f"{row['perplexity']:.1f}",
-            *(show_epsilon(epsilon_by[unit]) for unit in ("user-entity", "user", "entity")),
+            *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
         )
     Console().print(table)
     typer.echo(
-        f"ε at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
+        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
         f"Run directories: {answer['out']}"
     )

@@ -36,9 +36,9 @@ _NOT_COVERED = """\
 """
 
 
-def show_epsilon(value: float | None) -> str:
-    """Three significant places; infinity and None read "no guarantee"."""
-    return "no guarantee" if value is None or math.isinf(value) else f"{value:.3f}"
+def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
+    """Three decimals; infinity and None read ``nothing``."""
+    return nothing if value is None or math.isinf(value) else f"{value:.3f}"
 
 
 def write_statement(
