@@ -341,7 +341,8 @@ def _print_comparison(answer: dict[str, Any]) -> None:
         )
     Console().print(table)
     typer.echo(
-        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, zero-out neighbours, Poisson sampling; "
+        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, "
+        "zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
         f"Run directories: {answer['out']}"
     )
