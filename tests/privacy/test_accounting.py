@@ -1,4 +1,5 @@
 """Numbers against frozen values, quadrature, dp_accounting and exact formulas; then the shape of epsilon."""
+# Over 400 lines: one accountant against many independent sources, sharing their helpers.
 
 from __future__ import annotations
 

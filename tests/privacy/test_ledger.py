@@ -46,16 +46,18 @@ def test_an_existing_file_is_not_overwritten(path):
         Ledger.create(path, {})
 
 
-@pytest.mark.parametrize("line", [0, 1, 3])
+COMMON = ("seq", "kind", "prev", "digest")
+ROUND = (*COMMON, "round", "attempt", "mechanism", "private")
+
+
 @pytest.mark.parametrize(
-    "field", ["seq", "kind", "prev", "digest", "round", "attempt", "mechanism", "private", "header"]
+    ("line", "field"), [(0, f) for f in (*COMMON, "header")] + [(line, f) for line in (1, 3) for f in ROUND]
 )
 def test_a_changed_field_is_found(path, line, field):
     filled(path)
     lines = path.read_text().splitlines()
     event = json.loads(lines[line])
-    if field not in event:
-        pytest.skip("not a field of this event")
+    assert field in event
     event[field] = {"seq": 9, "round": 9, "attempt": 9, "private": False}.get(field, "x")
     lines[line] = json.dumps(event)
     path.write_text("\n".join(lines) + "\n")
