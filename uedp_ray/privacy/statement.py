@@ -56,7 +56,8 @@ def state(
     else:
         claim = "an upper bound" if guarantee else "no guarantee"
     text = (
-        f"epsilon = {epsilon:.4g} at delta = {delta:g} ({claim}); unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
+        f"epsilon = {epsilon:.4g} at delta = {delta:g} ({claim}); unit: one {unit.replace('-', ' and ')}; "
+        f"relation: {relation}; "
         f"accountant: {accountant}; selection rule: {rule}; sampling: poisson."
     )
     return Statement(
