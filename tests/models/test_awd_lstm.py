@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.helpers import TASK, sentences, tiny
-from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig, MaskSeeds, _Masks
 from uedp_ray.models.task import forward_logits
 
 IDS = torch.tensor([[0, 3, 4, 3, 5], [0, 7, 7, 8, 1]])
@@ -59,7 +59,7 @@ def test_locked_masks_last_a_sentence_and_keep_the_mean() -> None:
     model = network()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dropped = model._locked(torch.ones(4, 3, 5000), 0.4)
+        dropped = model._locked(torch.ones(4, 3, 5000), 0.4, _Masks(None))
     assert torch.equal(dropped[:, 0], dropped[:, 1])
     assert not torch.equal(dropped[0], dropped[1])
     assert torch.allclose(dropped.unique(), torch.tensor([0.0, 1 / 0.6]))
@@ -79,15 +79,22 @@ def test_a_dropped_word_is_dropped_wherever_it_stands() -> None:
     assert 0.3 < dropped.float().mean() < 0.7
 
 
-def test_weight_seed_fixes_the_shared_mask() -> None:
-    """With a seed for the round, DropConnect no longer depends on the batches that a sentence is put in."""
-    model = network(dropout_weight=0.4)
-    model.weight_seed = 3
-    assert torch.equal(logits(model, seed=0), logits(model, seed=1))
-    torch.testing.assert_close(logits(model)[:1], logits(model, ids=IDS[:1]), rtol=1e-5, atol=1e-5)
-    before = logits(model)
-    model.weight_seed = 4
-    assert not torch.equal(before, logits(model))
+def test_seeded_masks_do_not_depend_on_company_or_padding() -> None:
+    """A sentence's masks follow from its own seed and the round's, whoever passes with it."""
+    dropouts = {f"dropout_{name}": 0.4 for name in ("embedding", "input", "hidden", "weight", "output")}
+    model = network(**dropouts)
+
+    def seeded(ids: Tensor, weight: int, *sentences: int) -> Tensor:
+        model.mask_seeds = MaskSeeds(weight, sentences)
+        return logits(model, ids=ids, seed=sum(sentences))  # torch's own generator must not matter
+
+    together = seeded(IDS, 3, 10, 11)
+    for row, seed in enumerate((10, 11)):
+        torch.testing.assert_close(together[row : row + 1], seeded(IDS[row : row + 1], 3, seed), rtol=1e-5, atol=1e-5)
+    padded = torch.nn.functional.pad(IDS, (0, 5))
+    torch.testing.assert_close(together, seeded(padded, 3, 10, 11)[:, : IDS.shape[1]], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(together[0], seeded(IDS, 3, 12, 11)[0])
+    assert not torch.equal(together[0], seeded(IDS, 4, 10, 11)[0])
 
 
 def test_learns() -> None:

@@ -6,10 +6,9 @@
 Source: Merity, Keskar, Socher, "Regularizing and Optimizing LSTM Language Models" (2018), section 4. One bias per gate
 instead of cuDNN's two (the same functions), and whole words are dropped per sentence instead of per batch.
 
-Every product with a weight goes through a module call, so that ``gradients.py`` sees its factors. Masks come from
-torch's default generator and belong to one sentence each, except the DropConnect mask, which a forward pass shares: a
-sentence's gradient would then depend on which others it was batched with. Set ``weight_seed`` to a fresh value every
-round and all passes of the round share one mask.
+Every product with a weight goes through a module call, so that ``gradients.py`` sees its factors. Masks belong to one
+sentence each, except the DropConnect mask, which a forward pass shares. Drawn from torch's default generator, they depend
+on which sentences pass together; under ``mask_seeds`` they depend on the seeds alone.
 
 Shape legend: B sentences, T positions, V vocabulary, D embedding size, H hidden size.
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +49,36 @@ class CausalLMOutput:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class MaskSeeds:
+    """Seeds of one pass: of the DropConnect mask, and one for each of its (B,) sentences."""
+
+    weight: int
+    sentences: Sequence[int]
+
+
 def _mask(shape: tuple[int, ...], prob: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """0 with probability ``prob``, else 1 / (1 - prob), so that the expectation is 1."""
     device = like.device if generator is None else generator.device
     kept = torch.rand(shape, device=device, generator=generator) >= prob
     return kept.to(like.device, like.dtype) / max(1.0 - prob, 1e-12)
+
+
+class _Masks:
+    """The masks of one pass. Seeded ones are drawn on the CPU, so that a GPU sees the same."""
+
+    def __init__(self, seeds: MaskSeeds | None):
+        self._weight = None if seeds is None else torch.Generator().manual_seed(seeds.weight)
+        self._sentences = [] if seeds is None else [torch.Generator().manual_seed(seed) for seed in seeds.sentences]
+
+    def weight(self, shape: tuple[int, ...], prob: float, like: Tensor) -> Tensor:
+        return _mask(shape, prob, like, self._weight)
+
+    def sentences(self, size: int, prob: float, like: Tensor) -> Tensor:
+        """(B, size): a row for each sentence of ``like`` (B, ...)."""
+        if not self._sentences:
+            return _mask((len(like), size), prob, like)
+        return torch.cat([_mask((1, size), prob, like, generator) for generator in self._sentences])
 
 
 class RecurrentLinear(nn.Linear):
@@ -75,11 +100,11 @@ class LSTMLayer(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x_BTD: Tensor, prob: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, masks: _Masks, prob: float = 0.0) -> Tensor:
         """``prob``: DropConnect on the hidden-to-hidden matrix."""
         scale = dropped = None
         if prob:
-            scale = _mask((4 * self.num_units, self.num_units), prob, x_BTD, generator)
+            scale = masks.weight(tuple(self.recurrent.weight.shape), prob, x_BTD)
             dropped = self.recurrent.weight * scale
         projected = self.inputs(x_BTD)  # all time steps at once
         h = c = projected.new_zeros(len(x_BTD), self.num_units)
@@ -98,7 +123,7 @@ class AWDLSTM(nn.Module):
     def __init__(self, config: AWDLSTMConfig):
         super().__init__()
         self.settings = config
-        self.weight_seed: int | None = None
+        self.mask_seeds: MaskSeeds | None = None
         sizes = [config.embedding_size] + [config.hidden_size] * config.num_layers
         if config.tie_embeddings:
             sizes[-1] = config.embedding_size
@@ -119,21 +144,19 @@ class AWDLSTM(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
         """``position_ids`` and ``use_cache`` are accepted for the common call convention; time is the position here."""
-        s = self.settings
+        s, masks = self.settings, _Masks(self.mask_seeds)
         x = self.embedding(input_ids)
         if self.training and s.dropout_embedding:  # the same word is dropped wherever it stands in the sentence
-            words = _mask((len(input_ids), s.vocab_size), s.dropout_embedding, x)
-            x = x * words.gather(1, input_ids)[:, :, None]
-        x = self._locked(x, s.dropout_input)
-        generator = None if self.weight_seed is None else torch.Generator().manual_seed(self.weight_seed)
+            x = x * masks.sentences(s.vocab_size, s.dropout_embedding, x).gather(1, input_ids)[:, :, None]
+        x = self._locked(x, s.dropout_input, masks)
         for index, layer in enumerate(self.layers):
-            x = layer(x, s.dropout_weight if self.training else 0.0, generator)
+            x = layer(x, masks, s.dropout_weight if self.training else 0.0)
             last = index == len(self.layers) - 1
-            x = self._locked(x, s.dropout_output if last else s.dropout_hidden)
+            x = self._locked(x, s.dropout_output if last else s.dropout_hidden, masks)
         return CausalLMOutput(self.decoder(x))
 
-    def _locked(self, x_BTH: Tensor, prob: float) -> Tensor:
+    def _locked(self, x_BTH: Tensor, prob: float, masks: _Masks) -> Tensor:
         """Variational dropout: one mask per sentence and unit, the same at every position."""
         if not (self.training and prob):
             return x_BTH
-        return x_BTH * _mask((x_BTH.shape[0], 1, x_BTH.shape[2]), prob, x_BTH)
+        return x_BTH * masks.sentences(x_BTH.shape[2], prob, x_BTH)[:, None]

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from uedp_ray.config import TrainingConfig
+from uedp_ray.models.awd_lstm import AWDLSTM, MaskSeeds
 from uedp_ray.models.gradients import sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, Task
@@ -51,6 +52,7 @@ class LocalUpdate:
         model = config.model
         drops = ("embedding", "input", "hidden", "weight", "output")
         self._dropout = any(getattr(model, f"dropout_{name}") > 0 for name in drops)
+        self._awd_lstm = next((m for m in self.model.modules() if isinstance(m, AWDLSTM)), None)
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
 
     def sum_updates(
@@ -80,7 +82,7 @@ class LocalUpdate:
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate([each.weights for each in group])
             for chosen in self._packed(numbers):
-                with self._seeded(round_index, int(numbers[chosen[0]])):
+                with self._masks(round_index, numbers[chosen]) if self._dropout else nullcontext():
                     for user, summed in self._user_sums(numbers[chosen], weights[chosen], owner[chosen]):
                         sums[user].sub_(summed)
             yield from zip(group, sums, strict=True)
@@ -88,10 +90,11 @@ class LocalUpdate:
     def _packed(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
         """Positions of the sentences of each batch, ascending: users in turn.
 
-        With dropout a sentence goes alone, with masks of its own. In company its masks would depend on the words of the
-        others, and an entity's absence would change gradients of sentences that never held it, beyond the entity's bound.
+        A network that draws dropout's masks from one stream gets each sentence alone. In company its masks would depend
+        on the words of the others, and an entity's absence would change gradients of sentences that never held it, beyond
+        the entity's bound.
         """
-        if self._dropout:
+        if self._dropout and self._awd_lstm is None:
             yield from np.arange(len(numbers))[:, None]
             return
         for chosen in batches([len(self.sentence(int(x))) for x in numbers], self._training.batch_tokens):
@@ -114,11 +117,17 @@ class LocalUpdate:
     def _batch(self, numbers: np.ndarray) -> Batch:
         return self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
 
-    def _seeded(self, *address: int) -> AbstractContextManager[None]:
-        """Dropout draws from a stream of its own, the same wherever the user is held."""
-        if not self._dropout:
-            return nullcontext()
-        return seeded(self.device, self._training.seed, *address)
+    @contextmanager
+    def _masks(self, round_index: int, numbers: np.ndarray) -> Iterator[None]:
+        """Dropout's masks: each sentence has a stream of its own, with whomever it passes and wherever it is held."""
+        seeds = [_seed(self._training.seed, round_index, int(number)) for number in numbers]
+        if self._awd_lstm is None:
+            with seeded(self.device, seeds[0]):  # ``_packed`` lets it pass alone
+                yield
+            return
+        self._awd_lstm.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
+        yield
+        self._awd_lstm.mask_seeds = None
 
     def _local_sgd(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
@@ -127,7 +136,8 @@ class LocalUpdate:
         size = self._training.local_batch_size
         for selection in selections:
             self.params.set(parameters)
-            with self._seeded(round_index, selection.user):
+            seed = _seed(self._training.seed, round_index, selection.user)
+            with seeded(self.device, seed) if self._dropout else nullcontext():
                 for _ in range(self._training.local_epochs):
                     for start in range(0, len(selection.sentences), size):
                         which = slice(start, start + size)
@@ -152,10 +162,14 @@ def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[Use
         yield group
 
 
-@contextmanager
-def seeded(device: torch.device, *address: int) -> Iterator[None]:
-    """Runs torch's default generators from a seed made of ``address`` and restores them."""
+def _seed(*address: int) -> int:
     name = ",".join(map(str, address)).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Runs torch's default generators from ``seed`` and restores them."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1)
+        torch.manual_seed(seed)
         yield

@@ -49,7 +49,7 @@ def pretrain(
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     train, held_out = _split(config, vocabulary)
     device = pick_device(config)
-    with seeded(device, settings.seed, 0):
+    with seeded(device, settings.seed):
         model = build_model(
             config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
         ).to(device)
