@@ -106,6 +106,14 @@ def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):  # n
     assert found["rounds"] == 5
 
 
+def test_a_ledger_tells_whether_bounds_were_declared_or_enforced(answer, corpora, private_run, tmp_path):  # noqa: F811
+    bounds = {"mode": "declared", "max_holders": 30, "max_sentences_per_entity": 60, "max_sentences_per_user": None}
+    train(run_config(corpora, bounds=bounds, training={"num_rounds": 1}), tmp_path / "run", workers=0)
+    for run, relation in ((tmp_path / "run", "zero_out (declared)"), (private_run.out, "zero_out (fixed-graph)")):
+        found = answer("epsilon", "--ledger", run / "ledger.jsonl")
+        assert (found["relation"], found["guarantee"]) == (relation, True)
+
+
 def test_an_epsilon_that_is_infinite_is_null_in_json(answer, corpora, tmp_path):  # noqa: F811
     config = run_config(corpora, privacy={"noise": "none", "noise_multiplier": None}, training={"num_rounds": 1})
     train(config, tmp_path / "run", workers=0)
@@ -249,7 +257,7 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
 def crashed(corpora, tmp_path, monkeypatch):  # noqa: F811
     """A run stopped in round 3 of 5, and its run file."""
     with monkeypatch.context() as patch:
-        die("uedp_ray.training.worker:RunDriver.release", 4, False, kill=crash_now, set_attribute=patch.setattr)
+        die("uedp_ray.training.driver:RunDriver.release", 4, False, kill=crash_now, set_attribute=patch.setattr)
         with pytest.raises(Crash):
             train(run_config(corpora), tmp_path / "crashed", workers=0)
     return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")

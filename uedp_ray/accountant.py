@@ -57,9 +57,10 @@ def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity",
     events = read_ledger(path)
     releases = [event for event in events if event["kind"] == "round"]
     value = epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
-    private = events[0]["header"]["private"] is True
+    header = events[0]["header"]
     mechanism = RoundMechanism.from_dict(releases[-1]["mechanism"]) if releases else None
-    answer = _answer(mechanism, value, delta, accountant, private=private)
+    claims = {"private": header["private"] is True, "declared": header.get("bounds") == "declared"}
+    answer = _answer(mechanism, value, delta, accountant, **claims)
     return answer | {"rounds": len(releases), "kind": kind, "events": len(events)}
 
 
@@ -76,8 +77,14 @@ def calibrated(
 
 
 def _answer(
-    mechanism: RoundMechanism | None, value: float, delta: float, accountant: str, *, private: bool = True
+    mechanism: RoundMechanism | None,
+    value: float,
+    delta: float,
+    accountant: str,
+    *,
+    declared: bool = False,
+    private: bool = True,
 ) -> dict[str, Any]:
     return dataclasses.asdict(
-        state(mechanism, epsilon=value, delta=delta, accountant=accountant, declared=False, private=private)
+        state(mechanism, epsilon=value, delta=delta, accountant=accountant, declared=declared, private=private)
     )

@@ -16,7 +16,7 @@ from scipy import integrate, optimize, special, stats
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating
-from uedp_ray.privacy.accounting import calibrate, compose, epsilon, max_rounds, pld
+from uedp_ray.privacy.accounting import calibrate, compose, epsilon, pld
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.statement import state
 
@@ -275,15 +275,6 @@ def test_calibration_limits():
         calibrate(change(max_holders=None), target_epsilon=1.0, **CALL)
     with pytest.raises(InputError, match="sentence_clip_norm"):
         calibrate(change(entity_clip=2.0, holder_bound="reweight", max_users=100), target_epsilon=1.0, **CALL)
-
-
-def test_max_rounds():
-    rounds = max_rounds(BASE, target_epsilon=2.0, delta=1e-5)
-    assert epsilon(BASE, rounds=rounds, delta=1e-5) <= 2.0 < epsilon(BASE, rounds=rounds + 1, delta=1e-5)
-    assert max_rounds(BASE, target_epsilon=0.0, delta=1e-5) == 0
-    assert max_rounds(BASE, target_epsilon=2.0, delta=1e-5, limit=10) == 10
-    with pytest.raises(InputError):
-        max_rounds(BASE, target_epsilon=math.inf, delta=1e-5)
 
 
 def test_composition_of_different_mechanisms():

@@ -10,6 +10,7 @@ import yaml
 from tests.training.runs import run_tree
 from uedp_ray.errors import InputError
 from uedp_ray.training import compare as module
+from uedp_ray.training import worker
 from uedp_ray.training.compare import Comparison, compare
 
 VARIANTS = {
@@ -65,29 +66,35 @@ def test_every_variant_starts_from_the_one_public_model(done):
 
 def test_resuming_repeats_no_finished_variant(comparison, done, monkeypatch):
     out, table = done
-    trained = []
-    monkeypatch.setattr(module, "train", lambda config, *_, **__: trained.append(config.name))
-    monkeypatch.setattr(module, "pretrain", lambda *_, **__: trained.append("pretrain"))
+    monkeypatch.setattr(module, "pretrain", lambda *_, **__: pytest.fail("pre-trained again"))
+    monkeypatch.setattr(worker, "run_rounds", lambda *_, **__: pytest.fail("rounds run again"))
     assert compare(comparison, out, workers=0, resume=True) == table
-    assert trained == []
     with pytest.raises(InputError, match="--resume"):
         compare(comparison, out, workers=0)
 
 
-def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, monkeypatch):
-    train, calls = module.train, []
+def test_resuming_under_other_settings_is_refused(comparison, done):
+    out, _ = done
+    settings = {"privacy.noise_multiplier": 2.0}
+    changed = Comparison(comparison.base, {**comparison.variants, "Private, epsilon 8": ("uedp", settings)})
+    with pytest.raises(InputError, match="is not this one"):
+        compare(changed, out, workers=0, resume=True)
 
-    def failing(config, *args, **kwargs):
-        calls.append(config.name)
+
+def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, monkeypatch):
+    run_rounds, calls = worker.run_rounds, []
+
+    def failing(state, **settings):
+        calls.append(settings["num_rounds"])
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return train(config, *args, **kwargs)
+        return run_rounds(state, **settings)
 
-    monkeypatch.setattr(module, "train", failing)
+    monkeypatch.setattr(worker, "run_rounds", failing)
     with pytest.raises(KeyboardInterrupt):
         compare(comparison, tmp_path / "out", workers=0)
     table = compare(comparison, tmp_path / "out", workers=0, resume=True)
-    assert calls == ["private-epsilon-8", "not-private", "not-private"]
+    assert len(calls) == 3, "the first variant once, the second once more"
     assert len(table["rows"]) == 4
 
 

@@ -37,15 +37,15 @@ SETUP = [
     ("uedp_ray.training.rundir:RunDir.write_json", 1),
 ]
 ROUNDS = [
-    ("uedp_ray.training.worker:RunDriver.charge", 1),
-    ("uedp_ray.training.worker:RunDriver.release", 3),
-    ("uedp_ray.training.worker:RunDriver.release", 4),
-    ("uedp_ray.training.worker:save_checkpoint", 1),
+    ("uedp_ray.training.driver:RunDriver.charge", 1),
+    ("uedp_ray.training.driver:RunDriver.release", 3),
+    ("uedp_ray.training.driver:RunDriver.release", 4),
+    ("uedp_ray.training.driver:save_checkpoint", 1),
     ("uedp_ray.training.checkpoint:write_atomically", 1),  # tensors of round 2
     ("uedp_ray.training.checkpoint:write_atomically", 4),  # state of round 4
-    ("uedp_ray.training.worker:save_checkpoint", 3),
+    ("uedp_ray.training.driver:save_checkpoint", 3),
     ("uedp_ray.training.worker:save_model", 1),
-    ("uedp_ray.training.worker:write_statement", 1),
+    ("uedp_ray.training.driver:write_statement", 1),
 ]
 MOMENTS = [(*moment, after) for moment in SETUP + ROUNDS for after in (False, True)]
 IDS = [f"{w.rpartition(':')[2]}-{n}-{'after' if after else 'before'}" for w, n, after in MOMENTS]
@@ -121,7 +121,7 @@ def test_a_half_written_config_is_no_run_yet(fixed, uninterrupted, tmp_path, mon
 
 
 def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):
-    release = "uedp_ray.training.worker:RunDriver.release"
+    release = "uedp_ray.training.driver:RunDriver.release"
     crash(fixed, tmp_path / "run", release, 4)
     crash(fixed, tmp_path / "run", release, 2, resume=True)
     train(fixed, tmp_path / "run", workers=0, resume=True)
@@ -169,7 +169,7 @@ class Drawn:
 
 def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again(corpora, tmp_path, monkeypatch):
     drawn, config, out = Drawn(monkeypatch), run_config(corpora), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.worker:RunDriver.release", 4)  # round 3; the checkpoint is of round 2
+    crash(config, out, "uedp_ray.training.driver:RunDriver.release", 4)  # round 3; the checkpoint is of round 2
     assert [(e["round"], e["attempt"]) for e in events(out)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     result = train(config, out, workers=0, resume=True)
     charged = [(e["round"], e["attempt"]) for e in events(out)]
@@ -188,7 +188,7 @@ def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again
 def test_replays_never_take_a_run_beyond_its_target(corpora, tmp_path, nth):
     privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
     config, out = run_config(corpora, privacy=privacy, training={"evaluate_every": 50}), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.worker:RunDriver.release", nth)
+    crash(config, out, "uedp_ray.training.driver:RunDriver.release", nth)
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5, "the target pays for five releases, whichever they are"
     assert result["rounds"] == 3
@@ -202,7 +202,7 @@ def test_a_target_already_spent_releases_nothing_more(corpora, tmp_path):
     privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
     training = {"evaluate_every": 50, "checkpoint_every": 3}
     config, out = run_config(corpora, privacy=privacy, training=training), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.worker:RunDriver.release", 5)  # rounds 3 and 4 are charged and lost
+    crash(config, out, "uedp_ray.training.driver:RunDriver.release", 5)  # rounds 3 and 4 are charged and lost
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5
     assert (result["rounds"], result["tokens_per_second"]) == (3, None)
@@ -229,7 +229,7 @@ def test_resuming_a_finished_run_changes_nothing(private_run, corpora):
 def crashed(corpora, tmp_path):
     """A private run with a checkpoint of round 2 and charges up to round 3."""
     out = tmp_path / "run"
-    crash(run_config(corpora), out, "uedp_ray.training.worker:RunDriver.release", 4)
+    crash(run_config(corpora), out, "uedp_ray.training.driver:RunDriver.release", 4)
     return out
 
 
@@ -311,7 +311,7 @@ def test_a_lost_checkpoint_starts_over_and_charges_everything_again(crashed, cor
 def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
     folder = tmp_path / "corpora"
     shutil.copytree(corpora, folder)
-    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.worker:RunDriver.release", 1)
+    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.driver:RunDriver.release", 1)
     prepare(SourceConfig(format="synthetic", num_users=30, seed=8), folder / "private", num_shards=2)
     with pytest.raises(InputError, match=r"corpus\.source"):
         train(run_config(folder), tmp_path / "run", workers=0, resume=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.training.runs import run_config
+from uedp_ray.errors import InputError
 from uedp_ray.training.rundir import prepare_run
 
 
@@ -19,6 +22,17 @@ def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
     run.setup.unlink()
     shutil.rmtree(run.vocabulary)
     assert prepare_run(config, tmp_path / "run", resume=True).key.read_text() != before
+
+
+def test_a_folder_in_which_setting_up_failed_takes_a_mended_config(corpora, tmp_path):
+    strict = {"mode": "declared", "max_holders": 1}
+    with pytest.raises(InputError, match="max_sentences_per_entity"):
+        prepare_run(run_config(corpora, bounds=strict), tmp_path / "run", resume=False)
+    mended = run_config(corpora)
+    run = prepare_run(mended, tmp_path / "run", resume=False)
+    assert run.load_config().digest() == mended.digest()
+    with pytest.raises(InputError, match="holds a run already"):
+        prepare_run(mended, tmp_path / "run", resume=False)
 
 
 def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, pretrained, tmp_path, monkeypatch):

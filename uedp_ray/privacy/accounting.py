@@ -125,33 +125,6 @@ def _smallest_noise(at: Callable[[float], float], target: float, low: float, hig
     return root
 
 
-def max_rounds(
-    mechanism: RoundMechanism,
-    *,
-    target_epsilon: float,
-    delta: float,
-    accountant: str = "user-entity",
-    kind: str = "both",
-    limit: int = 100_000,
-) -> int:
-    """The largest number of rounds, up to ``limit``, whose epsilon is at most ``target_epsilon``."""
-    if not math.isfinite(target_epsilon) or target_epsilon < 0:
-        raise InputError("target_epsilon", target_epsilon, "must be a finite number, 0 or more")
-
-    def fits(rounds: int) -> bool:
-        return epsilon(mechanism, rounds=rounds, delta=delta, accountant=accountant, kind=kind) <= target_epsilon
-
-    low, high = 0, 1
-    while high < limit and fits(high):
-        low, high = high, min(2 * high, limit)
-    if high == limit and fits(limit):
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def pld(
     mechanism: RoundMechanism,
     *,

@@ -115,15 +115,12 @@ def _train_variant(
     say: Say,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Trains a variant, unless it is finished already, and returns its row."""
+    """Trains a variant (no round of it if it is finished already) and returns its row."""
     variant = dataclasses.replace(methods.apply(config, *comparison.variants[name]), name=_slug(name))
     folder = out / _slug(name)
     say(f"training: {name}")
-    if (folder / "result.json").exists():
-        result = json.loads((folder / "result.json").read_text())
-    else:
-        resumable = resume and (folder / "config.yaml").exists()
-        result = train(variant, folder, workers=num_workers, resume=resumable, say=say, progress=progress)
+    resumable = resume and (folder / "config.yaml").exists()
+    result = train(variant, folder, workers=num_workers, resume=resumable, say=say, progress=progress)
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,11 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
     run, config = RunDir(out.resolve()), _with_absolute_paths(config)
+    if run.config.exists() and not (run.ledger.exists() or run.setup.exists()):
+        # Setting up failed before anything was charged: it may be tried again, with another config from the start.
+        if run.load_config().digest() != config.digest():
+            shutil.rmtree(run.private)
+        run.config.unlink()
     if run.config.exists():
         if not resume:
             raise InputError("--out", str(out), "holds a run already: add --resume, or name another folder")
@@ -179,9 +185,8 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
         _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
-        ledger = Ledger.create(
-            run.ledger, {"run": secrets.token_hex(8), "config_digest": config.digest(), "private": plan.private}
-        )
+        header = {"config_digest": config.digest(), "private": plan.private, "bounds": config.bounds.mode}
+        ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
     if not run.vocabulary.exists():
         say("building the vocabulary")
         make_vocabulary(config, corpus, bounded.sentence_weight, ledger).save(run.vocabulary)

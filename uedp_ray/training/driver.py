@@ -1,0 +1,176 @@
+"""The driver of a run, on the worker of rank 0: budget, ledger, noise, evaluation, checkpoints, progress, results.
+
+It alone sees the un-noised sum of a round. Everything it writes outside the ledger follows from released values.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from uedp_ray.plan import Plan, Weights, epsilons
+from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
+from uedp_ray.training.rounds import RoundState
+from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.statement import write_statement
+
+
+@dataclass
+class RunDriver:
+    """A ``rounds.Driver`` over a run directory."""
+
+    run: RunDir
+    plan: Plan
+    state: RoundState
+    weights: Weights | None
+    evaluate: Callable[[], float | None]
+    """Held-out perplexity of the current parameters."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = self.plan.config
+        self._training = config.training
+        self._digest = config.digest()
+        self._ledger = Ledger.open(self.run.ledger, config_digest=self._digest)
+        self._noise = GaussianNoise(config.privacy.test_noise_seed)
+        self._started, self._first = time.monotonic(), 0
+        self._left = 0
+
+    def resume(self) -> None:
+        """Loads the last whole checkpoint, if any, and sees how many rounds the budget still has."""
+        position = load_checkpoint(
+            self.run.checkpoint, self.state, config_digest=self._digest, accountant=self.plan.config.privacy.protect
+        )
+        if position is not None:
+            self._ledger.require_position(position.ledger_seq, position.ledger_digest)
+            if self.run.rounds.exists():
+                rows = pq.read_table(self.run.rounds).to_pylist()
+                self.rows = [row for row in rows if row["round"] <= self.state.next_round]
+        self._first = self.state.next_round
+        self._left = self._affordable()
+        if not self.rows:
+            self._record()
+
+    def _affordable(self) -> int:
+        """How many more rounds fit the target; a crashed round that was charged already takes one away."""
+        remaining = self._training.num_rounds - self.state.next_round
+        target = self.plan.config.privacy.target_epsilon
+        if target is None or not self.plan.private:
+            return remaining
+        planned = self.plan.event(round_index=0, attempt=0)
+        unit = self.plan.config.privacy.protect
+
+        def fits(count: int) -> bool:
+            return epsilons(self.plan, [*self._ledger.events, *[planned] * count], [unit])[unit] <= target
+
+        if fits(remaining):
+            return remaining
+        return max(0, bisect.bisect_left(range(remaining), True, key=lambda count: not fits(count)) - 1)
+
+    def admit(self, round_index: int) -> int | None:
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        # A replayed round draws a fresh sample, unless the run is a test whose replays must be the same.
+        return self._ledger.attempts(round_index) if self.plan.private else 0
+
+    def charge(self, round_index: int, attempt: int) -> None:
+        self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+
+    def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
+        denominator = None if self.weights is None else self.weights.denominator
+        return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
+
+    def after_round(self, state: RoundState) -> None:
+        last = state.next_round == self._training.num_rounds or self._left == 0
+        if last or state.next_round % self._training.evaluate_every == 0:
+            self._record()
+        if last or state.next_round % self._training.checkpoint_every == 0:
+            self._save()
+        self._tell()
+
+    def _record(self) -> None:
+        self.rows.append(
+            {
+                "round": self.state.next_round,
+                "perplexity": self.evaluate(),
+                "noise_std": self.plan.noise_std,
+                **{f"epsilon_{name}": value for name, value in self.spent().items()},
+            }
+        )
+
+    def spent(self) -> dict[str, float]:
+        return epsilons(self.plan, self._ledger.events)
+
+    def _save(self) -> None:
+        self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
+        seq, digest = self._ledger.position
+        accountant = self.plan.config.privacy.protect
+        save_checkpoint(
+            self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, accountant, seq, digest)
+        )
+
+    def _write_rows(self) -> None:
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(self.rows), buffer)
+        write_atomically(self.run.rounds, buffer.getvalue().to_pybytes())
+
+    def _seconds_a_round(self) -> float:
+        return (time.monotonic() - self._started) / max(1, self.state.next_round - self._first)
+
+    def _tell(self) -> None:
+        """What the live line shows; nothing in it depends on who was drawn but the time taken."""
+        latest, unit = self.rows[-1], self.plan.config.privacy.protect
+        progress = {
+            "round": self.state.next_round,
+            "num_rounds": self._training.num_rounds,
+            "rounds_per_second": 1 / self._seconds_a_round(),
+            "epsilon": epsilons(self.plan, self._ledger.events, [unit])[unit],
+            "perplexity": latest["perplexity"],
+            "seconds_left": self._seconds_a_round()
+            * min(self._left, self._training.num_rounds - self.state.next_round),
+        }
+        write_atomically(self.run.progress, json.dumps(progress).encode())
+
+    def finish(self) -> None:
+        """Writes ``privacy.md`` and, last, ``result.json``: it marks a run that is finished."""
+        if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
+            self._record()
+            self._write_rows()
+        spent, config = self.spent(), self.plan.config
+        tokens = config.corpus.declared_num_tokens
+        trained = self.state.next_round > self._first and tokens is not None
+        result = {
+            "perplexity": self.rows[-1]["perplexity"],
+            "initial_perplexity": self.rows[0]["perplexity"],
+            "epsilon": {name: value if value != float("inf") else None for name, value in spent.items()},
+            "delta": config.privacy.delta,
+            "unit": config.privacy.protect,
+            "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,
+            "rounds": self.state.next_round,
+            "tokens_per_second": tokens * config.privacy.user_sampling_prob / self._seconds_a_round()
+            if trained and tokens is not None
+            else None,
+            "run_dir": str(self.run.root),
+            "private": self.plan.private,
+        }
+        setup = json.loads(self.run.setup.read_text())
+        write_statement(
+            self.run.statement,
+            self.plan,
+            self._ledger.events,
+            spent,
+            detectors=setup["detectors"],
+            categories=setup["categories"],
+        )
+        self.run.write_json(self.run.result, result)
