@@ -124,6 +124,8 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
                 name=f"{config.name}-{uuid.uuid4().hex[:8]}",
                 storage_path=str(storage),
                 failure_config=FailureConfig(max_failures=3),
+                # Threads that spin while they wait slow a worker manyfold where something else needs its cores.
+                worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
             ),
         )
         try:
