@@ -428,7 +428,7 @@ class RunConfig:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
         tree = to_dict(self)
         del tree["name"]
-        for key in ("num_workers", "device", "evaluate_every", "checkpoint_every"):
+        for key in ("num_workers", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -477,15 +477,20 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
+    return from_dict(RunConfig, set_keys(read_yaml(path), parse_overrides(overrides)))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
     try:
-        tree = yaml.safe_load(Path(path).read_text()) or {}
-    except FileNotFoundError:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (FileNotFoundError, IsADirectoryError):
         raise InputError("config", str(path), "no such file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
     if not isinstance(tree, dict):
         raise InputError("config", str(path), "expected a mapping of keys")
-    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
+    return tree
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

@@ -21,10 +21,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, SourceConfig, from_dict, parse_overrides, set_keys
+from uedp_ray.config import RunConfig, SourceConfig, from_dict, parse_overrides, read_yaml, set_keys
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
@@ -47,13 +45,8 @@ class Comparison:
     @classmethod
     def load(cls, path: Path, overrides: list[str]) -> Comparison:
         """Reads a comparison file; ``overrides`` (a.b=value) apply to the base."""
-        try:
-            tree = yaml.safe_load(path.read_text())
-        except FileNotFoundError:
-            raise InputError("config", str(path), "no such file") from None
-        except yaml.YAMLError as error:
-            raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
-        if not isinstance(tree, dict) or set(tree) != {"base", "variants"} or not isinstance(tree["variants"], dict):
+        tree = read_yaml(path)
+        if set(tree) != {"base", "variants"} or not all(isinstance(part, dict) for part in tree.values()):
             raise InputError("config", str(path), "a comparison file has the two keys base and variants, both mappings")
         base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)))
         variants, folders = {}, {"", "corpora", "pretrained"}

@@ -62,12 +62,12 @@ def pretrain(
 
 
 def _split(config: RunConfig, vocabulary: Vocabulary) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    texts = list(public_sentences(config.pretrain.text, config.pretrain.max_words))
-    sentences = [s for s in encode_texts(texts, vocabulary, config.model.max_length) if len(s)]
+    texts = public_sentences(config.pretrain.text, config.pretrain.max_words)
+    sentences = [s for s in encode_texts(texts, vocabulary, config.model.max_length) if len(s)]  # held as token ids
     held_out = sentences[::_HELD_OUT]
     train = [s for i, s in enumerate(sentences) if i % _HELD_OUT]
     if not train:
-        raise InputError("pretrain.text", len(texts), "holds too few sentences to train on")
+        raise InputError("pretrain.text", f"{len(sentences)} sentences", "too few to train on: name more text")
     return train, held_out
 
 
