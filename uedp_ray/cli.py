@@ -49,23 +49,41 @@ def main() -> None:
         sys.exit(1)
 
 
+Accountant = Annotated[str, typer.Option(help="user-entity, user, entity or published.")]
+UserProb = Annotated[float, typer.Option("--q-u", help="User sampling probability.")]
+EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
+ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
+Rounds = Annotated[int, typer.Option(help="Noised releases T.")]
+Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
+MaxHolders = Annotated[int, typer.Option(help="K: users that hold one entity.")]
+EntityClip = Annotated[float, typer.Option(help="beta_e in units of beta: how far one entity moves one user's update.")]
+ExtendedClip = Annotated[
+    float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
+]
+Rule = Annotated[str, typer.Option(help="Selection rule: all or any.")]
+Draw = Annotated[str, typer.Option(help="global or per-user.")]
+Kind = Annotated[str, typer.Option(help="entity, extended or both.")]
+HolderBound = Annotated[str, typer.Option(help="truncate or reweight.")]
+MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight.")]
+
+
 @app.command()
 def epsilon(
-    accountant: Annotated[str, typer.Option(help="user-entity, user, entity or published.")] = "user-entity",
-    q_u: Annotated[float, typer.Option("--q-u", help="User sampling probability.")] = 0.05,
-    q_e: Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")] = 0.5,
-    q_s: Annotated[float, typer.Option("--q-s", help="Extended-entity sampling probability.")] = 1.0,
+    accountant: Accountant = "user-entity",
+    q_u: UserProb = 0.05,
+    q_e: EntityProb = 0.5,
+    q_s: ExtendedProb = 1.0,
     noise_multiplier: Annotated[float, typer.Option(help="Noise std in the sum, in units of beta.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Noised releases T.")] = 50,
-    delta: Annotated[float, typer.Option()] = 1e-5,
-    max_holders: Annotated[int, typer.Option(help="K: users that hold one entity.")] = 5,
-    entity_clip: Annotated[float, typer.Option(help="beta_e in units of beta.")] = 0.2,
-    extended_clip: Annotated[float | None, typer.Option(help="One sentence's bound in units of beta.")] = None,
-    rule: Annotated[str, typer.Option(help="all or any.")] = "all",
-    entity_draw: Annotated[str, typer.Option(help="global or per-user.")] = "global",
-    kind: Annotated[str, typer.Option(help="entity, extended or both.")] = "both",
-    holder_bound: Annotated[str, typer.Option(help="truncate or reweight.")] = "truncate",
-    max_users: Annotated[int | None, typer.Option(help="Declared number of users, for reweight.")] = None,
+    rounds: Rounds = 50,
+    delta: Delta = 1e-5,
+    max_holders: MaxHolders = 5,
+    entity_clip: EntityClip = 0.2,
+    extended_clip: ExtendedClip = None,
+    rule: Rule = "all",
+    entity_draw: Draw = "global",
+    kind: Kind = "both",
+    holder_bound: HolderBound = "truncate",
+    max_users: MaxUsers = None,
     method: Annotated[str, typer.Option(help="published: uedp, uedp_fe or user_dp.")] = "uedp",
     sensitive_fraction: Annotated[float, typer.Option(help="published: sensitive / all sentences.")] = 1.0,
     max_order: Annotated[int, typer.Option(help="published: largest moment order.")] = 32,
@@ -94,32 +112,30 @@ def epsilon(
 @app.command()
 def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="The budget.")],
-    accountant: Annotated[str, typer.Option()] = "user-entity",
-    q_u: Annotated[float, typer.Option("--q-u")] = 0.05,
-    q_e: Annotated[float, typer.Option("--q-e")] = 0.5,
-    q_s: Annotated[float, typer.Option("--q-s")] = 1.0,
-    rounds: Annotated[int, typer.Option()] = 50,
-    delta: Annotated[float, typer.Option()] = 1e-5,
-    max_holders: Annotated[int, typer.Option()] = 5,
-    entity_clip: Annotated[float, typer.Option()] = 0.2,
-    extended_clip: Annotated[float | None, typer.Option()] = None,
-    rule: Annotated[str, typer.Option()] = "all",
-    entity_draw: Annotated[str, typer.Option()] = "global",
-    kind: Annotated[str, typer.Option()] = "both",
-    holder_bound: Annotated[str, typer.Option()] = "truncate",
-    max_users: Annotated[int | None, typer.Option()] = None,
+    accountant: Accountant = "user-entity",
+    q_u: UserProb = 0.05,
+    q_e: EntityProb = 0.5,
+    q_s: ExtendedProb = 1.0,
+    rounds: Rounds = 50,
+    delta: Delta = 1e-5,
+    max_holders: MaxHolders = 5,
+    entity_clip: EntityClip = 0.2,
+    extended_clip: ExtendedClip = None,
+    rule: Rule = "all",
+    entity_draw: Draw = "global",
+    kind: Kind = "both",
+    holder_bound: HolderBound = "truncate",
+    max_users: MaxUsers = None,
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier whose epsilon is at most the target."""
     from uedp_ray.accountant import calibrated
 
     mechanism = _mechanism({**locals(), "noise_multiplier": 1.0})
-    _emit(
-        calibrated(
-            mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=delta, accountant=accountant, kind=kind
-        ),
-        as_json,
+    answer = calibrated(
+        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=delta, accountant=accountant, kind=kind
     )
+    _emit(answer, as_json)
 
 
 @app.command()
@@ -329,7 +345,7 @@ def _plain(value: Any) -> Any:
 def _print_comparison(answer: dict[str, Any]) -> None:
     from uedp_ray.training.statement import show_epsilon
 
-    table = Table(title="Perplexity on held-out text, and what the private corpus paid for it")
+    table = Table(title="Held-out perplexity, and ε paid for it")
     for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
