@@ -1,25 +1,81 @@
-"""Documentation and recipes agree with the code: every setting is documented, every link leads somewhere."""
+"""Documentation and recipes agree with the code: settings, defaults, methods, links; every command in them is one."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
 
 from uedp_ray import config
+from uedp_ray.cli import app
+from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
+from uedp_ray.methods import METHODS
 from uedp_ray.training.compare import Comparison
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
+SECTIONS = dict(re.findall(r"^## `(\w+)`([^#]*)", REFERENCE, re.M))
+NAMED_DEFAULTS = {"empty": "", "none": None}
 
 
-def test_every_setting_is_in_the_reference():
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    classes = [c for c in vars(config).values() if dataclasses.is_dataclass(c)]
-    missing = [f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c) if f"`{f.name}`" not in text]
-    assert not missing
+def commands() -> list[tuple[str, list[str]]]:
+    """(page, words after ``uedp-ray``) of every command in a code block."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True) if "uedp-ray " in line else []
+                if "uedp-ray" in words:
+                    found.append((page.name, words[words.index("uedp-ray") + 1 :]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "cls", [c for c in vars(config).values() if dataclasses.is_dataclass(c)], ids=lambda c: c.__name__
+)
+def test_every_setting_is_in_the_reference_with_its_default_and_a_meaning(cls):
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", SECTIONS[cls.__name__], re.M))
+    meanings = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", SECTIONS[cls.__name__], re.M))
+    assert list(rows) == [field.name for field in dataclasses.fields(cls)]
+    assert all(meaning.strip() for meaning in meanings.values())
+    for field in dataclasses.fields(cls):
+        cell = rows[field.name]
+        if field.default is dataclasses.MISSING:
+            continue  # a section of its own
+        documented = NAMED_DEFAULTS[cell] if cell in NAMED_DEFAULTS else yaml.safe_load(cell.strip("`"))
+        expected: Any = list(field.default) if isinstance(field.default, tuple) else field.default
+        if isinstance(expected, float):
+            documented = float(documented)  # YAML 1.1 reads 1e-5 as a string
+        assert documented == expected, f"{cls.__name__}.{field.name}"
+
+
+def test_every_method_is_in_the_reference_with_its_settings():
+    table = REFERENCE.split("| method |")[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.M))
+    assert list(rows) == list(METHODS)
+    dropped = ("privacy.target_epsilon", "privacy.noise_multiplier")  # said once, below the table
+    for name, settings in METHODS.items():
+        documented = dict(re.findall(r"`([a-z_.]+): ([\w-]+)`", rows[name]))
+        expected = {key: value for key, value in settings.items() if not (key in dropped and value is None)}
+        assert {
+            key: yaml.safe_load(value) if value != "none" else value for key, value in documented.items()
+        } == expected
+
+
+def test_what_may_change_on_resume_is_in_the_reference():
+    base = RunConfig(corpus=config.CorpusConfig(declared_num_users=10))
+    other: dict[str, Any] = {"name": "other", "training.device": "cpu"}
+    for key in re.findall(r"`([a-z_.]+)`", REFERENCE.split("These keys may differ:")[1].split(". Resume")[0]):
+        value = other.get(key, 7)
+        assert from_dict(RunConfig, set_keys(to_dict(base), {key: value})).digest() == base.digest(), key
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -27,6 +83,29 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
     broken = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not broken
+
+
+def test_every_command_parses():
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands()) > 20
+    for page, words in commands():
+        try:
+            known[words[0]].make_context(words[0], words[1:])
+        except Exception as error:  # a click usage error, whatever its kind
+            pytest.fail(f"{page}: uedp-ray {shlex.join(words)}: {error}")
+
+
+def test_accounting_commands_run():
+    """No data is needed for them, so they can be run as written."""
+    for page, words in commands():
+        if words[0] in ("epsilon", "calibrate") and "--ledger" not in words:
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, (page, words, result.output)
+
+
+def test_the_run_file_of_the_readme_loads(tmp_path):
+    (tmp_path / "run.yaml").write_text(re.search(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1])
+    assert config.load_config(tmp_path / "run.yaml").privacy.target_epsilon == 8
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda recipe: recipe.name)
