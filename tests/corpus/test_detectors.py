@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import spacy
+from spacy.language import Language
+from spacy.pipeline import Tagger
+from spacy.tokens import Doc, Span
 
 from uedp_ray.corpus.categories import KNOWN, canonical, expand
 from uedp_ray.corpus.detectors import build_detectors, unite
@@ -45,7 +50,8 @@ def test_table_one_is_known_and_pii_is_a_group() -> None:
     )
     assert set((table + "ordinal cardinal").split()) <= KNOWN
     assert {"person", "loc", "gpe", "phone", "email"} <= expand(["PII"])
-    assert not {"org", "date"} & expand(["pii"])
+    assert not {"org", "date", "diagnosis", "listed"} & expand(["pii"])
+    assert expand(["Work of art", "NoRP"]) == {"work_of_art", "norp"}
     assert expand(["PER", "org"]) == {"person", "org"}
 
 
@@ -59,9 +65,14 @@ def test_unknown_category_lists_the_known() -> None:
     ("text", "found"),
     [
         ("to ann.b+c@mail.example.org.", [("email", "ann.b+c@mail.example.org")]),
+        ("to ann@www.example.org", [("email", "ann@www.example.org")]),
         ("see https://x.org/a?b=1). Or www.y.com!", [("url", "https://x.org/a?b=1"), ("url", "www.y.com")]),
         ("card 4111 1111 1111 1111", [("credit_card", "4111 1111 1111 1111")]),
         ("card 4111 1111 1111 1112", []),
+        ("card 4111 1111 1111 1111 12/26", [("credit_card", "4111 1111 1111 1111")]),
+        ("room 1234 4111-1111-1111-1111", [("credit_card", "4111-1111-1111-1111")]),
+        ("amex 3782 822463 10005.", [("credit_card", "3782 822463 10005")]),
+        ("BE68 5390 0754 7034 sent", [("iban", "BE68 5390 0754 7034")]),
         ("to GB82 WEST 1234 5698 7654 32 now", [("iban", "GB82 WEST 1234 5698 7654 32")]),
         ("to DE89370400440532013000", [("iban", "DE89370400440532013000")]),
         ("to DE88370400440532013000", []),
@@ -72,6 +83,7 @@ def test_unknown_category_lists_the_known() -> None:
         ("version 10.0.0.256 of 1.2.3.4.5", []),
         ("at 2001:db8::1", [("ip_address", "2001:db8::1")]),
         ("call (415) 555-0199", [("phone", "(415) 555-0199")]),
+        ("call 4155550199 by 1700000000", [("phone", "4155550199")]),
         ("call +44 20 7946 0958 or 555-0123", [("phone", "+44 20 7946 0958"), ("phone", "555-0123")]),
         ("in 1999-2001 it cost 12,000.50 at 10:30", []),
     ],
@@ -80,7 +92,7 @@ def test_patterns(text: str, found: list[tuple[str, str]]) -> None:
     assert _find("regex", text) == found
 
 
-@pytest.mark.parametrize("unit", ["a", "1", "1-", "a.", "+1 ", "a:", "aa11 ", "1 ", "a@a."])
+@pytest.mark.parametrize("unit", ["a", "1", "1-", "a.", "+1 ", "a:", "aa11 ", "1 ", "1111 ", "a@a.", "a@bc.de "])
 def test_patterns_take_linear_time(unit: str) -> None:
     started = time.perf_counter()
     _find("regex", unit * (30_000 // len(unit)))
@@ -93,6 +105,12 @@ def test_phrase_list_finds_the_longest_whole_words_in_any_case(tmp_path: Path) -
     found = _find(f"list:{path}", "NEW  YORK city, new york, Newyork; aspirins, Aspirin (o'neil)")
     assert found == [("gpe", "NEW  YORK city"), ("listed", "new york"), ("drug", "Aspirin"), ("person", "o'neil")]
     assert "drug" in build_detectors((f"list:{path}",))[0].categories
+
+
+def test_phrase_list_knows_a_letter_with_an_accent_however_it_is_encoded(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("Zo\u00eb\nRene\u0301\n")
+    assert [form for _, form in _find(f"list:{path}", "zoe\u0308 , Zoe , REN\u00c9")] == ["zoe\u0308", "REN\u00c9"]
 
 
 def test_phrase_list_of_a_hundred_thousand(tmp_path: Path) -> None:
@@ -157,11 +175,59 @@ def test_no_detector_missing_list_and_empty_list(tmp_path: Path) -> None:
 
 
 def test_spacy_pipeline_without_entities_is_refused(tmp_path: Path) -> None:
-    import spacy
-
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(InputError, match="no entity recogniser"):
         build_detectors((f"spacy:{tmp_path / 'blank'}",))
+
+
+def test_damaged_spacy_pipeline_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text("{")
+    (tmp_path / "config.cfg").write_text("[nlp")
+    with pytest.raises(InputError, match="does not load"):
+        build_detectors((f"spacy:{tmp_path}",))
+
+
+def test_spacy_rules_and_own_components_run_with_all_they_may_read(tmp_path: Path) -> None:
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("attribute_ruler").add(patterns=[[{"LOWER": "ann"}]], attrs={"TAG": "NAME"})
+    tagged = {"label": "PER", "pattern": [{"TAG": "NAME"}]}
+    pipeline.add_pipe("entity_ruler").add_patterns([tagged, {"label": "Drug", "pattern": "aspirin"}])
+    pipeline.add_pipe("uedp_test_last_word")
+    pipeline.to_disk(tmp_path)
+    (detector,) = build_detectors((f"spacy:{tmp_path}",))
+    (found,) = detector.find([Sentence("u", "Ann took aspirin from Lee")])
+    assert found == (Mention("person", 0, 3), Mention("drug", 9, 16), Mention("last", 22, 25))
+    assert detector.categories >= {"person", "drug"}
+
+
+@Language.component("uedp_test_last_word")
+def _last_word(document: Doc) -> Doc:
+    document.ents = (*document.ents, Span(document, len(document) - 1, len(document), label="LAST"))
+    return document
+
+
+def test_spacy_recogniser_runs_without_what_it_does_not_read(tmp_path: Path) -> None:
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("tagger").add_label("X")
+    pipeline.add_pipe("ner").add_label("PER")
+    pipeline.initialize()
+    pipeline.to_disk(tmp_path)
+    (detector,) = build_detectors((f"spacy:{tmp_path}",))
+    with mock.patch.object(Tagger, "predict", side_effect=AssertionError("ran")):
+        detector.find([Sentence("u", "Ann left")])
+
+
+def test_a_changed_spacy_model_is_loaded_again(tmp_path: Path) -> None:
+    def fingerprint(word: str) -> str:
+        pipeline = spacy.blank("en")
+        pipeline.add_pipe("entity_ruler").add_patterns([{"label": "DRUG", "pattern": word}])
+        pipeline.to_disk(tmp_path)
+        return build_detectors((f"spacy:{tmp_path}",))[0].fingerprint
+
+    first = fingerprint("aspirin")
+    time.sleep(0.02)
+    assert fingerprint("ibuprofen") != first
+    assert _find(f"spacy:{tmp_path}", "aspirin and ibuprofen") == [("drug", "ibuprofen")]
 
 
 def test_spacy_model_finds_most_of_held_out_entities(real_data: Path, real_models: Path) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import signal
 import stat
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
+import spacy
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import prepare as module
@@ -45,6 +52,21 @@ ROWS: list[dict[str, object]] = [
 ]
 
 
+TABLE_ONE = [
+    "Person", "Loc", "Org", "Misc", "GPE", "PII", "Date", "NoRP", "Fac", "Product", "Event", "Law", "Language",
+    "Work of art", "Time", "Percent", "Money", "Quantity", "Ordinal", "Cardinal",
+]  # fmt: skip
+
+
+def _spacy(folder: Path, **phrases: str) -> str:
+    """A pipeline on disk that marks one word a label."""
+    pipeline = spacy.blank("en")
+    ruler = pipeline.add_pipe("entity_ruler")
+    ruler.add_patterns([{"label": label, "pattern": [{"LOWER": word}]} for label, word in phrases.items()])
+    pipeline.to_disk(folder)
+    return f"spacy:{folder}"
+
+
 def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
     statistics = prepare(_source(tmp_path, *ROWS), tmp_path / "out")
     assert statistics == {
@@ -62,12 +84,47 @@ def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
     assert corpus.statistics == statistics
     assert sorted(corpus.entity_table()["form"].to_pylist()) == ["ann", "bob smith", "rome"]
     assert sorted(corpus.entity_holders.tolist()) == [1, 2, 2]
+    assert sorted(np.diff(corpus.entity_offsets).tolist()) == [0, 0, 1, 2, 2], "an entity counts once a sentence"
+
+
+def test_shards_change_no_statistic(tmp_path: Path) -> None:
+    source = SourceConfig(format="synthetic", num_users=40)
+    assert prepare(source, tmp_path / "one", num_shards=1) == prepare(source, tmp_path / "many", num_shards=16)
+    assert len(list((tmp_path / "many" / "shards").iterdir())) > 10
 
 
 def test_categories_filter_and_pii(tmp_path: Path) -> None:
     statistics = prepare(_source(tmp_path, *ROWS, categories=("loc", "org")), tmp_path / "out")
     assert statistics["sensitive_sentences"] == {"loc": 1, "org": 0, "all": 1}
     assert prepare(_source(tmp_path, *ROWS, categories=("pii",)), tmp_path / "out")["sensitive_sentences"]["all"] == 3
+
+
+@pytest.mark.parametrize("category", TABLE_ONE)
+def test_every_category_of_the_seeds_can_be_chosen_alone(tmp_path: Path, category: str) -> None:
+    rows = [_row("u", f"thing{i} here", (label, f"thing{i}")) for i, label in enumerate(TABLE_ONE)]
+    found = prepare(_source(tmp_path, *rows, categories=(category,)), tmp_path / "out")["sensitive_sentences"]
+    assert found["all"] == (4 if category == "PII" else 1)  # person, loc, gpe and what is marked as PII
+
+
+def test_categories_of_the_source_and_of_a_spacy_model_can_be_chosen(tmp_path: Path) -> None:
+    rows = [_row("u1", "Ann of Acme", ("employer", "Acme"), ("person", "Ann"))]
+    chosen = prepare(_source(tmp_path, *rows, categories=("Employer",)), tmp_path / "out")
+    assert chosen["mentions"] == {"employer": 1}
+    detector = _spacy(tmp_path / "model", DRUG="acme")
+    chosen = prepare(_source(tmp_path, *rows, detector=(detector,), categories=("drug",)), tmp_path / "out")
+    assert chosen["mentions"] == {"drug": 1}
+    with pytest.raises(InputError, match="employer"):
+        prepare(_source(tmp_path, *rows, detector=(detector,), categories=("employer",)), tmp_path / "out")
+    with pytest.raises(InputError, match="categories = 'rank'") as caught:
+        prepare(_source(tmp_path, *rows, categories=("rank",)), tmp_path / "out")
+    assert "employer" not in str(caught.value), "what the source marks is private"
+
+
+def test_an_entity_is_one_whatever_its_encoding_case_and_spacing(tmp_path: Path) -> None:
+    forms = ["Zo\u00eb Lee", "zoe\u0308  LEE", "ZOE\u0308\u00a0lee"]
+    rows = [_row(f"u{i}", form, ("person", form)) for i, form in enumerate(forms)]
+    statistics = prepare(_source(tmp_path, *rows), tmp_path / "out")
+    assert (statistics["entities"], statistics["max_holders"]) == (1, 3)
 
 
 def test_no_sensitive_sentence_is_legal_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,6 +192,57 @@ def test_a_failed_run_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
 
 
+def _killed(source: SourceConfig, out: Path, when: str) -> None:
+    """Prepares in a process of its own that is killed ``when``."""
+    script = f"""
+import os, signal
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
+kill, replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL), os.replace
+def replace_twice(source, target, count=[]):
+    replace(source, target)
+    count.append(1)
+    len(count) == 2 and kill()
+{when}
+prepare(SourceConfig(path={source.path!r}, format="jsonl"), {str(out)!r}, progress=progress)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_run_leaves_is_no_corpus_and_is_cleared_away(tmp_path: Path) -> None:
+    source, out = _source(tmp_path, *ROWS), tmp_path / "out"
+    _killed(source, out, "progress = kill")
+    with pytest.raises(InputError, match="not a prepared corpus"):
+        open_corpus(out)
+    assert any("shards" in str(path) for path in tmp_path.rglob("*.parquet")), "it was killed in the middle"
+    prepare(source, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
+
+
+def test_a_corpus_set_aside_by_a_run_that_was_killed_comes_back(tmp_path: Path) -> None:
+    source, out = _source(tmp_path, *ROWS), tmp_path / "out"
+    prepare(source, out)
+    digest = open_corpus(out).digest
+    _killed(source, out, "progress, os.replace = None, replace_twice")
+    assert not out.exists(), "it was killed between the two renamings"
+    with pytest.raises(InputError, match=r"rows.jsonl:1"):
+        prepare(_source(tmp_path, {"text": "no owner"}), out)
+    assert open_corpus(out).digest == digest
+
+
+def test_a_folder_is_prepared_by_one_process_at_a_time(tmp_path: Path) -> None:
+    source, refused = _source(tmp_path, *ROWS), []
+
+    def prepare_again(stage: str, done: int, total: int | None) -> None:
+        with pytest.raises(InputError, match="another process") as caught:
+            prepare(source, tmp_path / "out")
+        refused.append(caught)
+
+    prepare(source, tmp_path / "out", num_shards=1, progress=prepare_again)
+    assert refused
+    assert open_corpus(tmp_path / "out").num_users == 4
+
+
 def test_output_is_for_the_owner_only(tmp_path: Path) -> None:
     prepare(_source(tmp_path, *ROWS), tmp_path / "out")
     for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")):
@@ -181,6 +289,22 @@ def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
     assert all([int(t.split()[-1]) for t in texts] == list(range(20)) for _, texts in corpus.texts([5, 499]))
 
 
+def test_arrow_never_holds_the_corpus_either(tmp_path: Path) -> None:
+    """A Parquet file of one row group, 20 MB, in a process of its own: Arrow's peak is of the process."""
+    texts = [random.Random(i).randbytes(1000).hex() for i in range(10_000)]
+    table = pa.table({"user": [f"u{i % 100}" for i in range(len(texts))], "text": texts})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=len(texts))
+    script = f"""
+import pyarrow
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
+prepare(SourceConfig(path={str(tmp_path / "rows.parquet")!r}, format="parquet"), {str(tmp_path / "out")!r}, num_shards=32)
+print(pyarrow.default_memory_pool().max_memory())
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert 0 < int(done.stdout) < sum(map(len, texts)) / 2
+
+
 def test_conll_counts_are_exact(real_data: Path, tmp_path: Path) -> None:
     source = SourceConfig(path=str(real_data / "conll2003/eng.train"), format="conll")
     statistics = prepare(source, tmp_path / "out")
@@ -195,12 +319,8 @@ def test_conll_counts_are_exact(real_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def spacy_source(real_data: Path, real_models: Path, tmp_path: Path) -> SourceConfig:
-    lines = (real_data / "conll2003/eng.testa").read_text().splitlines()[:3000]
-    (tmp_path / "slice").write_text("\n".join(lines))
-    return SourceConfig(
-        path=str(tmp_path / "slice"), format="conll", detector=(f"spacy:{real_models / 'spacy_conll03_ner'}",)
-    )
+def spacy_source(tmp_path: Path) -> SourceConfig:
+    return _source(tmp_path, *ROWS, detector=(_spacy(tmp_path / "model", PERSON="ann", GPE="rome"),))
 
 
 def test_costly_findings_are_kept(spacy_source: SourceConfig, tmp_path: Path) -> None:
@@ -212,12 +332,22 @@ def test_costly_findings_are_kept(spacy_source: SourceConfig, tmp_path: Path) ->
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_kept_findings_are_of_one_model_and_one_text(spacy_source: SourceConfig, tmp_path: Path) -> None:
+    first = prepare(spacy_source, tmp_path / "out")
+    assert first["mentions"] == {"gpe": 1, "person": 3}
+    other = dataclasses.replace(spacy_source, detector=(_spacy(tmp_path / "other", PERSON="bob"),))
+    assert prepare(other, tmp_path / "out")["mentions"] == {"person": 2}
+    more = _source(tmp_path, *ROWS, _row("u9", "Ann in Rome"), detector=spacy_source.detector)
+    assert prepare(more, tmp_path / "out")["mentions"] == {"gpe": 2, "person": 4}
+
+
 def test_findings_survive_a_run_that_failed_later(spacy_source: SourceConfig, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("xylophone\n")
     broken = dataclasses.replace(spacy_source, detector=(*spacy_source.detector, f"list:{tmp_path / 'list'}"))
     with pytest.raises(InputError, match="matches nothing"):
         prepare(broken, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["cache"]
+    assert list((tmp_path / "out" / "cache").iterdir())
     with mock.patch.object(SpacyPipeline, "find", side_effect=AssertionError("ran again")):
         prepare(spacy_source, tmp_path / "out")
 

@@ -68,9 +68,31 @@ def test_conll_two_columns_without_documents_make_every_sentence_a_user(tmp_path
     assert sentences[0].tags is None
 
 
-@pytest.mark.parametrize("line", [SECRET, f"{SECRET} NNP", f"{SECRET} NNP I-NP I-PER extra", f"{SECRET} NNP I-NP PER"])
-def test_conll_malformed_line_is_named_and_not_shown(tmp_path: Path, line: str) -> None:
-    path = _write(tmp_path, f"It PRP I-NP O\n{line}\n")
+def test_conll_token_with_a_no_break_space_stays_one_word_under_its_tag(tmp_path: Path) -> None:
+    (sentence,) = _read(_write(tmp_path, "Ann\u00a0Lee NNP I-NP I-PER\n\u2028 : O O\n"), "conll")
+    assert (sentence.text, sentence.tags) == ("Ann_Lee _", ("NNP", ":"))
+    assert _forms(sentence) == [("person", "Ann_Lee")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_line_ends_and_byte_order_marks_of_every_system(tmp_path: Path, end: str, mark: str) -> None:
+    def path(*lines: str) -> Path:
+        (tmp_path / "file").write_bytes((mark + end.join(lines)).encode())
+        return tmp_path / "file"
+
+    assert [s.text for s in _read(path("Ann N O", "left V O", "", "so R O", ""), "conll")] == ["Ann left", "so"]
+    assert [s.text for s in _read(path('{"user": "u", "text": "a"}', "", '{"user": "u", "text": "b"}'), "jsonl")] == [
+        *"ab"
+    ]
+    assert [s.text for s in _read(path('"1","","a"', '"2","","b', 'c"', ""), "ag-news")] == ["a", "b c"]
+    assert [s.text for s in _read(path("ANN:", "a", "b", "", "BOB:", "c"), "speeches")] == ["a b", "c"]
+    assert [s.text for s in _read(path("a", "", "b"), "text")] == [*"ab"]
+
+
+@pytest.mark.parametrize("rest", ["", " NNP", " NNP O", " NNP I-NP I-PER extra", " NNP I-NP PER"])
+def test_conll_malformed_line_is_named_and_not_shown(tmp_path: Path, rest: str) -> None:
+    path = _write(tmp_path, f"It PRP I-NP O\n{SECRET}{rest}\n")
     with pytest.raises(InputError, match=f"{path}:2") as caught:
         _read(path, "conll")
     assert SECRET not in str(caught.value)
@@ -149,6 +171,9 @@ def test_rows_with_a_label_or_tags_stay_whole(tmp_path: Path) -> None:
         '{"user": "Zebulon"}',
         '{"user": "u", "text": ["Zebulon"]}',
         '{"user": "u", "text": "Zebulon \\ud800"}',
+        '{"user": "u", "text": "Zebulon", "label": "\\ud800"}',
+        '{"user": "u", "text": "Zebulon", "tags": ["\\ud800"]}',
+        '{"user": "u", "text": "Zebulon", "entities": [{"category": "\\ud800", "text": "Zebulon"}]}',
         '{"user": "u", "text": "Zebulon", "label": [1]}',
         '{"user": "u", "text": "Zebulon", "tags": ["A", "B"]}',
         '{"user": "u", "text": "Zebulon", "tags": "A"}',
@@ -173,7 +198,15 @@ def test_parquet_reads_as_json_lines_do(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     assert _read(path, "parquet") == _read(_jsonl(tmp_path, *rows), "jsonl")
-    assert _read(tmp_path, "parquet") == _read(path, "parquet")  # a folder is its files
+
+
+def test_a_folder_is_its_visible_files_by_name(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", ".hidden.jsonl", "notes.txt"):
+        _write(tmp_path, json.dumps({"user": "u", "text": name}), name)
+    (tmp_path / "c.jsonl").mkdir()
+    assert [(s.user, s.text) for s in _read(tmp_path, "jsonl")] == [("u", "a.jsonl"), ("u", "b.jsonl")]
+    with pytest.raises(InputError, match="parquet file"):
+        _read(tmp_path, "parquet")
 
 
 def test_parquet_bad_input(tmp_path: Path) -> None:
@@ -184,6 +217,17 @@ def test_parquet_bad_input(tmp_path: Path) -> None:
         _read(tmp_path / "x", "parquet")
     pq.write_table(pa.table({"user": ["u", None], "text": ["a", "b"]}), tmp_path / "x")
     with pytest.raises(InputError, match="row 2"):
+        _read(tmp_path / "x", "parquet")
+    latin = pa.array([f"{SECRET} caf\xe9".encode("latin-1")]).view(pa.string())
+    pq.write_table(pa.table({"user": ["u"], "text": latin}), tmp_path / "x")
+    with pytest.raises(InputError, match="not a readable Parquet") as caught:
+        _read(tmp_path / "x", "parquet")
+    assert SECRET not in str(caught.value)
+    pq.write_table(pa.table({"user": ["u"] * 9000, "text": [f"{i} words" for i in range(9000)]}), tmp_path / "x")
+    damaged = bytearray((tmp_path / "x").read_bytes())
+    damaged[300:4000] = bytes(3700)
+    (tmp_path / "x").write_bytes(damaged)
+    with pytest.raises(InputError, match="not a readable Parquet"):
         _read(tmp_path / "x", "parquet")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -30,8 +31,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
             if slot < (5000 if user == 40 else user):
                 name = NAMES[(user + slot) % 3]
                 text = f"{name} wrote note {slot}"
-                entity = {"category": "person", "start": 0, "end": len(name)}
-                rows.append({"user": f"u{user}", "text": text, "label": slot % 2, "entities": [entity]})
+                entities = [
+                    {"category": "person", "start": 0, "end": len(name)},
+                    {"category": "misc", "start": len(name) + 7, "end": len(text)},
+                ]
+                rows.append({"user": f"u{user}", "text": text, "label": slot % 2, "entities": entities})
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     prepare(SourceConfig(path=str(folder / "rows.jsonl"), format="jsonl"), folder / "out", num_shards=3)
     return open_corpus(folder / "out")
@@ -51,8 +55,12 @@ def test_users_are_numbered_by_shard_and_sentences_by_user(corpus: Corpus) -> No
 
 
 def test_graph_agrees_with_the_mentions(corpus: Corpus) -> None:
-    forms = corpus.entity_table()["form"].to_pylist()
-    assert corpus.entity_hash.tolist() == [stable_hash(f"person\0{form}") for form in forms]
+    table = corpus.entity_table().to_pydict()
+    forms = table["form"]
+    assert len(forms) == corpus.num_entities == 5003
+    assert corpus.entity_hash.tolist() == [
+        stable_hash(f"{category}\0{form}") for category, form in zip(table["category"], forms, strict=True)
+    ]
     holders: dict[str, set[int]] = {form: set() for form in forms}
     sentence = 0
     for user, sentences in corpus.sentences():
@@ -64,7 +72,7 @@ def test_graph_agrees_with_the_mentions(corpus: Corpus) -> None:
             for form in held:
                 holders[form].add(user)
             sentence += 1
-    assert corpus.entity_holders.tolist() == [len(holders[form]) for form in forms]
+    assert corpus.entity_holders.tolist() == table["holders"] == [len(holders[form]) for form in forms]
 
 
 def test_chosen_users_get_their_own_texts(corpus: Corpus) -> None:
@@ -110,6 +118,11 @@ def test_what_is_not_there_is_said(corpus: Corpus, tmp_path: Path) -> None:
         corpus.tags()
     with pytest.raises(InputError, match="uedp-ray prepare"):
         open_corpus(tmp_path)
+    shutil.copytree(corpus.path, tmp_path / "cut")
+    file = tmp_path / "cut" / "index" / "user_offsets.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(InputError, match="user_offsets is missing or damaged"):
+        open_corpus(tmp_path / "cut")
     (tmp_path / "corpus.json").write_text('{"format_version": 0}')
     with pytest.raises(InputError, match="another version"):
         open_corpus(tmp_path)

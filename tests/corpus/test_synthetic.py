@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
@@ -46,10 +47,16 @@ def test_same_arguments_same_text_and_a_longer_corpus_starts_with_the_shorter(pa
 def test_text_is_frozen() -> None:
     """Another Python version or process must generate the same corpus: Ray workers and reruns rely on it."""
     first = next(generate(1, seed=0))
-    assert (first.user, first.label, first.text) == FROZEN
+    assert (first.user, first.label, first.text) == (
+        "private-0000000",
+        "contracts",
+        "A landlord breaches the covenant in Upper Dortastead .",
+    )
+    everything = "\n".join(repr(sentence) for part in PARTS for sentence in generate(20, seed=0, part=part))  # type: ignore[arg-type]
+    assert hashlib.sha256(everything.encode()).hexdigest() == FROZEN
 
 
-FROZEN = ("private-0000000", "contracts", "A landlord breaches the covenant in Upper Dortastead .")
+FROZEN = "3a0716a768a14cafab86d7277c6da566aa6d6315b2dfc5625ecfa0c4f10fcdf3"
 
 
 def test_a_million_users_are_generated_lazily() -> None:
@@ -99,6 +106,17 @@ def test_tags_agree_with_the_lexicon(corpora: dict[str, list[Sentence]]) -> None
     assert tags["report"].keys() >= {"VERB"}
     assert any(len(kinds) > 1 for kinds in tags.values())
     assert max(len(kinds) for kinds in tags.values()) <= 4
+
+
+def test_an_adverb_follows_the_auxiliary_and_no_entity_comes_twice(corpora: dict[str, list[Sentence]]) -> None:
+    adverbs = 0
+    for sentence in corpora["private"]:
+        words, forms = sentence.text.split(), [entity_form(sentence.text, mention) for mention in sentence.mentions]
+        assert len(set(forms)) == len(forms)
+        for i in {i for i, word in enumerate(words) if word in lexicon.ADVERBS}:
+            adverbs += 1
+            assert (sentence.tags or ())[i : i + 2] == ("ADV", "VERB")
+    assert adverbs > 100
 
 
 @pytest.mark.parametrize("part", PARTS)

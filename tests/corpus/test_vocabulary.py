@@ -127,8 +127,13 @@ def test_end_token_is_added_where_there_is_none() -> None:
 
 
 def test_what_is_no_tokenizer_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vocabulary\.path"):
-        Vocabulary.load(tmp_path)
+    for name, content in (("config.json", '{"model_type": "gpt2"}'), ("tokenizer.json", "{}")):
+        with pytest.raises(InputError, match=r"vocabulary\.path"):
+            Vocabulary.load(tmp_path)
+        (tmp_path / name).write_text(content)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        with pytest.raises(InputError, match=r"vocabulary\.path"):
+            Vocabulary.load(path)
 
 
 # Words released with noise. Each user is a list of sentences; a sentence is (words, entities).

@@ -52,7 +52,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
             raise InputError("path", lines.where, f"{len(columns)} columns where the file's first line has {width}")
         if not _TAG.fullmatch(columns[-1]):
             raise InputError("path", lines.where, "the last column is not an entity tag (O, B-..., I-...)")
-        tokens.append(columns[0])
+        tokens.append("_".join(columns[0].split()) or "_")  # no-break spaces: a token stays one whitespace word
         parts.append(columns[1])
         tags.append(columns[-1])
     if tokens:

@@ -147,8 +147,11 @@ class Writer:
         own = self.draw() < 0.6
         return self.entity("person", names.person(self.pick(self.contacts) if own else self.power_law(12.0, 0.6)))
 
+    def town(self) -> names.Name:
+        return names.place(self.home if self.draw() < 0.4 else self.power_law(6.0, 0.8))
+
     def place(self) -> str:
-        return self.entity("gpe", names.place(self.home if self.draw() < 0.4 else self.power_law(6.0, 0.8)))
+        return self.entity("gpe", self.town())
 
     def company(self) -> str:
         name = self.employer if self.draw() < 0.35 else names.company(self.power_law(3.0, 0.7), self.topic.index)
@@ -169,41 +172,43 @@ class Writer:
     def email(self) -> str:
         return self.entity("email", names.address(self.owner()), ("X",))
 
-    def verb(self, verb: lexicon.Verb, agreement: str, tense: str | None = None) -> None:
+    def verb(self, verb: lexicon.Verb, agreement: str, tense: str | None = None, adverb: str | None = None) -> None:
         tense = tense or self.pick(self.tenses)
+        form = verb.base
         if tense == "past":
-            self.put(verb.past, "VERB")
+            form = verb.past
         elif tense == "present":
-            self.put(verb.third if agreement == "s" else verb.base, "VERB")
+            form = verb.third if agreement == "s" else verb.base
         elif tense == "perfect":
             self.put("has" if agreement == "s" else "have", "AUX")
-            self.put(verb.participle, "VERB")
+            form = verb.participle
         elif tense == "progressive":
             self.put(_BE[agreement], "AUX")
-            self.put(verb.gerund, "VERB")
+            form = verb.gerund
         elif tense == "negated":
-            self.phrase((("did", "not", verb.base), ("AUX", "PART", "VERB")))
+            self.phrase((("did", "not"), ("AUX", "PART")))
         else:
             self.put("will" if tense == "future" else self.pick(lexicon.MODALS), "AUX")
-            self.put(verb.base, "VERB")
+        if adverb:
+            self.put(adverb, "ADV")
+        self.put(form, "VERB")
 
     def clause(
         self, subject: Callable[[], str] | None = None, tense: str | None = None, *, short: bool = False
     ) -> None:
         verb, objects = self.pick(self.topic.frames)
         agreement = (subject or self.subject)()
-        if not short and self.draw() < 0.12:
-            self.put(self.pick(self.adverbs), "ADV")
-        self.verb(verb, agreement, tense)
+        adverb = self.pick(self.adverbs) if not short and self.draw() < 0.12 else None
+        self.verb(verb, agreement, tense, adverb)
         self.noun(self.pick(objects))
         if not short:
             self.tail()
 
-    def tail(self) -> None:
+    def tail(self, *, timed: bool = True) -> None:
         draw = self.draw()
         if draw < 0.22:
             self.phrase(self.pick(self.topic.places))
-        elif draw < 0.45:
+        elif draw < (0.45 if timed else 0.6):
             self.phrase(self.pick(self.topic.complements))
         elif draw < 0.6:
             self.phrase(self.pick(lexicon.TIMES))

@@ -240,16 +240,16 @@ SHARES = {  # How often a user of the part takes each topic as one of its own, i
     "public": (5, 5, 5, 7, 22, 22, 16, 18),
 }
 
-ADVERBS = "quickly carefully quietly rarely often finally already recently clearly soon".split()
+ADVERBS = "quickly carefully quietly rarely often finally promptly gladly clearly calmly".split()
 CONNECTIVES = fragments(", and; , but; because; although; while; , so; when; unless; once/SCONJ; , or")
 OPENERS = fragments(
-    "yesterday ,; today ,; in fact ,; as/SCONJ usual/ADJ ,; on Monday/PROPN ,; on Friday/PROPN ,; last/ADJ week ,; "
+    "this week ,; today ,; in fact ,; as/SCONJ usual/ADJ ,; on Monday/PROPN ,; on Friday/PROPN ,; at night ,; "
     "this morning ,; after all/PRON ,; in March/PROPN ,; in June/PROPN ,; in October/PROPN ,; for now/ADV ,; "
-    "on Tuesday/PROPN ,; at noon ,; next/ADJ year ,"
+    "on Tuesday/PROPN ,; at noon ,; in winter ,"
 )
-TIMES = fragments(
+TIMES = fragments(  # Times that go with any tense.
     "on Monday/PROPN; on Tuesday/PROPN; on Friday/PROPN; in January/PROPN; in March/PROPN; in October/PROPN; today; "
-    "yesterday; last/ADJ week; this month; at noon; again; twice; this morning; in the evening; by next/ADJ week"
+    "this week; before noon; this month; at noon; again; twice; this morning; in the evening; after lunch"
 )
 HEDGES = fragments(
     "I think/VERB that/SCONJ; we hope/VERB that/SCONJ; please note/VERB that/SCONJ; everyone knows/VERB that/SCONJ; it is "
@@ -257,7 +257,6 @@ HEDGES = fragments(
 )
 MODALS = ("should", "must", "can", "may", "would", "could")
 NUMBERS = "two three four five six seven eight nine ten twelve twenty thirty 15 40 75 120 300 1,500".split()
-UNITS = fragments("percent; dollars; hours; days; points; items; litres; miles")
 
 FIRST_STARTS = "Ar Bel Cor Da El Fen Han Jo Ka Lu Mi Nor Os Ro Ta Wil".split()
 FIRST_ENDS = "na lin ric sa ton vi mar den".split()

@@ -19,6 +19,7 @@ from uedp_ray.errors import InputError
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH_ROWS = 1024
+_BUFFER = 1 << 20
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
@@ -39,7 +40,7 @@ def read_jsonl(path: Path) -> Iterator[Sentence]:
 def read_parquet(path: Path) -> Iterator[Sentence]:
     """The same columns in a Parquet file, read batch by batch."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:  # else a row group is read as a whole
             names = set(file.schema_arrow.names)
             missing = sorted({"user", "text"} - names)
             if missing:
@@ -49,7 +50,7 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
                 for row in batch.to_pylist():
                     number += 1
                     yield from sentences_of_row(row, f"{path}:row {number}")
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError, UnicodeDecodeError):  # the last two from damaged pages
         raise InputError("path", str(path), "not a readable Parquet file") from None
 
 
@@ -66,10 +67,6 @@ def sentences_of_row(row: Mapping[str, Any], where: str) -> Iterator[Sentence]:
         raise InputError("path", where, "user is missing or empty: every row needs its owner")
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
-    try:
-        (user + text).encode()
-    except UnicodeEncodeError:
-        raise InputError("path", where, "holds half a surrogate pair: repair the escapes") from None
     mentions = tuple(_mentions(row.get("entities"), text, where))
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
@@ -79,6 +76,10 @@ def sentences_of_row(row: Mapping[str, Any], where: str) -> Iterator[Sentence]:
             raise InputError("path", where, "tags must be a list of strings")
         if len(tags) != len(text.split()):
             raise InputError("path", where, "tags must be as many as the words between blanks")
+    try:
+        "".join([user, text, str(label), *(tags or ()), *(mention.category for mention in mentions)]).encode()
+    except UnicodeEncodeError:
+        raise InputError("path", where, "holds half a surrogate pair: repair the escapes") from None
     if tags is None and label is None and text.strip():
         for sentence, held in split_sentences(text, mentions):
             yield Sentence(user, sentence, mentions=held)

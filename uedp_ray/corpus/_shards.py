@@ -6,7 +6,8 @@ import hashlib
 import os
 import secrets
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,15 @@ class ShardResult:
     entities_per_sentence: NDArray[np.int64]
     entity_ids: NDArray[np.int32]
     entities: list[tuple[str, str]]
+    entity_hash: NDArray[np.uint64]
     entity_holders: NDArray[np.int64]
     found: list[int]
     digest: str
     has_labels: bool
     has_tags: bool
-    vocabulary: set[str] = field(default_factory=set)
-    mentions: Counter[str] = field(default_factory=Counter)
-    sensitive: Counter[str] = field(default_factory=Counter)
+    word_hash: NDArray[np.uint64]
+    mentions: Counter[str]
+    sensitive: Counter[str]
 
 
 def prepare_shard(task: ShardTask) -> ShardResult:
@@ -81,7 +83,8 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     sensitive: Counter[str] = Counter()
     entity_index: dict[tuple[str, str], int] = {}
     words: list[int] = []
-    ids: list[NDArray[np.int32]] = []
+    entities_per_sentence: list[int] = []
+    entity_ids: list[int] = []
     with pq.ParquetWriter(task.shard, SHARD_SCHEMA, compression="zstd") as writer:
         for begin in range(0, table.num_rows, _ROW_GROUP):
             part = table.slice(begin, _ROW_GROUP)
@@ -91,9 +94,9 @@ def prepare_shard(task: ShardTask) -> ShardResult:
                 kept = [(m, entity_form(sentence.text, m)) for m in unite(findings, task.keep)]
                 keys = [(mention.category, form) for mention, form in kept if form]
                 entities.append(mention_rows(mention for mention, form in kept if form))
-                ids.append(
-                    np.unique([entity_index.setdefault(key, len(entity_index)) for key in keys]).astype(np.int32)
-                )
+                held = sorted({entity_index.setdefault(key, len(entity_index)) for key in keys})
+                entities_per_sentence.append(len(held))
+                entity_ids += held
                 spoken = sentence.text.lower().split()
                 words.append(len(spoken))
                 vocabulary.update(spoken)
@@ -105,23 +108,23 @@ def prepare_shard(task: ShardTask) -> ShardResult:
         finder.close()
     task.bucket.unlink()
 
-    entities_per_sentence = np.array([len(held) for held in ids], np.int64)
-    entity_ids = np.concatenate(ids)
     owner = np.repeat(np.arange(len(rows_of)), sentences_per_user).repeat(entities_per_sentence)
-    held = np.unique(owner * max(len(entity_index), 1) + entity_ids) % max(len(entity_index), 1)
+    num_entities = max(len(entity_index), 1)
+    pairs = np.unique(owner * num_entities + np.array(entity_ids, np.int64))  # (user, entity)
     return ShardResult(
-        user_hash=np.array([stable_hash(user) for user in rows_of], np.uint64),
+        user_hash=_hashes(rows_of),
         sentences_per_user=sentences_per_user,
         sentence_words=np.array(words, np.int32),
-        entities_per_sentence=entities_per_sentence,
-        entity_ids=entity_ids,
+        entities_per_sentence=np.array(entities_per_sentence, np.int64),
+        entity_ids=np.array(entity_ids, np.int32),
         entities=list(entity_index),
-        entity_holders=np.bincount(held, minlength=len(entity_index)),
+        entity_hash=_hashes(map("\0".join, entity_index)),
+        entity_holders=np.bincount(pairs % num_entities, minlength=len(entity_index)),
         found=[finder.found for finder in finders],
         digest=_digest_file(task.shard),
         has_labels=table["label"].null_count < table.num_rows,
         has_tags=table["tags"].null_count < table.num_rows,
-        vocabulary=vocabulary,
+        word_hash=_hashes(vocabulary),
         mentions=mentioned,
         sensitive=sensitive,
     )
@@ -174,6 +177,10 @@ class _Finder:
         pq.write_table(pa.table({"mentions": rows}), partial)
         partial.chmod(0o600)
         os.replace(partial, self._path)  # whole or not at all: another worker or run may be reading
+
+
+def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
+    return np.array([stable_hash(text) for text in texts], np.uint64)
 
 
 def _digest_file(path: Path) -> str:

@@ -42,24 +42,7 @@ LISTED = "listed"
 
 KNOWN = NAMED | STRUCTURED | {LISTED}
 
-_GROUPS = {
-    "pii": frozenset(
-        [
-            "pii",
-            "person",
-            "loc",
-            "gpe",
-            "phone",
-            "email",
-            "url",
-            "ip_address",
-            "iban",
-            "credit_card",
-            "ssn",
-            "id_number",
-        ]
-    )
-}
+_GROUPS = {"pii": STRUCTURED - {"diagnosis"} | {"pii", "person", "loc", "gpe"}}
 _ALIASES = {
     "per": "person",
     "people": "person",
@@ -75,6 +58,7 @@ _ALIASES = {
     "miscellaneous": "misc",
     "creative-work": "work_of_art",
     "work-of-art": "work_of_art",
+    "work of art": "work_of_art",
     "telephone": "phone",
     "phone_number": "phone",
     "email_address": "email",
@@ -99,6 +83,7 @@ def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozens
     for name in categories:
         category = canonical(name)
         if category not in known:
-            raise InputError("categories", name, f"choose among {', '.join(sorted(known - {LISTED}))}")
+            remedy = f"choose among {', '.join(sorted(KNOWN - {LISTED}))}, or those that the source or a detector marks"
+            raise InputError("categories", name, remedy)  # the source's own are private
         covered |= _GROUPS.get(category, {category})
     return frozenset(covered)

@@ -31,11 +31,13 @@ from uedp_ray.errors import InputError
 Findings = list[tuple[Mention, ...]]
 
 _SPACY_BATCH = 256
+_NER = frozenset(["ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"])
+_NOT_NER = frozenset(["tagger", "morphologizer", "parser", "senter", "attribute_ruler", "lemmatizer", "textcat"])
 
 
 class Detector(Protocol):
     """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
-    text alone and cost more than reading them back. ``categories``: those beyond ``categories.KNOWN``."""
+    text alone and cost more than reading them back. ``categories``: what it may find, as far as its files tell."""
 
     fingerprint: str
     cacheable: bool
@@ -85,12 +87,12 @@ class PhraseList:
 
 
 class SpacyPipeline:
-    """A trained spaCy pipeline; only the components its entities need are run.
+    """A spaCy pipeline. Components that entities do not depend on are left out where that is certain.
 
-    Raises: InputError if the model is not there or recognises no entities.
+    Raises: InputError if the model is not there, cannot be loaded or recognises no entities.
     """
 
-    cacheable, categories = True, frozenset[str]()
+    cacheable = True
 
     def __init__(self, spec: str):
         import spacy  # takes a second to import: only when asked for
@@ -99,13 +101,19 @@ class SpacyPipeline:
         try:
             self._pipeline: Any = spacy.load(name)
         except OSError:
-            remedy = f"no such spaCy model: name a model folder, or run python -m spacy download {name or 'MODEL'}"
+            remedy = f"no such spaCy model: name a model folder, or run python -m spacy download {name}"
             raise InputError("detector", spec, remedy) from None
-        pipes = self._pipeline.pipe_names
-        finders = [pipe for pipe in pipes if "doc.ents" in self._pipeline.get_pipe_meta(pipe).assigns]
+        except (ImportError, ValueError):
+            remedy = "does not load: it is damaged, of another spaCy version, or needs a package that is not installed"
+            raise InputError("detector", spec, remedy) from None
+        kinds = {pipe: self._pipeline.get_pipe_meta(pipe).factory for pipe in self._pipeline.pipe_names}
+        finders = [pipe for pipe in kinds if "doc.ents" in self._pipeline.get_pipe_meta(pipe).assigns]
         if not finders:
             raise InputError("detector", spec, "the pipeline has no entity recogniser: choose one with ner")
-        self._pipeline.select_pipes(enable=[p for p in pipes if p in finders or p in ("tok2vec", "transformer")])
+        if set(kinds.values()) <= _NER | _NOT_NER:  # rules and the user's own components may read anything
+            self._pipeline.select_pipes(disable=[pipe for pipe, kind in kinds.items() if kind in _NOT_NER])
+        labels = self._pipeline.pipe_labels
+        self.categories = frozenset(canonical(label) for pipe in finders for label in labels.get(pipe, ()))
         self.fingerprint = f"spacy-{spacy.__version__}-{_digest_folder(self._pipeline.path)}"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
@@ -129,7 +137,7 @@ def _digest_folder(folder: Path) -> str:
 
 
 def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
-    """One detector a spec, in order. A process loads a spaCy model, or a list that stays as it is, once.
+    """One detector a spec, in order. A process loads a model or a list once, as long as its files stay as they are.
 
     Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
     """
@@ -145,11 +153,14 @@ def _build(spec: str) -> Detector:
     if spec == "regex":
         return Patterns()
     if kind == "list":
-        path = Path(argument)
-        return _load_list(spec, path.stat().st_mtime_ns if path.is_file() else 0)
+        return _load_list(spec, _modified(Path(argument)))
     if kind == "spacy" and argument:
-        return _load_spacy(spec)
+        return _load_spacy(spec, _modified(Path(argument, "config.cfg")))
     raise InputError("detector", spec, "choose among annotated, regex, list:FILE, spacy:MODEL")
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 @functools.lru_cache(maxsize=4)
@@ -158,7 +169,7 @@ def _load_list(spec: str, _changed: int) -> PhraseList:
 
 
 @functools.lru_cache(maxsize=4)
-def _load_spacy(spec: str) -> SpacyPipeline:
+def _load_spacy(spec: str, _changed: int) -> SpacyPipeline:
     return SpacyPipeline(spec)
 
 

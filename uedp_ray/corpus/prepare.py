@@ -4,12 +4,12 @@
     statistics["users"], statistics["sensitive_sentences"]["all"]
 
 An external group-by: sentences are read once, spilled to buckets by a hash of the user, and each bucket becomes a
-shard. In memory are one bucket (a user is never split), the entity dictionary, the set of words and the users' counters.
+shard. In memory are one bucket (a user is never split) and a few numbers for every user, distinct entity and word.
 
     corpus.json                statistics and manifest
     shards/part-00000.parquet  sentences, a user's together: user, slot, text, label, tags, entities
     index/*.npy                arrays described in store.py
-    entities.parquet           entity id -> category, form, holders
+    entities.parquet           category and form, in the order of entity ids
     cache/                     findings of costly detectors, by detector and text
 
 All of it is private, the statistics too, and readable by the owner only.
@@ -17,14 +17,15 @@ All of it is private, the statistics too, and readable by the owner only.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._shards import ShardResult, ShardTask, prepare_shard
-from uedp_ray.corpus._spill import Spill, stable_hash
+from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import read, source_files
@@ -49,6 +50,7 @@ Progress = Callable[[str, int, int | None], None]
 _BYTES_PER_SHARD = 1 << 24
 _SHARDS = (8, 4096)  # at least 8, so that workers have something to share whatever their number
 _PROGRESS_EVERY = 10_000
+_ENTITIES = pa.schema({"category": pa.string(), "form": pa.string()})
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +73,8 @@ def prepare(
 
     Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
     (also when this run fails), so other categories do not run spaCy again.
-    Raises: InputError if the source or a detector is unusable, holds no sentence, an entity list matches nothing, or
-    ``out`` holds something else.
+    Raises: InputError if the source or a detector is unusable, holds no sentence, an entity list matches nothing, a
+    category is neither known nor marked in the source, or ``out`` holds something else or is being prepared elsewhere.
     """
     if workers < 1:
         raise InputError("workers", workers, "must be 1 or more")
@@ -82,22 +84,16 @@ def prepare(
     _check_target(out)
     specs = tuple(_absolute(spec) for spec in source.detector)
     detectors = build_detectors(specs)
-    listed = frozenset[str]().union(*(detector.categories for detector in detectors))
-    keep = expand(source.categories, listed) if source.categories else None
-
+    categories = {category for detector in detectors for category in detector.categories}
     sentences = read(source)
-    work = out.with_name(f"{out.name}.tmp-{secrets.token_hex(4)}")
-    cache = out / "cache"
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    work.mkdir(mode=0o700)
-    try:
-        (work / "shards").mkdir()
-        (work / "index").mkdir()
+    with _replacing(out) as work:
         spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
         skipped = 0
         for number, sentence in enumerate(sentences, start=1):
             if sentence.text.strip():
                 spill.add(sentence)
+                if "annotated" in specs:
+                    categories.update(mention.category for mention in sentence.mentions)
             else:
                 skipped += 1
             if progress and number % _PROGRESS_EVERY == 0:
@@ -105,17 +101,19 @@ def prepare(
         buckets = spill.close()
         if not buckets:
             raise InputError("path", source.path, "holds no sentence")
+        keep = expand(source.categories, categories) if source.categories else None
+        (work / "shards").mkdir()
         tasks = [
             ShardTask(
                 bucket=bucket,
                 shard=work / "shards" / f"part-{number:05d}.parquet",
-                cache=cache,
+                cache=out / "cache",
                 detectors=specs,
                 keep=keep,
             )
             for number, bucket in enumerate(buckets)
         ]
-        index = _Index(work / "index")
+        index = _Index(work)
         for done, result in enumerate(_run(tasks, workers), start=1):
             index.add(result)
             if progress:
@@ -123,44 +121,37 @@ def prepare(
         for spec, found in zip(specs, index.found, strict=True):
             if spec.startswith("list:") and not found:
                 raise InputError("detector", spec, "the entity list matches nothing: check its spelling and language")
-        manifest = index.finish(work / "entities.parquet", keep or frozenset()) | {
+        manifest = index.finish(keep or frozenset()) | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
             "detectors": list(specs),
             "fingerprints": [detector.fingerprint for detector in detectors],
             "categories": sorted(keep) if keep is not None else None,
         }
-        manifest["statistics"]["skipped_empty"] = skipped
+        statistics: dict[str, Any] = manifest["statistics"]
+        statistics["skipped_empty"] = skipped
         (work / "buckets").rmdir()
         (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
-        _make_private(work)
-        _publish(work, out)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        for folder in (cache, out):  # rmdir leaves alone what holds anything
-            try:
-                folder.rmdir()
-            except OSError:
-                break
-        raise
-    statistics: dict[str, Any] = manifest["statistics"]
     if not statistics["entities"]:
         _log.warning("no sensitive entity was found: check detector and categories")
     return statistics
 
 
 class _Index:
-    """Joins shard after shard: entities get global ids, arrays go to disk as they come."""
+    """Joins shard after shard: entities get global ids in the order of their first shard, the rest goes to disk."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, work: Path):
+        self._folder = folder = work / "index"
+        folder.mkdir()
+        self._entities = pq.ParquetWriter(work / "entities.parquet", _ENTITIES)
         self._files = {name: (folder / name).open("w+b") for name in ("entity_ids", "entity_counts", "sentence_words")}
-        self._entity_id: dict[tuple[str, str], int] = {}
-        self._holders = np.zeros(0, np.int64)
+        self._hash = np.zeros(0, np.uint64)  # of every entity so far, ascending
+        self._id = np.zeros(0, np.int32)  # in the order of _hash
+        self._holders = np.zeros(0, np.int32)
         self._user_hash: list[NDArray[np.uint64]] = []
         self._user_counts: list[NDArray[np.int64]] = []
         self._shard_users: list[int] = [0]
-        self._vocabulary: set[str] = set()
+        self._word_hash = np.zeros(0, np.uint64)
         self._mentions: Counter[str] = Counter()
         self._sensitive: Counter[str] = Counter()
         self._tokens = 0
@@ -170,17 +161,14 @@ class _Index:
         """Mentions by detector, before categories are looked at."""
 
     def add(self, result: ShardResult) -> None:
-        ids = np.array([self._entity_id.setdefault(key, len(self._entity_id)) for key in result.entities], np.int32)
-        self._holders = np.pad(self._holders, (0, len(self._entity_id) - len(self._holders)))
-        self._holders[ids] += result.entity_holders
-        if len(ids):
-            self._files["entity_ids"].write(ids[result.entity_ids].tobytes())
+        ids = self._numbered(result)
+        self._files["entity_ids"].write(ids[result.entity_ids].tobytes())
         self._files["entity_counts"].write(result.entities_per_sentence.tobytes())
         self._files["sentence_words"].write(result.sentence_words.tobytes())
         self._user_hash.append(result.user_hash)
         self._user_counts.append(result.sentences_per_user)
         self._shard_users.append(self._shard_users[-1] + len(result.user_hash))
-        self._vocabulary |= result.vocabulary
+        self._word_hash = np.union1d(self._word_hash, result.word_hash)
         self._mentions += result.mentions
         self._sensitive += result.sensitive
         self._tokens += int(result.sentence_words.sum())
@@ -189,8 +177,27 @@ class _Index:
         self._has_tags |= result.has_tags
         self.found = [a + b for a, b in zip(self.found or [0] * len(result.found), result.found, strict=True)]
 
-    def finish(self, entities: Path, asked: frozenset[str]) -> dict[str, Any]:
-        """Writes the arrays and the entity table; returns digest and statistics (zeros for what was asked for)."""
+    def _numbered(self, result: ShardResult) -> NDArray[np.int32]:
+        """Global ids of the shard's entities; new ones are written down, and the holders of all are counted."""
+        place = np.searchsorted(self._hash, result.entity_hash)
+        known = place < len(self._hash)
+        known[known] = self._hash[place[known]] == result.entity_hash[known]
+        new = np.flatnonzero(~known)
+        ids = np.empty(len(known), np.int32)
+        ids[known] = self._id[place[known]]
+        ids[new] = len(self._id) + np.arange(len(new))
+        categories, forms = ([result.entities[i][part] for i in new] for part in (0, 1))
+        self._entities.write_table(pa.table([categories, forms], schema=_ENTITIES))
+        new = new[np.argsort(result.entity_hash[new])]
+        self._hash = np.insert(self._hash, place[new], result.entity_hash[new])
+        self._id = np.insert(self._id, place[new], ids[new])
+        self._holders = np.pad(self._holders, (0, len(new)))
+        self._holders[ids] += result.entity_holders
+        return ids
+
+    def finish(self, asked: frozenset[str]) -> dict[str, Any]:
+        """Writes the arrays; returns digest and statistics (zeros for what was asked for)."""
+        self._entities.close()
         user_counts = np.concatenate(self._user_counts)
         self._save("user_hash", np.concatenate(self._user_hash))
         self._save("user_offsets", _offsets(user_counts))
@@ -198,18 +205,15 @@ class _Index:
         self._save("entity_offsets", _offsets(self._take("entity_counts", np.int64)))
         self._save("entity_ids", self._take("entity_ids", np.int32))
         self._save("sentence_words", self._take("sentence_words", np.int32))
-        self._save("entity_holders", self._holders.astype(np.int32))
-        self._save("entity_hash", np.array([stable_hash("\0".join(key)) for key in self._entity_id], np.uint64))
-        categories, forms = ([key[part] for key in self._entity_id] for part in (0, 1))
-        columns = {"entity": np.arange(len(forms), dtype=np.int32), "category": pa.array(categories, pa.string())}
-        pq.write_table(pa.table(columns | {"form": pa.array(forms, pa.string()), "holders": self._holders}), entities)
+        self._save("entity_holders", self._holders)
+        self._save("entity_hash", self._hash[np.argsort(self._id)])
         sensitive = dict.fromkeys(sorted(asked | set(self._sensitive) - {"all"}), 0) | {"all": 0} | self._sensitive
         statistics = {
             "users": len(user_counts),
             "sentences": int(user_counts.sum()),
             "tokens": self._tokens,
-            "vocabulary": len(self._vocabulary),
-            "entities": len(self._entity_id),
+            "vocabulary": len(self._word_hash),
+            "entities": len(self._id),
             "sensitive_sentences": dict(sensitive),
             "max_holders": int(self._holders.max(initial=0)),
             "mentions": dict(sorted(self._mentions.items())),
@@ -272,9 +276,12 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
 
 
 def _default_num_shards(source: SourceConfig) -> int:
-    if source.format in ("synthetic", "prepared"):
-        return _SHARDS[0]
-    size = sum(path.stat().st_size for path in source_files(source))
+    if source.format == "prepared":
+        return len(list(Path(source.path, "shards").iterdir()))
+    if source.format == "synthetic":
+        size = source.num_users << 10  # about 1 KiB of text each
+    else:
+        size = sum(path.stat().st_size for path in source_files(source))
     return min(max(-(-size // _BYTES_PER_SHARD), _SHARDS[0]), _SHARDS[1])
 
 
@@ -299,10 +306,43 @@ def _make_private(folder: Path) -> None:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def _publish(work: Path, out: Path) -> None:
-    """Puts ``work`` in the place of ``out`` by renaming; the cache moves over."""
-    retired = work.with_name(f"{work.name}-old")
-    os.replace(out / "cache", work / "cache")
-    os.replace(out, retired)
-    os.replace(work, out)
-    shutil.rmtree(retired)
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """A fresh folder, renamed to ``out`` if the block ends well. ``out/cache`` is there throughout, and stays.
+
+    One process at a time; its lock ends with it, and what a killed one left is put back or cleared away by the next.
+    """
+    lock, work, retired = (out.with_name(f".{out.name}.{role}") for role in ("lock", "new", "old"))
+    cache = out / "cache"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = os.fstat(file.fileno()).st_nlink > 0  # else its holder has just removed it, and a third may have one
+        except BlockingIOError:
+            free = False
+        if not free:
+            raise InputError("out", str(out), "another process is preparing this folder: wait, or name another")
+        try:
+            if retired.exists() and not out.exists():  # killed between the two renamings below
+                os.replace(retired, out)
+            for left in (work, retired):
+                shutil.rmtree(left, ignore_errors=True)
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            work.mkdir(mode=0o700)
+            yield work
+            _make_private(work)
+            os.replace(cache, work / "cache")
+            os.replace(out, retired)
+            os.replace(work, out)
+            shutil.rmtree(retired)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            for folder in (cache, out):  # rmdir leaves alone what holds anything
+                try:
+                    folder.rmdir()
+                except OSError:
+                    break
+            raise
+        finally:
+            lock.unlink()

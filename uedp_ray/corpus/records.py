@@ -7,6 +7,7 @@ Everything here is private data.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 
@@ -31,5 +32,6 @@ class Sentence:
 
 
 def entity_form(text: str, mention: Mention) -> str:
-    """The surface form that, with the category, identifies the entity: lower-cased, whitespace collapsed."""
-    return " ".join(text[mention.start : mention.end].lower().split())
+    """The surface form that, with the category, identifies the entity: lower-cased, composed (NFC), whitespace
+    collapsed."""
+    return " ".join(unicodedata.normalize("NFC", text[mention.start : mention.end].lower()).split())

@@ -34,6 +34,7 @@ class Corpus:
 
     Attributes:
       statistics: what ``prepare`` returned.
+      source_format: what was read.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
       digest: SHA-256 over the shards: another corpus, order or set of findings has another.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
@@ -56,6 +57,7 @@ class Corpus:
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
         self.digest: str = manifest["digest"]
+        self.source_format: str = manifest["source_format"]
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]
         self.user_offsets = self._load("user_offsets")
@@ -102,11 +104,15 @@ class Corpus:
         return self._read(users, columns, lambda table: sentences_of(table, "entities"))
 
     def entity_table(self) -> pa.Table:
-        """Rows in the order of entity ids: entity, category, form, holders."""
-        return pq.read_table(self.path / "entities.parquet")
+        """Rows in the order of entity ids: category, form, holders."""
+        table = pq.read_table(self.path / "entities.parquet", columns=["category", "form"])
+        return table.append_column("holders", pa.array(self.entity_holders))
 
     def _load(self, name: str) -> NDArray[Any]:
-        return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        try:
+            return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError):
+            raise InputError("path", str(self.path), f"its {name} is missing or damaged: run prepare again") from None
 
     def _need(self, there: bool, what: str) -> None:
         if not there:

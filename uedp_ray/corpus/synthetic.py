@@ -33,7 +33,7 @@ MIN_TOKENS, MAX_TOKENS = 5, 25
 # How often a sentence form is found among users' habits. The names are methods of _Author.
 _PLAIN = {
     "simple": 4, "fronted": 3, "joined": 3, "simple_passive": 2, "conditional": 1, "hedged": 1, "request": 1,
-    "question": 1, "relative": 1, "existential": 1, "measured": 1,
+    "question": 1, "relative": 1, "existential": 1, "counted": 1,
 }  # fmt: skip
 _WITH_ENTITY = {
     "person_acts": 3, "described_person_acts": 1, "company_acts": 2, "act_in_place": 2, "passive_by_person": 1,
@@ -67,7 +67,8 @@ class _Author(Writer):
 
     def fronted(self) -> None:
         self.phrase(self.pick(self.openers))
-        self.clause()
+        self.clause(short=True)
+        self.tail(timed=False)
 
     def joined(self) -> None:
         self.clause(short=True)
@@ -122,12 +123,13 @@ class _Author(Writer):
         self.put(noun, "NOUN")
         self.phrase(self.pick(self.topic.places))
 
-    def measured(self) -> None:
-        agreement = self.noun(self.pick(self.pick(self.topic.frames)[1]))
-        self.phrase(((BE_PAST[agreement], "up", "by"), ("AUX", "ADV", "ADP")))
+    def counted(self) -> None:
+        noun = self.pick(self.pick(self.topic.frames)[1])
+        self.phrase((("there", "were"), ("PRON", "AUX")))
         self.put(self.pick(lexicon.NUMBERS), "NUM")
-        self.phrase(self.pick(lexicon.UNITS))
-        self.tail()
+        self.put(self.pick(self.topic.adjectives[noun]), "ADJ")
+        self.put(lexicon.plural(noun), "NOUN")
+        self.phrase(self.pick(self.topic.places))
 
     def person_acts(self) -> None:
         self.clause(self.person)
@@ -196,10 +198,13 @@ class _Author(Writer):
     def journey(self) -> None:
         agreement = self.person() if self.draw() < 0.3 else self.subject()
         self.verb(_TRAVEL, agreement)
+        origin = goal = self.town()
+        while goal == origin:
+            goal = self.town()
         self.put("from", "ADP")
-        self.place()
+        self.entity("gpe", origin)
         self.put("to", "ADP")
-        self.place()
+        self.entity("gpe", goal)
         self.phrase(self.pick(lexicon.TIMES))
 
     def diagnosed(self) -> None:

@@ -56,15 +56,18 @@ class Vocabulary:
     def load(cls, directory: str | Path) -> Vocabulary:
         """Opens what ``save`` wrote, or any folder or hub name that ``AutoTokenizer`` knows, or a tokenizer.json."""
         path = Path(directory)
-        if path.suffix == ".json" and path.is_file():
-            return cls(PreTrainedTokenizerFast(tokenizer_file=str(path)))
         try:
-            return cls(AutoTokenizer.from_pretrained(str(directory)))
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
+            if path.suffix == ".json" and path.is_file():
+                tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(str(directory))
+            empty = tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens)  # a model's folder without one
+        except Exception:  # tokenizers raise bare Exception, and transformers whatever a damaged file trips
+            empty = True
+        if empty:
             remedy = "not a tokenizer: give a folder or tokenizer.json, or a hub name while online"
-            raise InputError("vocabulary.path", str(directory), remedy) from None
+            raise InputError("vocabulary.path", str(directory), remedy)
+        return cls(tokenizer)
 
     def save(self, directory: str | Path) -> None:
         """Writes tokenizer.json and its settings, beside a model if there is one."""
