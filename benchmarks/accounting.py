@@ -19,7 +19,12 @@ from uedp_ray.privacy import accounting
 from uedp_ray.privacy.mechanism import RoundMechanism
 
 BASE = RoundMechanism(
-    noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=10, entity_clip=0.2
+    noise_multiplier=2.0,
+    user_sampling_prob=0.05,
+    entity_sampling_prob=0.5,
+    max_holders=10,
+    entity_clip=0.2,
+    extended_clip=0.2,
 )
 CALL = {"rounds": 50, "delta": 1e-5}
 

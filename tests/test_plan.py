@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -92,6 +93,18 @@ def test_selection_does_not_depend_on_the_number_of_workers(num_workers):
     assert parts == whole
 
 
+@pytest.mark.parametrize("draw", ["global", "per_user"])
+def test_every_round_and_every_attempt_draws_entities_and_plain_sentences_afresh(draw):
+    chosen = plan(entity_draw=draw, user_sampling_prob=1.0, entity_sampling_prob=0.5, extended_sampling_prob=0.5)
+    corpus = TinyCorpus.random(5, num_users=50, num_entities=30)
+    plain = set(np.flatnonzero(np.diff(corpus.entity_offsets) == 0).tolist())
+    drawn = [{x for s in select(chosen, corpus, *[np.arange(50), *where]) for x in s.sentences.tolist()}
+             for where in ((0, 0), (1, 0), (0, 1))]  # fmt: skip
+    for a, b in itertools.combinations(drawn, 2):
+        assert a & plain != b & plain
+        assert a - plain != b - plain
+
+
 def test_a_replayed_round_draws_a_fresh_cohort():
     chosen, corpus = plan(), TinyCorpus.random(5, num_users=50)
     first, again = ({s.user for s in select(chosen, corpus, attempt=a)} for a in (0, 1))
@@ -156,6 +169,48 @@ def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number(
     low, high = stats.chi2.interval(1 - 1e-6, 100_000)
     assert low <= float(((released - 8.0) ** 2).sum()) / 1.5**2 <= high
     assert chosen.expected_cohort == 0.5 * 12
+
+
+PRIVACY = {
+    "noise_multiplier": 3.0,
+    "user_sampling_prob": 0.25,
+    "entity_sampling_prob": 0.5,
+    "extended_sampling_prob": 0.75,
+    "selection_rule": "any",
+    "entity_draw": "per_user",
+    "l2_clip_norm": 0.5,
+    "sentence_clip_norm": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bounds", "changed"),
+    [
+        ({}, {}, {}),
+        ({"selection_rule": "all", "entity_draw": "global"}, {}, {"selection_rule": "all", "entity_draw": "global"}),
+        ({"estimator": "f_e"}, {}, {"extended_sampling_prob": 0.0}),
+        ({}, {"holder_bound": "truncate"}, {"holder_bound": "truncate"}),
+        ({}, {"mode": "declared"}, {"holder_bound": "truncate"}),
+        ({"protect": "user"}, {"mode": "none"}, {"max_holders": None, "holder_bound": "truncate"}),
+        (
+            {"sentence_clip_norm": None},
+            {"holder_bound": "truncate", "entity_bound": "truncate"},
+            {"entity_clip": 2.0, "extended_clip": 2.0, "holder_bound": "truncate"},
+        ),
+    ],
+)
+def test_the_accountant_is_told_what_is_done(privacy, bounds, changed):
+    bounds = {"max_holders": 4, "max_sentences_per_entity": 2, "holder_bound": "reweight"} | bounds
+    told = Plan.of(tiny_config(privacy=PRIVACY | privacy, bounds=bounds)).mechanism
+    assert told is not None
+    everything = {key: value for key, value in PRIVACY.items() if "clip" not in key} | {
+        "max_holders": 4,
+        "entity_clip": 2 * 0.1 / 0.5,
+        "extended_clip": 0.1 / 0.5,
+        "holder_bound": "reweight",
+        "max_users": 12,
+    }
+    assert told.to_dict() == pytest.approx(everything | changed)
 
 
 def test_calibration_meets_the_target_and_the_event_says_what_was_added():

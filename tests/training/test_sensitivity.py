@@ -7,16 +7,25 @@ bounds recomputed: shown to break under truncation (hence the fixed-graph relati
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.training.tiny import TinyCorpus, TinyWorker, tiny_config
+from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, parameters, run_config
+from tests.training.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.config import BoundsConfig
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import NextWord
+from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.training.host import train
+from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.rundir import Prepared, RunDir, make_vocabulary, sampling_key
+from uedp_ray.training.worker import make_model
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
 TOLERANCE = 1e-5
@@ -158,3 +167,51 @@ def test_a_heavy_user_split_over_batches_is_bounded_as_one():
     whole = worker.sum(corpus, weight)
     largest = max(moved(whole, worker.sum(corpus.without_user(u), weight)) for u in range(corpus.num_users))
     assert 0.3 * BETA < largest <= BETA + TOLERANCE
+
+
+@pytest.mark.parametrize("surplus", ["truncate", "reweight"])
+def test_a_private_vocabulary_counts_only_sentences_that_no_bound_touched(surplus):
+    """Everybody's sentences with an entity would move the counts by the number of its holders, not by K."""
+    config = tiny_config(
+        vocabulary={
+            "kind": "noisy-threshold",
+            "noise_multiplier": 1e-3,
+            "threshold_delta": 1e-6,
+            "max_words_per_user": 2,
+        },
+        bounds={"max_holders": 1, "holder_bound": surplus},
+    )
+    graph = TinyCorpus(  # each of 12 users: one plain sentence, one with the only entity
+        np.arange(13) * 2, np.repeat(np.arange(13), 2)[:-1], np.zeros(12, np.int32), 1, [np.array([5])] * 24
+    )
+    weight = apply_bounds(graph, config.bounds, 12).sentence_weight
+    texts = [(user, ["plain", "secret"]) for user in range(12)]
+    corpus = SimpleNamespace(user_offsets=graph.user_offsets, texts=lambda: texts)
+    charged = []
+    ledger = SimpleNamespace(append=lambda kind, **fields: charged.append((kind, fields["max_holders"])))
+    words = make_vocabulary(config, corpus, weight, ledger).tokenizer.get_vocab()
+    assert charged == [("vocabulary", 1)]
+    assert "plain" in words
+    assert "secret" not in words
+
+
+def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp_path):
+    """A whole run against its parts: one sum, one noise of std z beta, the declared number of users, nothing else."""
+    settings = {"num_rounds": 1, "server_optimizer": "sgd", "server_learning_rate": 0.5, "device": "cpu"}
+    privacy = {**TREE["privacy"], **TEST_NOISE, "noise_multiplier": 0.3, "l2_clip_norm": 0.5}
+    config = run_config(corpora, privacy=privacy, training=settings)
+    run = RunDir(tmp_path / "run")
+    train(config, run.root, workers=0)
+    prepared = Prepared.open(run)
+    words, corpus = prepared.vocabulary, prepared.corpus
+    model = make_model(config, vocab_size=words.size, eos_id=words.eos_id)
+    params = FlatParameters(model)
+    start = params.get()
+    task = NextWord(words.eos_id, words.pad_id, config.model.max_length)
+    where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
+    chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
+    total = LocalUpdate(prepared.plan, model, params, task, prepared.tokens.sentence, CPU).sum_updates(start, chosen, 0)
+    noise = GaussianNoise(TEST_NOISE["test_noise_seed"]).sample(total.numel(), std=0.3 * 0.5, round_index=0)
+    expected = start + 0.5 * (total + noise) / (0.3 * NUM_USERS)
+    assert total.norm() > 0.5
+    torch.testing.assert_close(parameters(run.root).double(), expected, rtol=1e-5, atol=1e-6)

@@ -27,7 +27,8 @@ from uedp_ray.privacy.dominating import HolderGroups, Profile
 from uedp_ray.privacy.mechanism import RoundMechanism
 
 MIN_DELTA = 1e-12
-"""Below it, rounding in the convolution is no longer negligible."""
+_ROUNDING = 2.0**-50
+"""Of delta, for each round: over three times the largest error that rounding in the convolution was seen to make."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
@@ -151,6 +152,8 @@ def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tupl
     """Leaves out a kind that the other dominates in every mechanism (fewer holders, smaller shifts, rarer draws)."""
 
     def below(kind: str, other: str) -> bool:
+        if any(dominating.depends_on_holders(m, accountant, kind) for m in mechanisms):
+            return False  # more than K holders who move less each may be worse than K
         pairs = (
             (dominating.entity_part(m, accountant, kind), dominating.entity_part(m, accountant, other))
             for m in mechanisms
@@ -250,11 +253,15 @@ def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enou
 
     It stops early below ``enough``: a coarse grid overstates, never understates.
     """
-    tail = 1e-5 * delta / max(1, sum(count for _, count in parts))
+    total = max(1, sum(count for _, count in parts))
+    tail = 1e-5 * delta / total
     reach = [_reach(profiles, tail) for profiles, _ in parts]
     widest = max((max(pair) for pair in reach), default=0.0)
-    if widest == 0.0 or widest > _MAX_LOSS:
-        return math.inf if widest else 0.0
+    if widest == 0.0:
+        return 0.0
+    delta -= _ROUNDING * total
+    if widest > _MAX_LOSS or delta <= 0.0:
+        return math.inf
     value = 0.0
     for side in (0, 1):  # the larger one first: then the other soon falls below it
         value = max(value, _one_direction(parts, reach, side, delta, tail, max(enough, value)))
@@ -279,7 +286,8 @@ def _one_direction(
             one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
             pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
         assert pmf is not None
-        before, value = value, pmf.get_epsilon_for_delta(delta)
+        with np.errstate(over="ignore"):  # the library divides by masses that may be denormal, and copes
+            before, value = value, pmf.get_epsilon_for_delta(delta)
         value += 1.0 if value > 700.0 else 0.0  # exp(-loss) is denormal there: covers its rounding
         work = sum(
             2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)

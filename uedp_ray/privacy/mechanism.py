@@ -2,7 +2,8 @@
 
     RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=10, entity_clip=0.2)
 
-Every field is public. Norms are in units of beta, the bound on one user's update (``l2_clip_norm``).
+Every field is public. Norms are in units of beta, the bound on one user's update (``l2_clip_norm``). A bound that is left
+out bounds nothing.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class RoundMechanism:
     """q_s, for sentences without a detected entity; 0 says that they are never used."""
     selection_rule: Literal["all", "any"] = "all"
     entity_draw: Literal["global", "per_user"] = "global"
-    max_holders: int | None = 0
+    max_holders: int | None = None
     """K: users that hold one entity; 0: there is no entity to protect; None: unbounded, so entities are not protected."""
-    entity_clip: float = 0.0
+    entity_clip: float = 2.0
     """beta_e / beta: how far one entity can move one user's update."""
-    extended_clip: float = 0.0
+    extended_clip: float = 2.0
     """How far one sentence can move its user's update, over beta."""
     holder_bound: Literal["truncate", "reweight"] = "truncate"
     """``reweight``: the sentences of an entity's H > K holders are scaled by K/H, so H, not K, users may be drawn.
@@ -79,12 +80,12 @@ class RoundMechanism:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundMechanism:
-        """Reads what ``to_dict`` wrote. Raises: InputError for an unknown or a missing key."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        """Reads what ``to_dict`` wrote. Raises: InputError for an unknown or a missing key: no default is read into it."""
+        known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
-            if key not in fields:
-                raise InputError(key, values[key], f"unknown key; known: {', '.join(fields)}")
-        for name, field in fields.items():
-            if field.default is dataclasses.MISSING and name not in values:
+            if key not in known:
+                raise InputError(key, values[key], f"unknown key; known: {', '.join(known)}")
+        for name in known:
+            if name not in values:
                 raise InputError(name, None, "is missing")
         return cls(**values)
