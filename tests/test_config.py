@@ -58,6 +58,23 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
         ({"model__hidden_size": 10}, "model.hidden_size", "divisible"),
         ({"model__architecture": "pretrained"}, "model.path", "model folder"),
         ({"vocabulary__kind": "noisy-threshold"}, "vocabulary.noise_multiplier", "above 0"),
+        (
+            {"vocabulary": {"kind": "noisy-threshold", "noise_multiplier": 1.0, "threshold_delta": 1e-5}},
+            "vocabulary.threshold_delta",
+            "part of privacy.delta",
+        ),
+        (
+            {
+                "corpus__source": {"path": "notes", "format": "text"},
+                "pretrain__text": [{"path": "./notes", "format": "text"}],
+            },
+            "pretrain.text",
+            "private text itself",
+        ),
+        ({"training__adam_betas": [0.9]}, "training.adam_betas", "2 values"),
+        ({"training__adam_betas": [0.9, 1.0]}, "training.adam_betas", "below 1"),
+        ({"training__seed": 10**20}, "training.seed", "below"),
+        ({"privacy__test_noise_seed": -1}, "privacy.test_noise_seed", "0 or more"),
         ({"corpus__source": {"format": "conll"}}, "path", "file or folder"),
         ({"corpus__source": {"format": "csv", "path": "x"}}, "format", "conll"),
         ({"model__lora_targets": "c_attn"}, "model.lora_targets", "list"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from uedp_ray.config import SourceConfig, from_dict, load_config
 from uedp_ray.errors import InputError
+from uedp_ray.jsontext import plain, to_json
 
 app = typer.Typer(
     add_completion=False,
@@ -33,17 +33,22 @@ Show = Callable[[int, int | None, str], None]
 """show(done, total, text)"""
 _NONE: list[str] = []
 _ANNOTATED = ["annotated"]
-Workers = Annotated[int | None, typer.Option("--workers", help="Ray Train workers; 0 runs without Ray.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
 
 def main() -> None:
-    """The console script: exit code 0 on success, 2 on bad input, 1 on failure."""
+    """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C."""
     try:
         app()
     except InputError as error:
         _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        _err.print(
+            "interrupted: what was released stays charged; --resume goes on from the last checkpoint", style="red"
+        )
+        sys.exit(130)
     except (OSError, RuntimeError) as error:
         _err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
@@ -61,9 +66,12 @@ ExtendedClip = Annotated[
     float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
 ]
 Rule = Annotated[str, typer.Option(help="Selection rule: all or any.")]
-Draw = Annotated[str, typer.Option(help="global or per-user.")]
-Kind = Annotated[str, typer.Option(help="entity, extended or both.")]
-HolderBound = Annotated[str, typer.Option(help="truncate or reweight.")]
+Draw = Annotated[str, typer.Option(help="Entities are drawn once for everyone (global) or by each user (per-user).")]
+Kind = Annotated[
+    str,
+    typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
+]
+HolderBound = Annotated[str, typer.Option(help="Beyond K holders: truncate (drop) or reweight (by K/H).")]
 MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight.")]
 
 
@@ -142,7 +150,7 @@ def calibrate(
 def prepare(
     source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
-    format: Annotated[str, typer.Option("--format", help="conll, ag-news, jsonl, parquet, speeches, text, synthetic.")],  # noqa: A002
+    format: Annotated[str, typer.Option("--format", help="conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared.")],  # noqa: A002
     detector: Annotated[
         list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
     ] = _ANNOTATED,
@@ -288,7 +296,7 @@ def _say(message: str) -> None:
 @contextmanager
 def _progress_line() -> Iterator[Show]:
     """Yields show(done, total, text): a live bar on a terminal, elsewhere a line at every fifth of the way."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=_err, disable=not _err.is_terminal, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         printed = [(0, "")]
@@ -306,12 +314,14 @@ def _progress_line() -> Iterator[Show]:
 def _rounds(show: Show) -> Callable[[dict[str, Any]], None]:
     """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
 
+    from uedp_ray.privacy.statement import show_epsilon
+
     def show_round(row: dict[str, Any]) -> None:
         spent = row["epsilon"]
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if math.isinf(spent) else f"ε {spent:.2f}",
+            "no guarantee" if spent is None else f"ε {show_epsilon(spent)}",
             "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
             f"{row['seconds_left']:.0f} s left",
         ]
@@ -326,24 +336,15 @@ def _pretraining(show: Show) -> Callable[[int, int, float], None]:
 
 def _emit(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_plain(answer), indent=1, allow_nan=False))
+        typer.echo(to_json(answer))
         return
-    for key, value in _plain(answer).items():
+    for key, value in plain(answer).items():
         value = "no guarantee" if key == "epsilon" and value is None else value
         typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: a value that is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _print_comparison(answer: dict[str, Any]) -> None:
-    from uedp_ray.training.statement import show_epsilon
+    from uedp_ray.privacy.statement import show_epsilon
 
     table = Table(title="Held-out perplexity, and ε paid for it")
     for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):

@@ -46,6 +46,16 @@ def _probability(name: str, value: float) -> None:
         raise InputError(name, value, "a probability lies in [0, 1]")
 
 
+def _below_one(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise InputError(name, value, "must be 0 or more and below 1")
+
+
+def _seed(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value < 2**63:
+        raise InputError(name, value, "must be 0 or more and below 2**63")
+
+
 def _positive(name: str, value: float | None, *, optional: bool = False) -> None:
     if optional and value is None:
         return
@@ -215,6 +225,7 @@ class PrivacyConfig:
         _positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
         _at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
         _at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
+        _seed("privacy.test_noise_seed", self.test_noise_seed)
         if not 0.0 < self.delta < 1.0:
             raise InputError("privacy.delta", self.delta, "must lie strictly between 0 and 1")
         given = (self.target_epsilon is not None) + (self.noise_multiplier is not None)
@@ -339,9 +350,10 @@ class TrainingConfig:
         _positive("training.local_learning_rate", self.local_learning_rate)
         _positive("training.server_learning_rate", self.server_learning_rate)
         _positive("training.adam_epsilon", self.adam_epsilon)
-        _probability("training.server_momentum", self.server_momentum)
+        _seed("training.seed", self.seed)
+        _below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:
-            _probability("training.adam_betas", beta)
+            _below_one("training.adam_betas", beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,6 +372,7 @@ class PretrainConfig:
         _at_least("pretrain.batch_size", self.batch_size, 1)
         _at_least("pretrain.max_words", self.max_words, 1, optional=True)
         _positive("pretrain.learning_rate", self.learning_rate)
+        _seed("pretrain.seed", self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +392,16 @@ class RunConfig:
         private = self.privacy.noise == "calibrated"
         if private and self.bounds.mode == "none" and self.privacy.protect != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
+        public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
+        for name, source in ((name, source) for name, sources in public.items() for source in sources):
+            own = source.path and self.corpus.source.path
+            if private and own and Path(source.path).resolve() == Path(self.corpus.source.path).resolve():
+                raise InputError(name, source.path, "is the private text itself: name public text")
+        share = self.vocabulary.threshold_delta
+        if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:
+            raise InputError(
+                "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
+            )
         limit = 2.0 * self.privacy.l2_clip_norm
         reweighted = self.bounds.mode == "enforced" and "reweight" in (
             self.bounds.holder_bound,
@@ -462,6 +485,8 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise InputError(where, value, "expected a list")
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise InputError(where, value, f"expected {len(args)} values")
         return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if annotation is float:  # YAML 1.1 reads 1e-5 as a string
         if isinstance(value, bool):
@@ -498,7 +523,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     settings = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals:
+        if not equals or not all(key.split(".")):
             raise InputError("--set", override, "write key.subkey=value")
         try:
             settings[key] = yaml.safe_load(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Bad input. ``str(error)`` is one line: ``field = value: remedy``.
@@ -20,3 +23,12 @@ class InputError(ValueError):
         self,
     ) -> tuple[type, tuple[str, object, str]]:  # Ray sends errors between processes by pickling them.
         return type(self), (self.field, self.value, self.remedy)
+
+
+@contextmanager
+def within(section: str) -> Iterator[None]:
+    """Errors of the block name their field from the root: ``path`` becomes ``corpus.source.path``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__

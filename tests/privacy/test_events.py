@@ -77,7 +77,11 @@ def test_vocabulary_limits():
     assert epsilon_of_events([{**VOCABULARY, "threshold_delta": 1e-5}], delta=1e-5) == math.inf
     assert epsilon_of_events([{**VOCABULARY, "threshold_delta": 6e-6}] * 2, delta=1e-5) == math.inf
     assert epsilon_of_events([{**VOCABULARY, "max_holders": None}], delta=1e-5) == math.inf
-    assert epsilon_of_events([{**VOCABULARY, "max_holders": None}], delta=1e-5, accountant="user") < math.inf
+    for users in ({**VOCABULARY, "max_holders": 0}, {**VOCABULARY, "max_holders": None}):  # threshold for users alone
+        assert epsilon_of_events([users], delta=1e-5, accountant="user") < math.inf
+        for accountant in ("user-entity", "entity"):
+            for kind in ("both", "entity", "extended"):
+                assert epsilon_of_events([users], delta=1e-5, accountant=accountant, kind=kind) == math.inf
     with pytest.raises(InputError, match="threshold_delta"):
         epsilon_of_events([{**VOCABULARY, "threshold_delta": -1.0}], delta=1e-5)
 
@@ -87,6 +91,8 @@ def test_vocabulary_limits():
     [
         [{"kind": "open", "header": {"private": False}}, *rounds(1)],
         rounds(1, private=False),
+        [{key: value for key, value in rounds(1)[0].items() if key != "private"}],
+        [{"kind": "open", "header": {}}],
         [OPEN, *rounds(1), {"kind": "unprotected", "reason": "loss printed"}],
         [OPEN, {"kind": "unprotected", "reason": "loss printed"}],
     ],

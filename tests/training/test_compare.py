@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -78,6 +79,15 @@ def test_resuming_under_other_settings_is_refused(comparison, done):
     settings = {"privacy.noise_multiplier": 2.0}
     changed = Comparison(comparison.base, {**comparison.variants, "Private, epsilon 8": ("uedp", settings)})
     with pytest.raises(InputError, match="is not this one"):
+        compare(changed, out, workers=0, resume=True)
+
+
+def test_resuming_from_another_base_is_refused(comparison, done):
+    """Corpora are prepared once: under another base they would be the wrong ones, and no variant could tell."""
+    out, _ = done
+    corpus = dataclasses.replace(comparison.base.corpus, evaluation=comparison.base.corpus.source)
+    changed = Comparison(dataclasses.replace(comparison.base, corpus=corpus), comparison.variants)
+    with pytest.raises(InputError, match="base has changed"):
         compare(changed, out, workers=0, resume=True)
 
 

@@ -99,7 +99,7 @@ def test_a_kill_anywhere_and_resume_give_the_same_run(fixed, uninterrupted, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["uedp_ray.corpus.prepare:_publish", "uedp_ray.corpus.prepare:prepare_shard"])
+@pytest.mark.parametrize("where", ["uedp_ray.corpus.prepare:_make_private", "uedp_ray.corpus.prepare:prepare_shard"])
 def test_a_kill_while_the_corpus_is_prepared(corpora, tmp_path, where):
     text = {"format": "synthetic", "num_users": 10}
     config = run_config(corpora, corpus={"declared_num_users": 30, "source": text}, training={"num_rounds": 1})

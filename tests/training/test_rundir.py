@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.training.runs import run_config
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.training.rundir import prepare_run
 
 
@@ -46,3 +48,51 @@ def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, p
 def test_the_statement_names_the_detectors_the_corpus_was_prepared_with(private_run):
     text = (private_run.out / "privacy.md").read_text()
     assert "Entities found by: annotated; categories: all found." in text
+
+
+def test_there_must_be_a_run_to_resume(corpora, tmp_path):
+    with pytest.raises(InputError, match="holds no run to resume"):
+        prepare_run(run_config(corpora), tmp_path / "tpyo", resume=True)
+    assert not (tmp_path / "tpyo").exists()
+
+
+def test_a_start_that_fails_after_the_ledger_is_opened_can_be_mended(corpora, tmp_path):
+    absent = run_config(corpora, model={"warm_start": str(tmp_path / "absent")})
+    with pytest.raises(InputError, match=r"model\.warm_start"):
+        prepare_run(absent, tmp_path / "run", resume=False)
+    mended = run_config(corpora)
+    run = prepare_run(mended, tmp_path / "run", resume=False)
+    assert Ledger.open(run.ledger, config_digest=mended.digest()).header["private"] is True
+
+
+def test_a_run_that_charged_anything_is_never_cleared(private_run, corpora):
+    with pytest.raises(InputError, match="holds a run already"):
+        prepare_run(run_config(corpora, training={"num_rounds": 9}), private_run.out, resume=False)
+    assert (private_run.out / "result.json").exists()
+
+
+def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora, tmp_path):
+    config = run_config(corpora, model={"warm_start": str(private_run.out / "model")})
+    with pytest.raises(InputError, match="was trained on private text"):
+        prepare_run(config, tmp_path / "run", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "found"),
+    [({"ann": "it rained"}, "some of its users"), ({"eve": "it rained"}, None), (None, "it is the text")],
+)
+def test_protected_text_does_not_evaluate(corpora, tmp_path, held_out, found):
+    private = {"ann": "the sun shone", "bob": "we met in town"}
+    sources = {}
+    for role, users in (("source", private), ("evaluation", held_out or private)):
+        file = tmp_path / f"{role}.jsonl"
+        file.write_text("".join(json.dumps({"user": user, "text": text}) + "\n" for user, text in users.items()))
+        sources[role] = {"path": str(file), "format": "jsonl"}
+    if held_out is None:  # by another name, and said to be public
+        sources["evaluation_basis"] = "public"
+    config = run_config(corpora, corpus=sources)
+    if found is None:
+        prepare_run(config, tmp_path / "run", resume=False)
+        return
+    with pytest.raises(InputError, match=rf"corpus\.evaluation\.path.*{found}"):
+        prepare_run(config, tmp_path / "run", resume=False)

@@ -23,7 +23,8 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
     rows = table(text)
     for name, value in private_run.result["epsilon"].items():
         unit, shown, delta, guarantee = rows[name]
-        assert (shown, delta, guarantee) == (f"{value:.3f}", "0.0001", "yes")
+        assert 0 <= float(shown) - value < 0.001, "rounded up: what is printed bounds too"
+        assert (delta, guarantee) == ("0.0001", "yes")
         assert unit.startswith({"user-entity": "one user (all", "user": "one user:", "entity": "one entity:"}[name])
     assert rows["published (estimator f_E)"][-1] == "as published, not a guarantee"
     for expected in (

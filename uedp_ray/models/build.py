@@ -50,7 +50,8 @@ def build_model(config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int)
         try:
             model.load_state_dict(load_model(config.warm_start).state_dict())
         except RuntimeError:
-            raise InputError("model.warm_start", config.warm_start, "its shapes differ from this model's") from None
+            remedy = "its shapes differ from this model's: give the model section it was pre-trained with"
+            raise InputError("model.warm_start", config.warm_start, remedy) from None
     return model.eval()
 
 

@@ -39,9 +39,9 @@ def epsilon_of_events(
     for event in events:
         name = event.get("kind")
         if name == "open":
-            private &= event.get("header", {}).get("private", True) is True
+            private &= event.get("header", {}).get("private") is True
         elif name == "round":
-            private &= event.get("private", True) is True
+            private &= event.get("private") is True
             rounds.append((RoundMechanism.from_dict(_field(event, "mechanism")), 1))
         elif name == "vocabulary":
             delta -= _share(event)
@@ -78,5 +78,7 @@ def _moved(accountant: str, kind: str, max_holders: int | None) -> float:
     """L2 sensitivity of the word counts: 1 for the user, 1 for each holder of the entity."""
     if accountant == "user":
         return 1.0
-    holders = 1.0 if kind == "extended" else math.inf if max_holders is None else float(max_holders)
+    if not max_holders:  # counted, and its threshold set, for users alone
+        return math.inf
+    holders = 1.0 if kind == "extended" else float(max_holders)
     return holders if accountant == "entity" else 1.0 + holders

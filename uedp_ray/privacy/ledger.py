@@ -146,7 +146,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Events and the size in bytes of the complete lines."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise InputError("ledger", str(path), "no such file") from None
     size = data.rfind(b"\n") + 1
     events: list[dict[str, Any]] = []

@@ -15,6 +15,11 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 _UNITS = {"user-entity": "user-entity", "user": "user", "entity": "entity", "published": "user-entity"}
 
 
+def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
+    """Three decimals, rounded up: what is printed bounds too. Infinity and None read ``nothing``."""
+    return nothing if value is None or math.isinf(value) else f"{math.ceil(value * 1000) / 1000:.3f}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     """Every figure we print carries one; figures of different units never share an axis or a ranking."""
@@ -52,12 +57,12 @@ def state(
     if accountant == "published":
         claim = "as published, not a guarantee"
     elif not private:
-        claim = "not private: test noise or test sampling"
+        claim = "not private: noise by a test seed, or as published"
     else:
         claim = "an upper bound" if guarantee else "no guarantee"
     text = (
-        f"epsilon = {epsilon:.4g} at delta = {delta:g} ({claim}); unit: one {unit.replace('-', ' and ')}; "
-        f"relation: {relation}; "
+        f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {delta:g} ({claim}); "
+        f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
         f"accountant: {accountant}; selection rule: {rule}; sampling: poisson."
     )
     return Statement(

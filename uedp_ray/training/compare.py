@@ -13,7 +13,6 @@ The corpora are prepared once, the model is pre-trained once, and every variant 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -22,13 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, SourceConfig, from_dict, parse_overrides, read_yaml, set_keys
+from uedp_ray.config import (
+    RunConfig,
+    SourceConfig,
+    dump_config,
+    from_dict,
+    load_config,
+    parse_overrides,
+    read_yaml,
+    set_keys,
+)
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
+from uedp_ray.jsontext import to_json
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
+from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import Progress, pick_device, ray_session, train
 from uedp_ray.training.pretrain import pretrain
@@ -77,6 +87,7 @@ def compare(
     """
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
+    _same_base(comparison.base, out / "base.yaml")
     config = _prepare_corpora(comparison.base, out, say)
     public = out / "pretrained"
     if not (public / "model" / "tokenizer.json").exists():
@@ -94,8 +105,17 @@ def compare(
             for name in comparison.variants
         ]
     table = {"rows": rows, "out": str(out.resolve())}
-    (out / "table.json").write_text(json.dumps(table, indent=1))
+    write_atomically(out / "table.json", to_json(table).encode())
     return table
+
+
+def _same_base(base: RunConfig, path: Path) -> None:
+    """What is prepared and pre-trained once under ``out`` is that of one base."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dump_config(base, path)
+    elif load_config(path).digest() != base.digest():
+        raise InputError("--resume", str(path), "the comparison's base has changed: name another folder")
 
 
 def _train_variant(
@@ -125,8 +145,10 @@ def _prepare_corpora(config: RunConfig, out: Path, say: Say) -> RunConfig:
     if corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "a comparison needs text to compare on")
     say("preparing the corpora")
-    private = prepared_source(corpus.source, out / "corpora" / "private")
-    held_out = prepared_source(corpus.evaluation, out / "corpora" / "evaluation")
+    with within("corpus.source"):
+        private = prepared_source(corpus.source, out / "corpora" / "private")
+    with within("corpus.evaluation"):
+        held_out = prepared_source(corpus.evaluation, out / "corpora" / "evaluation")
     corpus = dataclasses.replace(
         corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
     )

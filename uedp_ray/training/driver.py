@@ -140,7 +140,7 @@ class RunDriver:
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
         }
-        write_atomically(self.run.progress, json.dumps(progress).encode())
+        self.run.write_json(self.run.progress, progress)
 
     def finish(self) -> None:
         """Writes ``privacy.md`` and, last, ``result.json``: it marks a run that is finished."""
@@ -153,7 +153,7 @@ class RunDriver:
         result = {
             "perplexity": self.rows[-1]["perplexity"],
             "initial_perplexity": self.rows[0]["perplexity"],
-            "epsilon": {name: value if value != float("inf") else None for name, value in spent.items()},
+            "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.protect,
             "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,

@@ -45,6 +45,7 @@ def pretrain(
         raise InputError("pretrain.text", [], "name public text to train on")
     if out.exists() and any(out.iterdir()):
         raise InputError("--out", str(out), "is not empty: name another folder")
+    out.mkdir(parents=True, exist_ok=True)  # not after hours of training
     vocabulary = make_vocabulary(config)
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     train, held_out = _split(config, vocabulary)

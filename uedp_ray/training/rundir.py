@@ -28,9 +28,10 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
+from uedp_ray.jsontext import to_json
 from uedp_ray.plan import Plan, vocabulary_holders
-from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import write_atomically
@@ -105,7 +106,7 @@ class RunDir:
         return load_config(self.config)
 
     def write_json(self, path: Path, value: Any) -> None:
-        write_atomically(path, json.dumps(value, indent=1).encode())
+        write_atomically(path, to_json(value).encode())
 
 
 @dataclass(frozen=True)
@@ -144,24 +145,8 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
     run, config = RunDir(out.resolve()), _with_absolute_paths(config)
-    if run.config.exists() and not (run.ledger.exists() or run.setup.exists()):
-        # Setting up failed before anything was charged: it may be tried again, with another config from the start.
-        if run.load_config().digest() != config.digest():
-            shutil.rmtree(run.private)
-        run.config.unlink()
-    if run.config.exists():
-        if not resume:
-            raise InputError("--out", str(out), "holds a run already: add --resume, or name another folder")
-        theirs = run.load_config().digest()
-        if theirs != config.digest():
-            raise InputError(
-                "--resume",
-                str(out),
-                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
-                f"resume with {run.config}, or name another folder",
-            )
-    elif out.exists() and any(path != run.private for path in run.root.iterdir()):
-        raise InputError("--out", str(out), "is not empty and holds no run: name another folder")
+    _refuse_private_start(config)
+    _claim(run, config, resume)
     _private_folder(run.private)
     _write_config(config, run)
     if run.setup.exists():
@@ -171,12 +156,14 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
             raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
         return run
     say("reading the corpus")
-    corpus_path = prepared_source(config.corpus.source, run.private / "corpus")
-    evaluation = config.corpus.evaluation
-    evaluation_path = None if evaluation is None else prepared_source(evaluation, run.private / "evaluation")
-    corpus = open_corpus(corpus_path)
-    if config.corpus.source.format == "prepared" and evaluation_path and corpus_path == evaluation_path:
-        raise InputError("corpus.evaluation", evaluation_path.name, "the private corpus cannot evaluate its own model")
+    with within("corpus.source"):
+        corpus_path = prepared_source(config.corpus.source, run.private / "corpus")
+        corpus = open_corpus(corpus_path)
+    evaluation_path = None
+    if config.corpus.evaluation is not None:
+        with within("corpus.evaluation"):
+            evaluation_path = prepared_source(config.corpus.evaluation, run.private / "evaluation")
+            _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
     say("solving the noise multiplier")
@@ -210,6 +197,61 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     return run
 
 
+def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
+    """Refuses a folder that holds anything but the run that is asked for, or one that never began."""
+    if resume and not run.private.exists():
+        raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
+    if run.root.exists() and not run.root.is_dir():
+        raise InputError("--out", str(run.root), "is a file: name a folder")
+    if run.config.exists() and _nothing_charged(run):
+        if run.load_config().digest() != config.digest():  # what failed to start may be mended and tried again
+            _clear(run)
+        elif not run.ledger.exists():
+            run.config.unlink()
+    if run.config.exists():
+        if not resume:
+            raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
+        theirs = run.load_config().digest()
+        if theirs != config.digest():
+            raise InputError(
+                "--resume",
+                str(run.root),
+                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
+                f"resume with {run.config}, or name another folder",
+            )
+    elif run.root.exists() and any(path != run.private for path in run.root.iterdir()):
+        raise InputError("--out", str(run.root), "is not empty and holds no run: name another folder")
+
+
+def _nothing_charged(run: RunDir) -> bool:
+    if run.ledger.exists():
+        return all(event["kind"] == "open" for event in read_ledger(run.ledger))
+    return not run.setup.exists()  # else the ledger was lost
+
+
+def _clear(run: RunDir) -> None:
+    for folder in (run.private, run.vocabulary):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (run.ledger, run.config, run.progress):
+        file.unlink(missing_ok=True)
+
+
+def _refuse_private_start(config: RunConfig) -> None:
+    start = config.model.warm_start
+    if start and (Path(start).parent / "ledger.jsonl").exists():
+        remedy = "was trained on private text, whose epsilon this run would not count: start from public text"
+        raise InputError("model.warm_start", start, remedy)
+
+
+def _refuse_own_text(corpus: Corpus, evaluation: Corpus, basis: str) -> None:
+    """Refuses evaluation on protected text, as far as it can be told: the same text, or users of the same names."""
+    named = {corpus.source_format, evaluation.source_format} <= {"jsonl", "parquet", "speeches"}
+    shared = basis == "held_out_users" and named and np.isin(evaluation.user_hash, corpus.user_hash).any()
+    if shared or evaluation.digest == corpus.digest:
+        found = "some of its users are in corpus.source" if shared else "it is the text of corpus.source"
+        raise InputError("path", evaluation.path.name, f"{found}: the private corpus cannot evaluate its own model")
+
+
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """Ray workers run in folders of their own: what exists here is named from the root; hub names stay as they are."""
 
@@ -238,11 +280,12 @@ def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = 
     """Sentences of public text, in order, up to ``max_words`` words."""
     words = 0
     for source in sources:
-        for sentence in readers.read(source):
-            yield sentence.text
-            words += len(sentence.text.split())
-            if max_words is not None and words >= max_words:
-                return
+        with within("public text"):
+            for sentence in readers.read(source):
+                yield sentence.text
+                words += len(sentence.text.split())
+                if max_words is not None and words >= max_words:
+                    return
 
 
 def make_vocabulary(
@@ -257,7 +300,11 @@ def make_vocabulary(
     only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
     """
     if config.model.warm_start:
-        return Vocabulary.load(config.model.warm_start)
+        try:
+            return Vocabulary.load(config.model.warm_start)
+        except InputError:
+            remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
+            raise InputError("model.warm_start", config.model.warm_start, remedy) from None
     settings = config.vocabulary
     if settings.kind != "noisy-threshold":
         text = settings.public_text or config.pretrain.text

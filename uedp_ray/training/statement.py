@@ -13,6 +13,7 @@ from typing import Any
 
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.published import published_epsilon
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.training.checkpoint import write_atomically
 
 _UNITS = {
@@ -31,14 +32,9 @@ _NOT_COVERED = """\
   with the same corpus in which the protected sentences say nothing.
 - The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
 - Timing, memory and file sizes; the rounding of floating-point noise.
-- Choosing this run among others by its results: that is a release of its own (see the price of choosing).
+- Choosing this run among others by its results: that is a release of its own; no ledger here charges it.
 - The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
 """
-
-
-def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
-    """Three decimals; infinity and None read ``nothing``."""
-    return nothing if value is None or math.isinf(value) else f"{value:.3f}"
 
 
 def write_statement(
@@ -122,9 +118,12 @@ def statement(
             f"user's update by at most {config.entity_clip_norm:g}.",
         ]
     if bounds.mode != "none":
+        beyond = {"m": f" ({bounds.entity_bound} beyond)", "K": f" ({bounds.holder_bound} beyond)"}
+        if bounds.mode == "declared":
+            beyond = dict.fromkeys(beyond, "")
         lines.append(
-            f"- Contribution bounds, {bounds.mode}: {bounds.max_sentences_per_entity} sentences of a user hold one entity "
-            f"({bounds.entity_bound} beyond), {bounds.max_holders} users hold one entity ({bounds.holder_bound} beyond)."
+            f"- Contribution bounds, {bounds.mode}: {bounds.max_sentences_per_entity} sentences of a user hold one "
+            f"entity{beyond['m']}, {bounds.max_holders} users hold one entity{beyond['K']}."
         )
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
@@ -134,7 +133,7 @@ def statement(
         "## Not covered",
         "",
         _NOT_COVERED,
-        f"Recompute: `uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g}`.",
+        f"Recompute: `uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g} --accountant {privacy.protect}`.",
         "",
     ]
     return "\n".join(lines)
