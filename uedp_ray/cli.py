@@ -34,6 +34,8 @@ Show = Callable[[int, int | None, str], None]
 _NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
+_FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared."
+SourceFormat = Annotated[str, typer.Option("--format", help=_FORMATS)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
 
@@ -150,7 +152,7 @@ def calibrate(
 def prepare(
     source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
-    format: Annotated[str, typer.Option("--format", help="conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared.")],  # noqa: A002
+    format: SourceFormat,  # noqa: A002
     detector: Annotated[
         list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
     ] = _ANNOTATED,

@@ -264,6 +264,8 @@ class ModelConfig:
     num_heads: int = 4
     embedding_size: int = 100
     """``awd_lstm`` only; GPT-2 embeds in ``hidden_size``."""
+    init_range: float | None = None
+    """Initial embeddings. AWD-LSTM: uniform within this (none: 0.1, as in the seeds). GPT-2: std of all weights (0.02)."""
     dropout_embedding: float = 0.0
     """AWD-LSTM: whole words dropped (seeds: 0.1). GPT-2: embedding dropout."""
     dropout_input: float = 0.0
@@ -295,6 +297,7 @@ class ModelConfig:
             "lora_rank",
         ):
             _at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
+        _positive("model.init_range", self.init_range, optional=True)
         for name in ("embedding", "input", "hidden", "weight", "output"):
             _probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
         if self.architecture == "gpt2" and self.hidden_size % self.num_heads:

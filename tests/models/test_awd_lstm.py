@@ -42,6 +42,8 @@ def test_sizes_and_initial_ranges() -> None:
     assert 0.09 < model.embedding.weight.abs().max() <= 0.1
     for layer, bound in zip(model.layers, (1 / 8, 1 / 8, 10**-0.5), strict=True):
         assert all(0.8 * bound < p.abs().max() <= bound for p in layer.parameters())
+    wide = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=10, hidden_size=64, init_range=0.5))
+    assert 0.45 < wide.embedding.weight.abs().max() <= 0.5
     untied = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=10, hidden_size=64, tie_embeddings=False))
     assert untied.decoder.weight.shape == (50, 64)
 

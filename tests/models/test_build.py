@@ -46,6 +46,7 @@ def test_gpt2_reads_the_config() -> None:
     config = model.config
     assert (config.n_positions, config.n_embd, config.n_layer, config.n_head) == (8, 12, 3, 2)  # type: ignore[union-attr]
     assert (config.embd_pdrop, config.attn_pdrop, config.resid_pdrop) == (0.1, 0.2, 0.3)  # type: ignore[union-attr]
+    assert build(init_range=0.5).transformer.wte.weight.std() > 10 * model.transformer.wte.weight.std()  # type: ignore[union-attr]
     tied, untied = (FlatParameters(build(tie_embeddings=tie)).num for tie in (True, False))
     assert untied - tied == VOCABULARY * 12
 

@@ -35,6 +35,8 @@ class AWDLSTMConfig:
     num_layers: int = 3
     tie_embeddings: bool = True
     """Output matrix = embedding; the last layer then has ``embedding_size`` units."""
+    init_range: float = 0.1
+    """Embedding and output weights start uniform within it; LSTM weights within 1 / sqrt(units) of their layer."""
     dropout_embedding: float = 0.0
     dropout_input: float = 0.0
     dropout_hidden: float = 0.0
@@ -130,8 +132,8 @@ class AWDLSTM(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in itertools.pairwise(sizes))
         self.decoder = nn.Linear(sizes[-1], config.vocab_size)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
+        nn.init.uniform_(self.embedding.weight, -config.init_range, config.init_range)
+        nn.init.uniform_(self.decoder.weight, -config.init_range, config.init_range)
         nn.init.zeros_(self.decoder.bias)
         if config.tie_embeddings:
             self.decoder.weight = self.embedding.weight

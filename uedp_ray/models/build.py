@@ -64,13 +64,15 @@ def _build(config: ModelConfig, vocab_size: int, eos_id: int) -> nn.Module:
         return _pretrained(config, vocab_size)
     if config.architecture == "awd_lstm":
         shared = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings", *_DROPOUTS)
-        return AWDLSTM(AWDLSTMConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in shared}))
+        settings = {name: getattr(config, name) for name in shared}
+        return AWDLSTM(AWDLSTMConfig(vocab_size=vocab_size, init_range=config.init_range or 0.1, **settings))
     gpt2 = GPT2Config(
         vocab_size=vocab_size,
         n_positions=config.max_length,
         n_embd=config.hidden_size,
         n_layer=config.num_layers,
         n_head=config.num_heads,
+        initializer_range=config.init_range or 0.02,
         embd_pdrop=config.dropout_embedding,
         attn_pdrop=config.dropout_hidden,
         resid_pdrop=config.dropout_output,
