@@ -24,10 +24,13 @@ def command(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as raised:
+        code = 0
+        try:
             main()
+        except SystemExit as ended:
+            code = ended.code
         out, err = capsys.readouterr()
-        return raised.value.code or 0, out, err
+        return code, out, err
 
     return run
 
@@ -81,6 +84,34 @@ def test_epsilon(answer, accountant):
     assert {"epsilon", "delta", "accountant", "unit", "relation", "guarantee"} <= found.keys()
     assert (found["accountant"], found["guarantee"]) == (accountant, accountant != "published")
     assert found["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("epsilon", "--q-x", "1"), "--q-x"),
+        (("train",), "config"),
+        (("frain",), "frain"),
+        (("epsilon", "--rounds", "ten"), "--rounds"),
+        (("train", "run.yaml", "--workers", "-1"), "--workers"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(command, arguments, part):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert part in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_says_how_to_go_on(command, run_file, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("uedp_ray.training.worker.run_rounds", interrupted)
+    code, _, err = command("train", run_file, "--workers", "0", "--out", tmp_path / "run")
+    assert code == 130
+    assert "--resume" in err.splitlines()[-1]
 
 
 def test_calibrate_never_overshoots(answer):

@@ -20,11 +20,11 @@ from uedp_ray.jsontext import plain, to_json
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Language models with user-entity differential privacy: train, account, sweep.",
 )
 _err = Console(stderr=True)
+_UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
@@ -42,14 +42,15 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out hold
 def main() -> None:
     """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C."""
     try:
-        app()
-    except InputError as error:
-        _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
+            raise KeyboardInterrupt
+    except (InputError, _UsageError) as error:
+        message = error if isinstance(error, InputError) else error.format_message().replace("\n", " ")
+        _err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        _err.print(
-            "interrupted: what was released stays charged; --resume goes on from the last checkpoint", style="red"
-        )
+        message = "interrupted: what was released stays charged; --resume goes on from the last checkpoint"
+        _err.print(message, style="red", soft_wrap=True)
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         _err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)

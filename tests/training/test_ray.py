@@ -103,3 +103,18 @@ def test_what_the_user_can_mend_comes_back_as_that(fixed, in_process, tmp_path):
     state.write_text(json.dumps({**json.loads(state.read_text()), "sha256": "0" * 64}))
     with pytest.raises(InputError, match="damaged"):
         train(fixed, tmp_path / "run", workers=2, resume=True)
+
+
+def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):
+    training = {"num_rounds": 150, "checkpoint_every": 5, "device": "cpu"}
+    config, sent, handler = run_config(corpora, training=training), [], signal.getsignal(signal.SIGINT)
+
+    def interrupt(row):
+        if row["round"] >= 10 and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", workers=1, progress=interrupt)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(events(tmp_path / "run")) < 150
+    assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] >= 140

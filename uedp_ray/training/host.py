@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -129,13 +130,27 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
             ),
         )
         try:
-            trainer.fit()
+            with _interruptible():
+                trainer.fit()
         except TrainingFailedError as failure:
             reason = str(failure).strip().splitlines()[-1]
             raise RuntimeError(f"the workers failed; what was charged stays charged: {reason}") from failure
     shutil.rmtree(storage, ignore_errors=True)
     if error.exists():
         raise InputError(**json.loads(error.read_text()))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ray Train takes Ctrl-C over for good, to stop its workers, and then ends the process: here it stays an exception."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def _ray_worker(settings: dict[str, Any]) -> None:
