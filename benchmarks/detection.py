@@ -4,9 +4,9 @@
 
 Every way prepares the same buckets from scratch (no cache); Ray is started beforehand and its start is not counted,
 but each new worker's import and loading of the model is.
-Measured on 2 cores shared with other work (load 3 to 8; 3,250, 12,000 and 8,000 sentences): Ray Data over tasks 1.16,
-0.78, 1.04, so no difference beyond noise, and ``prepare`` uses the tasks for having fewer parts. One process over two
-tasks 0.58, 0.76, 0.76: with no core free, workers did not pay. Measure again on an idle machine before relying on it.
+Measured on 2 nearly idle cores, 8,000 sentences of CoNLL-2003, best of 2: Ray Data over tasks 1.23, one process over two
+tasks 1.20. On busy cores (load 3 to 8) Ray Data over tasks was 1.16, 0.78, 1.04 and one process over tasks 0.58 to 0.76.
+So ``prepare`` uses plain tasks, and one process unless more are asked for.
 """
 
 from __future__ import annotations
