@@ -25,6 +25,12 @@ def test_round_trip_through_yaml(tmp_path):
     assert set(yaml.safe_load((tmp_path / "run.yaml").read_text())) == set(to_dict(whole)), "the file is complete"
 
 
+def test_a_key_given_twice_is_refused(tmp_path):
+    (tmp_path / "run.yaml").write_text("privacy: {target_epsilon: 8}\nname: x\nprivacy: {target_epsilon: 1}\n")
+    with pytest.raises(InputError, match=r"'privacy' is given twice.*line 1"):
+        load_config(tmp_path / "run.yaml")
+
+
 def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(GOOD))
     loaded = load_config(

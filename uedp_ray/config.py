@@ -508,10 +508,21 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     return from_dict(RunConfig, set_keys(read_yaml(path), parse_overrides(overrides)))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML would keep the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        tree = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
     except (FileNotFoundError, IsADirectoryError):
         raise InputError("config", str(path), "no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
