@@ -249,3 +249,15 @@ def test_real_model(real_models: Path, part: str) -> None:
     torch.testing.assert_close(found.norms_sq(), expected.square().sum(1), rtol=1e-4, atol=1e-9)
     total = found.weighted_sum(torch.ones(4))
     assert (total - expected.sum(0)).norm() < 1e-4 * expected.sum(0).norm()
+
+
+@pytest.mark.parametrize("rounding", [module_under_test._ROUNDING, 0])
+def test_norms_of_terms_that_cancel_are_rounded_upwards(monkeypatch, rounding):
+    """Else what is left of a cancelled gradient could pass its clip by its rounding error."""
+    monkeypatch.setattr(module_under_test, "_ROUNDING", rounding)
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(300, 3, 16, generator=generator) for _ in range(3))
+    left, right = torch.cat([a, -a], 1), torch.cat([b, b + 1e-4 * c], 1)
+    found = module_under_test._Factors(torch.Size((16, 16)), left=[left], right=[right]).gram_norms_sq()
+    exact = (left.double().mT @ right.double()).flatten(1).square().sum(1)
+    assert bool((found >= exact).all()) is (rounding > 0)
