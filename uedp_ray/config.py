@@ -522,7 +522,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
     try:
-        tree = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+        tree = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data() or {}
     except (FileNotFoundError, IsADirectoryError):
         raise InputError("config", str(path), "no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
