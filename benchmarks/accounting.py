@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from dp_accounting.pld import privacy_loss_distribution
 
-from uedp_ray.privacy import accounting
+from uedp_ray.privacy import accounting, renyi
 from uedp_ray.privacy.mechanism import RoundMechanism
 
 BASE = RoundMechanism(
@@ -34,7 +34,7 @@ def seconds(what: Callable[[], float], *, cold: bool = True, repeat: int = 3) ->
     taken = []
     for _ in range(repeat):
         if cold:
-            for cache in (accounting._epsilon, accounting._one_round, accounting._holder_groups):
+            for cache in (accounting._epsilon, accounting._one_round, accounting._holder_groups, renyi._one_round):
                 cache.cache_clear()
         start = time.process_time()
         answer = what()
@@ -74,6 +74,7 @@ def main() -> None:
             "another round, K = 5, reweight",
             *seconds(lambda: accounting.epsilon(spread, rounds=next(more), delta=1e-5), cold=False),
         ),
+        ("Renyi epsilon, K = 50", *seconds(lambda: renyi.epsilon([(many, 50)], delta=1e-5))),
         ("repeated call", *seconds(lambda: accounting.epsilon(BASE, **CALL), cold=False, repeat=101)),
     ]
     ours = seconds(lambda: accounting.epsilon(one, **CALL, accountant="entity", kind="entity"))

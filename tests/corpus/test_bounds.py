@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,7 +190,7 @@ def test_more_users_than_declared_are_refused_in_every_mode(mode: str) -> None:
         apply_bounds(_incidences(GRAPH), BoundsConfig(mode=mode), 3)  # type: ignore[arg-type]
 
 
-def test_two_hundred_thousand_users_take_seconds() -> None:
+def test_two_hundred_thousand_users() -> None:
     users, each = 200_000, 5
     generator = np.random.default_rng(0)
     incidences = Incidences(
@@ -202,6 +201,7 @@ def test_two_hundred_thousand_users_take_seconds() -> None:
         entity_hash=generator.integers(0, 2**64, 100_000, np.uint64),
         sentence_words=np.full(users * each, 10, np.int32),
     )
-    started = time.perf_counter()
-    apply_bounds(incidences, BoundsConfig(holder_bound="truncate"), None)
-    assert time.perf_counter() - started < 5.0
+    bounds = BoundsConfig(entity_bound="truncate", holder_bound="truncate", max_holders=5)
+    weight = apply_bounds(incidences, bounds, None).sentence_weight
+    holders = np.bincount(incidences.entity_ids[weight > 0])  # one sentence a user and entity at most, so holders
+    assert holders.max() == 5

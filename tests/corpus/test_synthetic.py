@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import time
 from collections import Counter, defaultdict
 
 import pytest
@@ -59,11 +58,9 @@ def test_text_is_frozen() -> None:
 FROZEN = "3a0716a768a14cafab86d7277c6da566aa6d6315b2dfc5625ecfa0c4f10fcdf3"
 
 
-def test_a_million_users_are_generated_lazily() -> None:
-    start = time.perf_counter()
-    users = itertools.groupby(generate(1_000_000, seed=0), key=lambda sentence: sentence.user)
+def test_users_are_generated_lazily() -> None:
+    users = itertools.groupby(generate(10**12, seed=0), key=lambda sentence: sentence.user)
     assert len({user for user, _ in itertools.islice(users, 10)}) == 10
-    assert time.perf_counter() - start < 1.0
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -57,7 +57,7 @@ def compose(
 
     ``sensitivity`` must be the one of the accountant's unit and kind. Raises: InputError for values out of range.
     """
-    _check(accountant, kind, delta)
+    check_arguments(accountant, kind, delta)
     for _, count in parts:
         if type(count) is not int or count < 0:
             raise InputError("rounds", count, "must be an integer, 0 or more")
@@ -139,7 +139,7 @@ def pld(
     return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
 
 
-def _check(accountant: str, kind: str, delta: float) -> None:
+def check_arguments(accountant: str, kind: str, delta: float) -> None:
     if accountant not in dominating.ACCOUNTANTS:
         raise InputError("accountant", accountant, f"choose one of {', '.join(dominating.ACCOUNTANTS)}")
     if kind not in ("both", *dominating.KINDS):
@@ -197,7 +197,7 @@ def _epsilon(
     groups = {m: _holder_groups(m, accountant, kind, tail, most) for m in free}
 
     def bound(low: int, high: int, ratio: float, exact: bool) -> float:
-        intervals = _intervals(least, low, high, ratio)
+        intervals = holder_intervals(least, low, high, ratio)
         rest = [(m, c) for m, c in counts if m not in groups]
         parts = plain + [([_one_round(m, accountant, kind, tail, None)], c) for m, c in rest]
         parts += [
@@ -209,7 +209,7 @@ def _epsilon(
     queue = [(-bound(least + 1, most, 0.1, False), least + 1, most, 0.1, False)]
     while -queue[0][0] > best * (1 + _GROUPED):
         value, low, high, ratio, exact = heapq.heappop(queue)
-        intervals = _intervals(least, low, high, ratio)
+        intervals = holder_intervals(least, low, high, ratio)
         relaxed = not exact and any(group.relaxed for group in groups.values())
         if len(intervals) <= 16 and relaxed:
             children = [(low, high, ratio, True)]
@@ -238,7 +238,7 @@ def _holder_groups(mechanism: RoundMechanism, accountant: str, kind: str, tail: 
     return HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
 
 
-def _intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int, int]]:
+def holder_intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int, int]]:
     """Splits [low, high]; close to K, where holders matter most, the intervals are single numbers."""
     found = []
     while low <= high:

@@ -1,0 +1,177 @@
+"""The three rules against dp_accounting, the specification's example, and exact small mechanisms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting, renyi, selection
+from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.selection import check_rule, check_trial, default_rule, draw_trials, epsilon_of_choosing
+
+ROUND = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.02, max_holders=0, extended_clip=0.0)
+ENTITY = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=5, entity_clip=0.2)
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+
+
+def ledger(mechanism: RoundMechanism, rounds: int) -> list[dict[str, object]]:
+    event = {"kind": "round", "private": True, "mechanism": mechanism.to_dict()}
+    return [{"kind": "open", "header": {"private": True}}, *[event] * rounds]
+
+
+def test_the_example_of_the_specification():
+    assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.77, abs=0.01)
+    for law, expected in (("logarithmic", 5.66), ("geometric", 6.71)):
+        call = {"candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5}
+        assert epsilon_of_choosing("repeat_and_select", **call) == pytest.approx(expected, abs=0.005)
+    # The figure 20.5 for 32 trials composed is Renyi's; losses composed numerically are sharper.
+    assert renyi.epsilon([(ROUND, 32 * 500)], delta=1e-5) == pytest.approx(20.5, abs=0.05)
+    composed = epsilon_of_choosing("composition", ledgers=[ledger(ROUND, 500)] * 32, delta=1e-5)
+    assert composed == pytest.approx(19.11, rel=0.01)
+    assert epsilon_of_choosing("public", delta=1e-5) == 0.0
+
+
+@pytest.mark.parametrize("law", selection.LAWS)
+@pytest.mark.parametrize("mean", [1, 2.5, 32, 1000])
+def test_selected_is_the_librarys(law, mean):
+    one = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.0)), 500)
+    alone, best = RdpAccountant(renyi.ORDERS), RdpAccountant(renyi.ORDERS)
+    alone.compose(one)
+    best.compose(dp_event.RepeatAndSelectDpEvent(one, mean, SHAPES[law]))
+    np.testing.assert_allclose(selection.selected(alone.rdp, mean=mean, law=law), best.rdp, rtol=1e-7)
+    if mean == 32:
+        ours = epsilon_of_choosing("repeat_and_select", candidates=[[(ROUND, 500)]], mean=32, law=law, delta=1e-5)
+        assert ours == pytest.approx(best.get_epsilon(1e-5), rel=3e-3)
+
+
+@pytest.mark.parametrize("law", selection.LAWS)
+@pytest.mark.parametrize(("p", "q"), [(0.5, 0.4), (0.1, 0.2), (0.03, 0.01)])
+def test_best_of_coin_flips_is_within_the_bound(law, p, q):
+    """The best of K coins is heads unless all are tails, which has the probability generating function of K at 1 - p."""
+
+    def renyi_of(a: float, b: float) -> np.ndarray:
+        orders = np.array(renyi.ORDERS)
+        found = []
+        for x, y in ((a, b), (b, a)):
+            heads, tails = (orders * math.log(p) + (1 - orders) * math.log(q) for p, q in ((x, y), (1 - x, 1 - y)))
+            found.append(np.logaddexp(heads, tails) / (orders - 1))
+        return np.maximum(*found)
+
+    def all_tails(x: float, mean: float) -> float:
+        if law == "poisson":
+            return math.exp(mean * (x - 1))
+        gamma = selection._halting(mean, law)
+        return (
+            gamma * x / (1 - (1 - gamma) * x) if law == "geometric" else math.log(1 - (1 - gamma) * x) / math.log(gamma)
+        )
+
+    for mean in (1.5, 8.0, 32.0):
+        bound = selection.selected(renyi_of(p, q), mean=mean, law=law)
+        assert (renyi_of(1 - all_tails(1 - p, mean), 1 - all_tails(1 - q, mean)) <= bound).all()
+
+
+@pytest.mark.parametrize("law", selection.LAWS)
+def test_trials_are_drawn_from_the_law_that_is_charged(law):
+    mean, size = 4.0, 20_000
+    draws = np.array([draw_trials(mean=mean, law=law) for _ in range(size)])
+    gamma = None if law == "poisson" else selection._halting(mean, law)
+    first, variance = {
+        "poisson": (lambda: mean * math.exp(-mean), lambda: mean),
+        "geometric": (lambda: gamma, lambda: (1 - gamma) / gamma**2),
+        "logarithmic": (lambda: (1 - gamma) / -math.log(gamma), lambda: mean / gamma - mean**2),
+    }[law]
+    assert abs(draws.mean() - mean) < 6 * math.sqrt(variance() / size)
+    share = first()
+    assert abs((draws == 1).mean() - share) < 6 * math.sqrt(share * (1 - share) / size)
+    assert draws.min() == (0 if law == "poisson" else 1)
+    assert draws.max() > 8
+
+
+def test_nothing_is_truncated_and_mean_one_is_one_trial():
+    assert max(draw_trials(mean=32, law="logarithmic") for _ in range(3000)) > 320  # probability 1 - 1e-28
+    assert {draw_trials(mean=1, law=law) for law in ("logarithmic", "geometric") for _ in range(50)} == {1}
+    assert len({draw_trials(mean=1e6, law="geometric") for _ in range(20)}) > 15
+
+
+def test_composition_is_all_ledgers_composed():
+    other = dataclasses.replace(ENTITY, noise_multiplier=1.5)
+    ledgers = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 1)]
+    for unit in ({}, {"accountant": "user"}, {"accountant": "entity", "kind": "entity"}):
+        found = epsilon_of_choosing("composition", ledgers=iter(ledgers), delta=1e-5, **unit)
+        assert found == accounting.compose([(ENTITY, 11), (other, 4)], delta=1e-5, **unit)
+    assert epsilon_of_choosing("composition", ledgers=[*ledgers, [{"kind": "unprotected"}]], delta=1e-5) == math.inf
+    assert epsilon_of_choosing("composition", ledgers=[ledger(ENTITY, 10)], delta=1e-5) == epsilon_of_events(
+        ledger(ENTITY, 10), delta=1e-5
+    )
+
+
+def test_one_bound_for_all_candidates():
+    call = {"mean": 8, "law": "logarithmic", "delta": 1e-5}
+    quiet, loud = [(ENTITY, 20)], [(dataclasses.replace(ENTITY, noise_multiplier=1.2), 20)]
+    each = [epsilon_of_choosing("repeat_and_select", candidates=[c], **call) for c in (quiet, loud)]
+    assert each[0] < each[1]
+    assert epsilon_of_choosing("repeat_and_select", candidates=[quiet, loud], **call) == pytest.approx(each[1])
+    assert accounting.compose(loud, delta=1e-5) < each[1] < accounting.compose([(loud[0][0], 160)], delta=1e-5)
+    two_curves = [[(ENTITY, 60)], [(dataclasses.replace(ENTITY, user_sampling_prob=0.01, noise_multiplier=0.7), 20)]]
+    apart = [epsilon_of_choosing("repeat_and_select", candidates=[c], **call) for c in two_curves]
+    assert epsilon_of_choosing("repeat_and_select", candidates=two_curves, **call) > max(apart)  # curves cross
+
+
+def test_mass_that_trials_leave_out_is_charged_to_delta():
+    heavy = dataclasses.replace(ENTITY, max_holders=200)
+    bound = {"mean": 32, "delta": 1e-5, "accountant": "user-entity", "kind": "entity"}
+    rates, lost = selection.common_bound([[(heavy, 50)]], **bound)
+    assert 0 < 32 * lost <= renyi.SHARE * 1e-5
+    found = epsilon_of_choosing(
+        "repeat_and_select", candidates=[[(heavy, 50)]], mean=32, law="geometric", delta=1e-5, kind="entity"
+    )
+    assert found == renyi.to_epsilon(selection.selected(rates, mean=32, law="geometric"), 1e-5 - 32 * lost)
+
+
+def test_trials_must_stay_within_the_bound():
+    call = {"mean": 8, "delta": 1e-5}
+    candidates = [[(ENTITY, 5)], [(dataclasses.replace(ENTITY, noise_multiplier=4.0), 20)]]
+    check_trial(ledger(ENTITY, 5), candidates, **call)
+    check_trial(ledger(ENTITY, 3), candidates, **call)  # a trial that was cut short
+    with pytest.raises(InputError, match="rounds = 6"):  # one round was replayed
+        check_trial(ledger(ENTITY, 6), candidates, **call)
+    for event in ({"kind": "vocabulary"}, {"kind": "unprotected"}, {"kind": "open", "header": {"private": False}}):
+        with pytest.raises(UnsupportedEvent):
+            check_trial([event], candidates, **call)
+
+
+def test_defaults_and_refusals():
+    assert default_rule("random") == "repeat_and_select"
+    assert default_rule("random", early_stopping=True) == "composition"
+    for searcher in ("grid", "tpe", "nsga2", "gp"):
+        assert default_rule(searcher) == "composition"
+        with pytest.raises(InputError, match="use composition"):
+            check_rule("repeat_and_select", searcher=searcher)
+        for rule in ("composition", "public"):
+            check_rule(rule, searcher=searcher, early_stopping=True)
+    check_rule("repeat_and_select", searcher="random")
+    with pytest.raises(InputError, match="early stopping"):
+        check_rule("repeat_and_select", searcher="random", early_stopping=True)
+    with pytest.raises(InputError, match="searcher"):
+        default_rule("sobol")
+    with pytest.raises(InputError, match="selection"):
+        check_rule("free", searcher="random")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"mean": 0.5}, {"mean": math.nan}, {"mean": True}, {"law": "uniform"}, {"candidates": []}, {"delta": 0.0}],
+)
+def test_bad_input(fields):
+    call = {"candidates": [[(ROUND, 5)]], "mean": 2.0, "law": "geometric", "delta": 1e-5} | fields
+    with pytest.raises(InputError, match=next(iter(fields))):
+        epsilon_of_choosing("repeat_and_select", **call)
+    with pytest.raises(InputError, match="selection"):
+        epsilon_of_choosing("free", **call)

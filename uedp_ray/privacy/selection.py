@@ -1,0 +1,189 @@
+"""The price of choosing: what it costs to report the best of several private trials.
+
+    check_rule("repeat_and_select", searcher="random", early_stopping=False)
+    trials = draw_trials(mean=32, law="logarithmic")
+    epsilon_of_choosing("repeat_and_select", candidates=[[(mechanism, 500)]], mean=32, law="logarithmic", delta=1e-5)
+
+``public`` charges nothing for the choice: trials are trained and scored on public data, and the winner's training is
+charged by its own ledger. Under the other two rules the answer includes the winner's training. ``repeat_and_select``
+pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, and the number of
+trials stay secret. Scores are public functions of a trial's released model: scoring on protected data is a further event.
+Inputs are public. Reference: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from scipy import optimize
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting, dominating, renyi
+from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.renyi import Parts
+
+RULES = ("public", "repeat_and_select", "composition")
+LAWS = ("logarithmic", "geometric", "poisson")
+SEARCHERS = ("random", "grid", "tpe", "nsga2", "gp")
+
+Event = Mapping[str, Any]
+
+
+def default_rule(searcher: str, *, early_stopping: bool = False) -> str:
+    """``repeat_and_select`` where candidates are independent of results and of each other, else ``composition``."""
+    if searcher not in SEARCHERS:
+        raise InputError("searcher", searcher, f"choose one of {', '.join(SEARCHERS)}")
+    return "repeat_and_select" if searcher == "random" and not early_stopping else "composition"
+
+
+def check_rule(rule: str, *, searcher: str, early_stopping: bool = False) -> None:
+    """Raises: InputError where the searcher does not meet what the rule's theorem asks for."""
+    possible = default_rule(searcher, early_stopping=early_stopping)
+    if rule not in RULES:
+        raise InputError("selection", rule, f"choose one of {', '.join(RULES)}")
+    if rule == "repeat_and_select" and possible != rule:
+        if early_stopping:
+            why = "early stopping compares trials"
+        elif searcher == "grid":
+            why = "a grid tries each point once, and the theorem needs independent draws; searcher random may draw from one"
+        else:
+            why = f"{searcher} looks at earlier results"
+        raise InputError("selection", rule, f"{why}: use composition")
+
+
+def epsilon_of_choosing(
+    rule: str,
+    *,
+    delta: float,
+    accountant: str = "user-entity",
+    kind: str = "both",
+    ledgers: Iterable[Iterable[Event]] = (),
+    candidates: Sequence[Parts] = (),
+    mean: float = 1.0,
+    law: str = "logarithmic",
+) -> float:
+    """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, section 5.
+
+    ``composition`` takes the events of all trials' ``ledgers``, finished or not. ``repeat_and_select`` takes the
+    ``candidates`` (mechanism, rounds) and the ``mean`` and ``law`` of ``draw_trials``: every candidate that could
+    have been drawn, not only those that were. Raises: InputError for values out of range.
+    """
+    if rule == "public":
+        return 0.0
+    if rule == "composition":
+        events = itertools.chain.from_iterable(ledgers)
+        return epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
+    if rule != "repeat_and_select":
+        raise InputError("selection", rule, f"choose one of {', '.join(RULES)}")
+    accounting.check_arguments(accountant, kind, delta)
+    _check_law(mean, law)
+    found = 0.0
+    for each in dominating.KINDS if kind == "both" else (kind,):
+        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, accountant=accountant, kind=each)
+        chosen_A = selected(rates_A, mean=mean, law=law)
+        found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
+    return found
+
+
+def common_bound(
+    candidates: Sequence[Parts], *, mean: float, delta: float, accountant: str, kind: str
+) -> tuple[np.ndarray, float]:
+    """Renyi divergences at ``renyi.ORDERS`` that hold for every candidate, and the mass a trial leaves out.
+
+    Cut labels are as likely in both worlds, so given that none occurs trials are still independent, and the number of
+    them has the same law with a smaller mean. Some occur with probability at most ``mean`` times the mass of one trial.
+    """
+    if not candidates:
+        raise InputError("candidates", [], "needs at least one")
+    lost = renyi.SHARE * delta / mean
+    each = [renyi.rdp(parts, lost=lost, accountant=accountant, kind=kind) for parts in candidates]
+    return np.maximum.reduce([rates_A for rates_A, _ in each]), max(mass for _, mass in each)
+
+
+def check_trial(
+    events: Iterable[Event],
+    candidates: Sequence[Parts],
+    *,
+    mean: float,
+    delta: float,
+    accountant: str = "user-entity",
+    kind: str = "both",
+) -> None:
+    """Whether a trial's ledger, replayed rounds included, stayed within the bound common to all ``candidates``.
+
+    Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
+    """
+    parts = _rounds(events)
+    for each in dominating.KINDS if kind == "both" else (kind,):
+        bound = {"mean": mean, "delta": delta, "accountant": accountant, "kind": each}
+        rates_A, lost = common_bound(candidates, **bound)  # type: ignore[arg-type]
+        trial_A, trial_lost = common_bound([parts], **bound)  # type: ignore[arg-type]
+        if (trial_A > rates_A * (1 + 1e-9)).any() or trial_lost > lost * (1 + 1e-9):
+            rounds = sum(count for _, count in parts)
+            raise InputError("rounds", rounds, "the trial spent more than any candidate may: use composition")
+
+
+def _rounds(events: Iterable[Event]) -> list[tuple[RoundMechanism, int]]:
+    counts: dict[RoundMechanism, int] = {}
+    for event in events:
+        name = event.get("kind")
+        private = event.get("header", {}).get("private") if name == "open" else event.get("private")
+        if name not in ("open", "round") or private is not True:
+            raise UnsupportedEvent("kind", name, "repeat_and_select covers private rounds only: use composition")
+        if name == "round":
+            mechanism = RoundMechanism.from_dict(event["mechanism"])
+            counts[mechanism] = counts.get(mechanism, 0) + 1
+    return list(counts.items())
+
+
+def selected(rates_A: np.ndarray, *, mean: float, law: str) -> np.ndarray:
+    """Renyi divergences at ``renyi.ORDERS`` of the best of a random number of runs, from those of one run."""
+    _check_law(mean, law)
+    orders_A = np.array(renyi.ORDERS)
+    if law == "poisson":
+        ends = [compute_delta(renyi.ORDERS, rates_A, math.log1p(1 / (order - 1)))[0] for order in renyi.ORDERS]
+        return rates_A + mean * np.array(ends) + math.log(mean) / (orders_A - 1)
+    shape = {"logarithmic": 0.0, "geometric": 1.0}[law]
+    spread = (1 + shape) * np.min((1 - 1 / orders_A) * rates_A - math.log(_halting(mean, law)) / orders_A)
+    found_A = rates_A + math.log(mean) / (orders_A - 1) + spread
+    return np.minimum.accumulate(found_A[::-1])[::-1]  # divergences increase in the order
+
+
+def draw_trials(*, mean: float, law: str = "logarithmic") -> int:
+    """The random number of trials, from 128 bits of operating-system entropy; to be kept secret, and run to the end.
+
+    At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may say 0: then nothing is run or reported. Never
+    truncated: the logarithmic law often says 1, and sometimes many times the mean.
+    """
+    _check_law(mean, law)
+    generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+    if law == "poisson":
+        return int(generator.poisson(mean))
+    if law == "geometric":
+        return int(generator.geometric(_halting(mean, law)))
+    return int(generator.logseries(1.0 - _halting(mean, law)))
+
+
+def _halting(mean: float, law: str) -> float:
+    """gamma of the truncated negative binomial law with this mean."""
+    if law == "geometric" or mean == 1.0:
+        return 1.0 / mean
+
+    def excess(log_gamma: float) -> float:
+        return math.log(math.expm1(-log_gamma) / -log_gamma / mean)
+
+    return math.exp(optimize.brentq(excess, -2.0 * math.log(mean) - 10.0, -1e-12, xtol=1e-14, rtol=1e-14))
+
+
+def _check_law(mean: float, law: str) -> None:
+    if law not in LAWS:
+        raise InputError("law", law, f"choose one of {', '.join(LAWS)}")
+    if isinstance(mean, bool) or not isinstance(mean, int | float) or not 1.0 <= mean <= 1e6:
+        raise InputError("mean", mean, "a mean number of trials lies in [1, 1000000]")
