@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -13,42 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
+from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon, pld
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.statement import state
 
-BASE = RoundMechanism(
-    noise_multiplier=2.0,
-    user_sampling_prob=0.05,
-    entity_sampling_prob=0.5,
-    max_holders=10,
-    entity_clip=0.2,
-    extended_clip=0.0,
-)
 USERS_ONLY = {"max_holders": 0, "entity_clip": 0.0, "extended_clip": 0.0}
 CALL = {"rounds": 50, "delta": 1e-5}
-
-
-def change(mechanism: RoundMechanism = BASE, **fields: object) -> RoundMechanism:
-    return dataclasses.replace(mechanism, **fields)
 
 
 def fine_epsilon(mechanism: RoundMechanism, *, rounds: int, delta: float, accountant: str, gap: float) -> float:
     one = pld(mechanism, accountant=accountant, gap=gap)
     return one.self_compose(rounds).get_epsilon_for_delta(delta)
-
-
-# z, q_u, q_e, K, entity_clip, T, epsilon under all, under any: the specification's table.
-REFERENCE = [
-    (2.0, 0.05, 0.5, 0, 0.0, 50, 0.782, 0.782),
-    (2.0, 0.05, 0.5, 1, 0.2, 50, 0.943, 1.250),
-    (2.0, 0.05, 0.5, 10, 0.2, 50, 2.012, 3.485),
-    (1.0, 0.05, 0.5, 10, 0.1, 200, 6.904, 9.867),
-    (0.8, 0.02, 0.3, 5, 0.2, 500, 5.984, 12.338),
-    (2.0, 0.05, 0.5, 1, 2.0, 50, 7.413, 12.546),
-]
 
 
 @pytest.mark.parametrize(("z", "q_u", "q_e", "holders", "clip", "rounds", "under_all", "under_any"), REFERENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -13,23 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
+from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi
 from uedp_ray.privacy.mechanism import RoundMechanism
 
-BASE = RoundMechanism(
-    noise_multiplier=2.0,
-    user_sampling_prob=0.05,
-    entity_sampling_prob=0.5,
-    max_holders=10,
-    entity_clip=0.2,
-    extended_clip=0.0,
-)
 NOTHING_CUT = 1e-200
-
-
-def change(mechanism: RoundMechanism = BASE, **fields: object) -> RoundMechanism:
-    return dataclasses.replace(mechanism, **fields)
 
 
 def by_quadrature(mechanism: RoundMechanism, accountant: str, order: float) -> float:
@@ -112,15 +100,7 @@ def test_without_sampling_it_is_the_gaussian():
 @pytest.mark.parametrize("rule_draw", [("all", "global"), ("any", "global"), ("all", "per_user")])
 @pytest.mark.parametrize(
     ("z", "q_u", "q_e", "holders", "clip", "rounds"),
-    [
-        (2.0, 0.05, 0.5, 0, 0.0, 50),
-        (2.0, 0.05, 0.5, 1, 0.2, 50),
-        (2.0, 0.05, 0.5, 10, 0.2, 50),
-        (1.0, 0.05, 0.5, 10, 0.1, 200),
-        (0.8, 0.02, 0.3, 5, 0.2, 500),
-        (2.0, 0.05, 0.5, 1, 2.0, 50),
-        (2.0, 0.05, 0.5, 50, 0.2, 50),
-    ],
+    [*(row[:6] for row in REFERENCE), (2.0, 0.05, 0.5, 50, 0.2, 50)],
 )
 def test_above_and_close_to_the_sharper_accountant(z, q_u, q_e, holders, clip, rounds, rule_draw):
     mechanism = RoundMechanism(

@@ -34,7 +34,7 @@ SETUP = [
     ("uedp_ray.training.rundir:make_vocabulary", 1),
     ("uedp_ray.training.rundir:Vocabulary.save", 1),
     ("uedp_ray.training.rundir:_encode", 1),
-    ("uedp_ray.training.rundir:RunDir.write_json", 1),
+    ("uedp_ray.training.rundir:write_json", 1),
 ]
 ROUNDS = [
     ("uedp_ray.training.driver:RunDriver.charge", 1),

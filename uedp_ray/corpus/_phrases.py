@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from uedp_ray.corpus.records import Mention
+from uedp_ray.corpus.records import Mention, folded
 
 _WORD = re.compile(r"[\w\u0300-\u036f]+|[^\w\s]")  # combining accents belong to their word
 _END = ""  # no word is empty, so this key marks the categories of a phrase that ends here
@@ -25,13 +24,13 @@ class PhraseTrie:
         for phrase, category in phrases:
             node = self._root
             for word in _WORD.findall(phrase):
-                node = node.setdefault(_folded(word), {})
+                node = node.setdefault(folded(word), {})
             if node is not self._root:
                 node.setdefault(_END, set()).add(category)
 
     def find(self, text: str) -> Iterator[Mention]:
         """Mentions from left to right; those of different phrases do not overlap."""
-        words = [(_folded(match[0]), match.start(), match.end()) for match in _WORD.finditer(text)]
+        words = [(folded(match[0]), match.start(), match.end()) for match in _WORD.finditer(text)]
         position = 0
         while position < len(words):
             node, ahead, last = self._root, position, position
@@ -43,7 +42,3 @@ class PhraseTrie:
             for category in sorted(categories):
                 yield Mention(category, words[position][1], words[last - 1][2])
             position = max(last, position + 1)
-
-
-def _folded(word: str) -> str:
-    return unicodedata.normalize("NFC", word.lower())

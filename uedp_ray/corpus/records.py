@@ -34,4 +34,9 @@ class Sentence:
 def entity_form(text: str, mention: Mention) -> str:
     """The surface form that, with the category, identifies the entity: lower-cased, composed (NFC), whitespace
     collapsed."""
-    return " ".join(unicodedata.normalize("NFC", text[mention.start : mention.end].lower()).split())
+    return " ".join(folded(text[mention.start : mention.end]).split())
+
+
+def folded(text: str) -> str:
+    """Lower-cased and composed: what does not tell entities apart."""
+    return unicodedata.normalize("NFC", text.lower())

@@ -65,7 +65,9 @@ def _build(config: ModelConfig, vocab_size: int, eos_id: int) -> nn.Module:
     if config.architecture == "awd_lstm":
         shared = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings", *_DROPOUTS)
         settings = {name: getattr(config, name) for name in shared}
-        return AWDLSTM(AWDLSTMConfig(vocab_size=vocab_size, init_range=config.init_range or 0.1, **settings))
+        if config.init_range is not None:
+            settings["init_range"] = config.init_range
+        return AWDLSTM(AWDLSTMConfig(vocab_size=vocab_size, **settings))
     gpt2 = GPT2Config(
         vocab_size=vocab_size,
         n_positions=config.max_length,

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -58,9 +58,7 @@ def compose(
     ``sensitivity`` must be the one of the accountant's unit and kind. Raises: InputError for values out of range.
     """
     check_arguments(accountant, kind, delta)
-    for _, count in parts:
-        if type(count) is not int or count < 0:
-            raise InputError("rounds", count, "must be an integer, 0 or more")
+    check_rounds(parts)
     counts: dict[RoundMechanism, int] = {}
     for mechanism, count in parts:
         if count:
@@ -146,6 +144,12 @@ def check_arguments(accountant: str, kind: str, delta: float) -> None:
         raise InputError("kind", kind, "choose one of both, entity, extended")
     if not MIN_DELTA <= delta < 1.0:
         raise InputError("delta", delta, f"must lie in [{MIN_DELTA:g}, 1)")
+
+
+def check_rounds(parts: Iterable[tuple[RoundMechanism, int]]) -> None:
+    for _, count in parts:
+        if type(count) is not int or count < 0:
+            raise InputError("rounds", count, "must be an integer, 0 or more")
 
 
 def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
 
 
+def kinds(kind: str) -> tuple[str, ...]:
+    """What ``kind`` stands for."""
+    return KINDS if kind == "both" else (kind,)
+
+
 @dataclass(eq=False)
 class Family:
     """Pairs (N(0, z^2), sum_j p_lj N(s_lj, z^2)), one a label. All shifts are 0 or more."""

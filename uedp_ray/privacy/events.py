@@ -53,7 +53,7 @@ def epsilon_of_events(
     if not private or delta < MIN_DELTA:
         return math.inf
     found = 0.0
-    for each in dominating.KINDS if kind == "both" and vocabularies else (kind,):
+    for each in dominating.kinds(kind) if vocabularies else (kind,):
         gaussians = [(_moved(accountant, each, holders), noise) for noise, holders in vocabularies]
         if any(math.isinf(sensitivity) for sensitivity, _ in gaussians):
             return math.inf

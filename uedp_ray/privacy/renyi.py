@@ -51,7 +51,7 @@ def epsilon(parts: Parts, *, delta: float, accountant: str = "user-entity", kind
     """
     accounting.check_arguments(accountant, kind, delta)
     found = 0.0
-    for each in dominating.KINDS if kind == "both" else (kind,):
+    for each in dominating.kinds(kind):
         rates_A, lost = rdp(parts, lost=SHARE * delta, accountant=accountant, kind=each)
         found = max(found, to_epsilon(rates_A, delta - lost))
     return found
@@ -69,9 +69,7 @@ def rdp(
 
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
     """
-    for _, count in parts:
-        if type(count) is not int or count < 0:
-            raise InputError("rounds", count, "must be an integer, 0 or more")
+    accounting.check_rounds(parts)
     if not 0.0 < lost < 1.0:
         raise InputError("lost", lost, "must lie strictly between 0 and 1")
     total = max(sum(count for _, count in parts), 1)

@@ -85,7 +85,7 @@ def epsilon_of_choosing(
     accounting.check_arguments(accountant, kind, delta)
     _check_law(mean, law)
     found = 0.0
-    for each in dominating.KINDS if kind == "both" else (kind,):
+    for each in dominating.kinds(kind):
         rates_A, lost = common_bound(candidates, mean=mean, delta=delta, accountant=accountant, kind=each)
         chosen_A = selected(rates_A, mean=mean, law=law)
         found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
@@ -121,7 +121,7 @@ def check_trial(
     Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
     """
     parts = _rounds(events)
-    for each in dominating.KINDS if kind == "both" else (kind,):
+    for each in dominating.kinds(kind):
         bound = {"mean": mean, "delta": delta, "accountant": accountant, "kind": each}
         rates_A, lost = common_bound(candidates, **bound)  # type: ignore[arg-type]
         trial_A, trial_lost = common_bound([parts], **bound)  # type: ignore[arg-type]

@@ -35,14 +35,12 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.jsontext import to_json
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
-from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import Progress, pick_device, ray_session, train
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import Say, prepared_source
+from uedp_ray.training.rundir import Say, prepared_source, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +103,7 @@ def compare(
             for name in comparison.variants
         ]
     table = {"rows": rows, "out": str(out.resolve())}
-    write_atomically(out / "table.json", to_json(table).encode())
+    write_json(out / "table.json", table)
     return table
 
 

@@ -21,7 +21,7 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
 from uedp_ray.training.rounds import RoundState
-from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.rundir import RunDir, write_json
 from uedp_ray.training.statement import write_statement
 
 
@@ -140,7 +140,7 @@ class RunDriver:
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
         }
-        self.run.write_json(self.run.progress, progress)
+        write_json(self.run.progress, progress)
 
     def finish(self) -> None:
         """Writes ``privacy.md`` and, last, ``result.json``: it marks a run that is finished."""
@@ -173,4 +173,4 @@ class RunDriver:
             detectors=setup["detectors"],
             categories=setup["categories"],
         )
-        self.run.write_json(self.run.result, result)
+        write_json(self.run.result, result)

@@ -39,6 +39,11 @@ from uedp_ray.training.checkpoint import write_atomically
 Say = Callable[[str], None]
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all; see ``jsontext``."""
+    write_atomically(path, to_json(value).encode())
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Names of everything in a run directory."""
@@ -104,9 +109,6 @@ class RunDir:
 
     def load_config(self) -> RunConfig:
         return load_config(self.config)
-
-    def write_json(self, path: Path, value: Any) -> None:
-        write_atomically(path, to_json(value).encode())
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
     _encode(run, corpus, vocabulary, config)
     if evaluation_path is not None:
         _encode(run, open_corpus(evaluation_path), vocabulary, config)
-    run.write_json(
+    write_json(
         run.setup,
         {
             "corpus": str(corpus_path),
