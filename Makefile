@@ -1,5 +1,5 @@
 # Two commands do everything on a machine with Python 3.11 and make:
-#   make quickstart   own environment, install, the main job on the embedded corpus
+#   make quickstart   own environment, install, a small sweep on the embedded corpus, its report
 #   make test         the same for lint, types and tests
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 quickstart: $(VENV)/.installed
 	rm -rf $(OUT)
-	$(BIN)/uedp-ray compare sweeps/quickstart.yaml --out $(OUT)
+	$(BIN)/uedp-ray sweep sweeps/quickstart.yaml --out $(OUT)
+	$(BIN)/uedp-ray report $(OUT)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95

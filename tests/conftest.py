@@ -1,12 +1,17 @@
-"""Shared fixtures. Real corpora and models live outside the project and are looked up here, in one place."""
+"""Shared fixtures: a small corpus, a local Ray. Real corpora and models live outside the project and are looked up here."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.training.runs import NUM_USERS
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 
@@ -31,3 +36,25 @@ def real_models() -> Path:
     if not path.is_dir():
         pytest.skip(f"real models are not at {path} (set UEDP_MODELS)")
     return path
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared ``private`` (30 users) and ``held_out`` (5 users)."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for part, num_users in (("private", NUM_USERS), ("held_out", 5)):
+        source = SourceConfig(format="synthetic", num_users=num_users, part=part)
+        prepare(source, folder / part, num_shards=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """One local cluster of four CPUs for all tests of a file."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield
+        ray.shutdown()

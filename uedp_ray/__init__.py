@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from uedp_ray.errors import InputError
 
 if TYPE_CHECKING:
+    from uedp_ray.analysis.frames import load_sweep
     from uedp_ray.config import RunConfig, load_config
     from uedp_ray.privacy.accounting import calibrate, epsilon
     from uedp_ray.privacy.mechanism import RoundMechanism
+    from uedp_ray.sweep.config import load_sweep_config
+    from uedp_ray.sweep.host import sweep
     from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
     from uedp_ray.training.pretrain import pretrain
@@ -25,7 +28,10 @@ _HOMES = {
     "calibrate": "privacy.accounting",
     "compare": "training.compare",
     "epsilon": "privacy.accounting",
+    "load_sweep": "analysis.frames",
+    "load_sweep_config": "sweep.config",
     "pretrain": "training.pretrain",
+    "sweep": "sweep.host",
     "train": "training.host",
 }
 __all__ = [
@@ -36,7 +42,10 @@ __all__ = [
     "compare",
     "epsilon",
     "load_config",
+    "load_sweep",
+    "load_sweep_config",
     "pretrain",
+    "sweep",
     "train",
 ]
 

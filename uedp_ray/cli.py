@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 
 from uedp_ray.config import SourceConfig, from_dict, load_config
+from uedp_ray.console import (
+    emit,
+    err,
+    on_round,
+    on_step,
+    print_comparison,
+    print_sweep,
+    progress_line,
+    say,
+    sweep_screen,
+)
 from uedp_ray.errors import InputError
-from uedp_ray.jsontext import plain, to_json
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Language models with user-entity differential privacy: train, account, sweep.",
 )
-_err = Console(stderr=True)
 _UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-Show = Callable[[int, int | None, str], None]
-"""show(done, total, text)"""
 _NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
@@ -46,14 +48,15 @@ def main() -> None:
             raise KeyboardInterrupt
     except (InputError, _UsageError) as error:
         message = error if isinstance(error, InputError) else error.format_message().replace("\n", " ")
-        _err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        message = "interrupted: what was released stays charged; --resume goes on from the last checkpoint"
-        _err.print(message, style="red", soft_wrap=True)
+        again = [*sys.argv[1:], *([] if "--resume" in sys.argv else ["--resume"])]
+        message = f"interrupted: what was released stays charged. To go on: uedp-ray {shlex.join(again)}"
+        err.print(message, style="red", soft_wrap=True)
         sys.exit(130)
     except (OSError, RuntimeError) as error:
-        _err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
+        err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 
@@ -117,7 +120,7 @@ def epsilon(
             sensitive_fraction=sensitive_fraction,
             max_order=max_order,
         )
-    _emit(answer, as_json)
+    emit(answer, as_json)
 
 
 @app.command()
@@ -146,7 +149,7 @@ def calibrate(
     answer = calibrated(
         mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=delta, accountant=accountant, kind=kind
     )
-    _emit(answer, as_json)
+    emit(answer, as_json)
 
 
 @app.command()
@@ -177,7 +180,7 @@ def prepare(
             "seed": seed,
         },
     )
-    with _progress_line() as show:
+    with progress_line() as show:
         statistics = run(
             settings,
             out,
@@ -186,7 +189,7 @@ def prepare(
                 done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
             ),
         )
-    _emit(statistics, as_json)
+    emit(statistics, as_json)
 
 
 @app.command()
@@ -200,9 +203,9 @@ def pretrain(
     from uedp_ray.training.pretrain import pretrain as run
 
     loaded = load_config(config, settings)
-    with _progress_line() as show:
-        answer = run(loaded, out or Path("runs") / f"{loaded.name}-pretrained", progress=_pretraining(show))
-    _emit(answer, as_json)
+    with progress_line() as show:
+        answer = run(loaded, out or Path("runs") / f"{loaded.name}-pretrained", progress=on_step(show))
+    emit(answer, as_json)
 
 
 @app.command()
@@ -218,16 +221,16 @@ def train(
     from uedp_ray.training.host import train as run
 
     loaded = load_config(config, settings)
-    with _progress_line() as show:
+    with progress_line() as show:
         answer = run(
             loaded,
             out or Path("runs") / loaded.name,
             workers=workers,
             resume=resume,
-            say=_say,
-            progress=_rounds(show),
+            say=say,
+            progress=on_round(show),
         )
-    _emit(answer, as_json)
+    emit(answer, as_json)
 
 
 @app.command()
@@ -244,20 +247,64 @@ def compare(
     from uedp_ray.training.compare import compare as run
 
     loaded = Comparison.load(config, settings)
-    with _progress_line() as show:
+    with progress_line() as show:
         answer = run(
             loaded,
             out or Path("runs") / loaded.base.name,
             workers=workers,
             resume=resume,
-            say=_say,
-            progress=_rounds(show),
-            pretrain_progress=_pretraining(show),
+            say=say,
+            progress=on_round(show),
+            pretrain_progress=on_step(show),
         )
     if as_json:
-        _emit(answer, as_json)
+        emit(answer, as_json)
     else:
-        _print_comparison(answer)
+        print_comparison(answer)
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="Sweep file (YAML).")],
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials to train; overrides search.trials.")] = None,
+    settings: Set = _NONE,
+    address: Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, or this machine.")] = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """The best model under a privacy budget, and what finding it cost."""
+    from uedp_ray.sweep.config import load_sweep_config
+    from uedp_ray.sweep.host import sweep as run
+
+    loaded = load_sweep_config(config, [*settings, *([f"search.trials={trials}"] if trials else [])])
+    with sweep_screen() as (show, show_status):
+        answer = run(
+            loaded,
+            out or Path("runs") / loaded.base.name,
+            address=address,
+            resume=resume,
+            say=say,
+            show=show_status,
+            progress=on_round(show),
+            pretrain_progress=on_step(show),
+        )
+    if as_json:
+        emit(answer, as_json)
+    else:
+        print_sweep(answer)
+
+
+@app.command()
+def report(
+    sweeps: Annotated[list[Path], typer.Argument(help="Sweep directories.")],
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML page on one or several sweeps, and its figures."""
+    from uedp_ray.analysis.report import report as run
+
+    emit({"html": str(run(sweeps, out))}, as_json)
 
 
 @app.command()
@@ -270,7 +317,7 @@ def predict(
     """The most likely next words after a text."""
     from uedp_ray.training.predict import predict as predict_next
 
-    _emit({"predictions": predict_next(run, text, top=top)}, as_json)
+    emit({"predictions": predict_next(run, text, top=top)}, as_json)
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:
@@ -289,80 +336,4 @@ def _mechanism(flags: dict[str, Any]) -> Any:
         extended_clip=flags["entity_clip"] if extended is None else extended,
         holder_bound=flags["holder_bound"],
         max_users=flags["max_users"],
-    )
-
-
-def _say(message: str) -> None:
-    _err.print(message, style="dim")
-
-
-@contextmanager
-def _progress_line() -> Iterator[Show]:
-    """Yields show(done, total, text): a live bar on a terminal, elsewhere a line at every fifth of the way."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=_err, disable=not _err.is_terminal, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        printed = [(0, "")]
-
-        def show(done: int, total: int | None, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text)
-            fifth = (done * 5 // total if total else 0, text.split()[0])
-            if bar.disable and fifth != printed[0] and fifth[0]:
-                printed[0] = fifth
-                _err.print(text, markup=False, highlight=False)
-
-        yield show
-
-
-def _rounds(show: Show) -> Callable[[dict[str, Any]], None]:
-    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
-
-    from uedp_ray.privacy.statement import show_epsilon
-
-    def show_round(row: dict[str, Any]) -> None:
-        spent = row["epsilon"]
-        parts = [
-            f"round {row['round']}/{row['num_rounds']}",
-            f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if spent is None else f"ε {show_epsilon(spent)}",
-            "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
-            f"{row['seconds_left']:.0f} s left",
-        ]
-        show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
-
-    return show_round
-
-
-def _pretraining(show: Show) -> Callable[[int, int, float], None]:
-    return lambda step, steps, loss: show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
-
-
-def _emit(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(to_json(answer))
-        return
-    for key, value in plain(answer).items():
-        value = "no guarantee" if key == "epsilon" and value is None else value
-        typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
-
-
-def _print_comparison(answer: dict[str, Any]) -> None:
-    from uedp_ray.privacy.statement import show_epsilon
-
-    table = Table(title="Held-out perplexity, and ε paid for it")
-    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
-        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
-    for row in answer["rows"]:
-        epsilon_by = row["epsilon"]
-        table.add_row(
-            row["name"],
-            f"{row['perplexity']:.1f}",
-            *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
-        )
-    Console().print(table)
-    typer.echo(
-        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, "
-        "zero-out neighbours, Poisson sampling; "
-        "each row is one run, not a choice among runs.\n"
-        f"Run directories: {answer['out']}"
     )

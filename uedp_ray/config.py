@@ -35,7 +35,8 @@ Protect = Literal["user-entity", "user", "entity"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
-def _choice(name: str, value: object, annotation: Any) -> None:
+def choice(name: str, value: object, annotation: Any) -> None:
+    """Raises: InputError unless ``value`` is one of a ``Literal``."""
     options = typing.get_args(annotation)
     if value not in options:
         raise InputError(name, value, f"choose one of {', '.join(map(str, options))}")
@@ -56,14 +57,16 @@ def _seed(name: str, value: int | None) -> None:
         raise InputError(name, value, "must be 0 or more and below 2**63")
 
 
-def _positive(name: str, value: float | None, *, optional: bool = False) -> None:
+def positive(name: str, value: float | None, *, optional: bool = False) -> None:
+    """Raises: InputError unless ``value`` is finite and above 0."""
     if optional and value is None:
         return
     if value is None or not math.isfinite(value) or value <= 0:
         raise InputError(name, value, "must be a finite number above 0")
 
 
-def _at_least(name: str, value: int | None, low: int, *, optional: bool = False) -> None:
+def at_least(name: str, value: int | None, low: int, *, optional: bool = False) -> None:
+    """Raises: InputError if ``value`` is below ``low``."""
     if optional and value is None:
         return
     if value is None or value < low:
@@ -89,10 +92,10 @@ class SourceConfig:
     """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
 
     def __post_init__(self) -> None:
-        _choice("format", self.format, SourceFormat)
+        choice("format", self.format, SourceFormat)
         if self.format != "synthetic" and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
-        _at_least("num_users", self.num_users, 1)
+        at_least("num_users", self.num_users, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +113,9 @@ class CorpusConfig:
     """Why evaluating is safe: public text, or users declared to be outside the protected set."""
 
     def __post_init__(self) -> None:
-        _at_least("corpus.declared_num_users", self.declared_num_users, 1, optional=True)
-        _at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
-        _choice("corpus.evaluation_basis", self.evaluation_basis, Literal["public", "held_out_users"])
+        at_least("corpus.declared_num_users", self.declared_num_users, 1, optional=True)
+        at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
+        choice("corpus.evaluation_basis", self.evaluation_basis, Literal["public", "held_out_users"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +141,15 @@ class VocabularyConfig:
     """``noisy-threshold``: word slots one user contributes."""
 
     def __post_init__(self) -> None:
-        _choice("vocabulary.kind", self.kind, Literal["tokenizer", "public-words", "noisy-threshold"])
+        choice("vocabulary.kind", self.kind, Literal["tokenizer", "public-words", "noisy-threshold"])
         if self.kind == "tokenizer" and not self.path:
             raise InputError("vocabulary.path", self.path, "name a tokenizer folder, file or hub id")
         if self.kind == "noisy-threshold":
-            _positive("vocabulary.noise_multiplier", self.noise_multiplier)
-            _positive("vocabulary.threshold_delta", self.threshold_delta)
-        _at_least("vocabulary.max_size", self.max_size, 4)
-        _at_least("vocabulary.min_count", self.min_count, 1)
-        _at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
+            positive("vocabulary.noise_multiplier", self.noise_multiplier)
+            positive("vocabulary.threshold_delta", self.threshold_delta)
+        at_least("vocabulary.max_size", self.max_size, 4)
+        at_least("vocabulary.min_count", self.min_count, 1)
+        at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +169,12 @@ class BoundsConfig:
     """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H)."""
 
     def __post_init__(self) -> None:
-        _choice("bounds.mode", self.mode, Literal["declared", "enforced", "none"])
-        _choice("bounds.entity_bound", self.entity_bound, SurplusRule)
-        _choice("bounds.holder_bound", self.holder_bound, SurplusRule)
-        _at_least("bounds.max_sentences_per_user", self.max_sentences_per_user, 1, optional=True)
-        _at_least("bounds.max_sentences_per_entity", self.max_sentences_per_entity, 1)
-        _at_least("bounds.max_holders", self.max_holders, 1)
+        choice("bounds.mode", self.mode, Literal["declared", "enforced", "none"])
+        choice("bounds.entity_bound", self.entity_bound, SurplusRule)
+        choice("bounds.holder_bound", self.holder_bound, SurplusRule)
+        at_least("bounds.max_sentences_per_user", self.max_sentences_per_user, 1, optional=True)
+        at_least("bounds.max_sentences_per_entity", self.max_sentences_per_entity, 1)
+        at_least("bounds.max_holders", self.max_holders, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,21 +213,21 @@ class PrivacyConfig:
     """Fixes sampling and noise so that runs can be compared. Every output is then labelled not private."""
 
     def __post_init__(self) -> None:
-        _choice("privacy.protect", self.protect, Protect)
-        _choice("privacy.noise", self.noise, Literal["calibrated", "published", "none"])
-        _choice("privacy.published_cohort", self.published_cohort, Literal["expected", "all"])
-        _choice("privacy.selection_rule", self.selection_rule, SelectionRule)
-        _choice("privacy.entity_draw", self.entity_draw, EntityDraw)
-        _choice("privacy.estimator", self.estimator, Literal["f_e_plus", "f_e"])
-        _choice("privacy.normalizer", self.normalizer, Literal["public", "published"])
+        choice("privacy.protect", self.protect, Protect)
+        choice("privacy.noise", self.noise, Literal["calibrated", "published", "none"])
+        choice("privacy.published_cohort", self.published_cohort, Literal["expected", "all"])
+        choice("privacy.selection_rule", self.selection_rule, SelectionRule)
+        choice("privacy.entity_draw", self.entity_draw, EntityDraw)
+        choice("privacy.estimator", self.estimator, Literal["f_e_plus", "f_e"])
+        choice("privacy.normalizer", self.normalizer, Literal["public", "published"])
         for name in ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob"):
             _probability(f"privacy.{name}", getattr(self, name))
-        _positive("privacy.l2_clip_norm", self.l2_clip_norm)
-        _positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
-        _positive("privacy.target_epsilon", self.target_epsilon, optional=True)
-        _positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
-        _at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
-        _at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
+        positive("privacy.l2_clip_norm", self.l2_clip_norm)
+        positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
+        positive("privacy.target_epsilon", self.target_epsilon, optional=True)
+        positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
+        at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
+        at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
         _seed("privacy.test_noise_seed", self.test_noise_seed)
         if not 0.0 < self.delta < 1.0:
             raise InputError("privacy.delta", self.delta, "must lie strictly between 0 and 1")
@@ -284,8 +287,8 @@ class ModelConfig:
     """Checkpoint folder written by ``pretrain``."""
 
     def __post_init__(self) -> None:
-        _choice("model.architecture", self.architecture, Literal["gpt2", "awd_lstm", "pretrained"])
-        _choice("model.trainable", self.trainable, TrainablePart)
+        choice("model.architecture", self.architecture, Literal["gpt2", "awd_lstm", "pretrained"])
+        choice("model.trainable", self.trainable, TrainablePart)
         if self.architecture == "pretrained" and not self.path:
             raise InputError("model.path", self.path, "name a model folder or hub id")
         for name in (
@@ -296,8 +299,8 @@ class ModelConfig:
             "embedding_size",
             "lora_rank",
         ):
-            _at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
-        _positive("model.init_range", self.init_range, optional=True)
+            at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
+        positive("model.init_range", self.init_range, optional=True)
         for name in ("embedding", "input", "hidden", "weight", "output"):
             _probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
         if self.architecture == "gpt2" and self.hidden_size % self.num_heads:
@@ -335,11 +338,11 @@ class TrainingConfig:
     """Initial parameters and dropout. Public; sampling and noise have their own, private keys."""
 
     def __post_init__(self) -> None:
-        _choice("training.local_update", self.local_update, Literal["gradient", "local_sgd"])
-        _choice("training.server_optimizer", self.server_optimizer, Literal["sgd", "momentum", "adam"])
-        _choice("training.server_schedule", self.server_schedule, Literal["constant", "linear"])
-        _choice("training.device", self.device, Literal["auto", "cpu", "cuda"])
-        _choice("training.precision", self.precision, Literal["float32", "bf16"])
+        choice("training.local_update", self.local_update, Literal["gradient", "local_sgd"])
+        choice("training.server_optimizer", self.server_optimizer, Literal["sgd", "momentum", "adam"])
+        choice("training.server_schedule", self.server_schedule, Literal["constant", "linear"])
+        choice("training.device", self.device, Literal["auto", "cpu", "cuda"])
+        choice("training.precision", self.precision, Literal["float32", "bf16"])
         for name in (
             "num_rounds",
             "local_epochs",
@@ -349,10 +352,10 @@ class TrainingConfig:
             "num_workers",
             "batch_tokens",
         ):
-            _at_least(f"training.{name}", getattr(self, name), 1)
-        _positive("training.local_learning_rate", self.local_learning_rate)
-        _positive("training.server_learning_rate", self.server_learning_rate)
-        _positive("training.adam_epsilon", self.adam_epsilon)
+            at_least(f"training.{name}", getattr(self, name), 1)
+        positive("training.local_learning_rate", self.local_learning_rate)
+        positive("training.server_learning_rate", self.server_learning_rate)
+        positive("training.adam_epsilon", self.adam_epsilon)
         _seed("training.seed", self.seed)
         _below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:
@@ -371,10 +374,10 @@ class PretrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("pretrain.num_steps", self.num_steps, 0)
-        _at_least("pretrain.batch_size", self.batch_size, 1)
-        _at_least("pretrain.max_words", self.max_words, 1, optional=True)
-        _positive("pretrain.learning_rate", self.learning_rate)
+        at_least("pretrain.num_steps", self.num_steps, 0)
+        at_least("pretrain.batch_size", self.batch_size, 1)
+        at_least("pretrain.max_words", self.max_words, 1, optional=True)
+        positive("pretrain.learning_rate", self.learning_rate)
         _seed("pretrain.seed", self.seed)
 
 
@@ -491,6 +494,8 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
         if args[-1] is not Ellipsis and len(value) != len(args):
             raise InputError(where, value, f"expected {len(args)} values")
         return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping and not isinstance(value, Mapping):
+        raise InputError(where, value, "expected a mapping of keys")
     if annotation is float:  # YAML 1.1 reads 1e-5 as a string
         if isinstance(value, bool):
             raise InputError(where, value, "expected a number")

@@ -237,11 +237,9 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
         mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, accountant=privacy.protect
     )
     if config.vocabulary.kind == "noisy-threshold":
-        vocabulary = {"kind": "vocabulary", **vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))}
 
         def fits(z: float) -> bool:
-            event = {"kind": "round", "mechanism": mechanism.to_dict() | {"noise_multiplier": z}, "private": True}
-            events = [vocabulary, *[event] * rounds]
+            events = planned_events(config, z)
             return epsilon_of_events(events, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
 
         low, high = z, 2 * z
@@ -258,6 +256,16 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
             low, high = (low, middle) if fits(middle) else (middle, high)
         z = high
     return dataclasses.replace(mechanism, noise_multiplier=z)
+
+
+def planned_events(config: RunConfig, noise_multiplier: float) -> list[dict[str, Any]]:
+    """What the ledger of a run with calibrated noise will hold if nothing goes wrong. Public: no text is read."""
+    event = {"kind": "round", "mechanism": _mechanism(config, noise_multiplier).to_dict(), "private": True}
+    events = [event] * config.training.num_rounds
+    if config.vocabulary.kind == "noisy-threshold":
+        fields = vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
+        return [{"kind": "vocabulary", **fields}, *events]
+    return events
 
 
 def vocabulary_holders(config: RunConfig) -> int:

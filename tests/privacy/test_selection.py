@@ -14,11 +14,21 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi, selection
 from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.privacy.selection import check_rule, check_trial, default_rule, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.privacy.selection import (
+    check_rule,
+    check_trial,
+    default_rule,
+    draw_trials,
+    epsilon_of_choosing,
+    is_adaptive,
+)
 
 ROUND = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.02, max_holders=0, extended_clip=0.0)
 ENTITY = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=5, entity_clip=0.2)
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+RANDOM = {"searcher": "random", "early_stopping": False}
+GRID = {"searcher": "grid", "early_stopping": False}
 
 
 def ledger(mechanism: RoundMechanism, rounds: int) -> list[dict[str, object]]:
@@ -29,13 +39,18 @@ def ledger(mechanism: RoundMechanism, rounds: int) -> list[dict[str, object]]:
 def test_the_example_of_the_specification():
     assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.77, abs=0.01)
     for law, expected in (("logarithmic", 5.66), ("geometric", 6.71)):
-        call = {"candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5}
+        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5}
         assert epsilon_of_choosing("repeat_and_select", **call) == pytest.approx(expected, abs=0.005)
     # The figure 20.5 for 32 trials composed is Renyi's; losses composed numerically are sharper.
     assert renyi.epsilon([(ROUND, 32 * 500)], delta=1e-5) == pytest.approx(20.5, abs=0.05)
-    composed = epsilon_of_choosing("composition", ledgers=[ledger(ROUND, 500)] * 32, delta=1e-5)
+    trials = [ledger(ROUND, 500)] * 32
+    composed = epsilon_of_choosing("composition", **GRID, planned=trials, ledgers=trials, delta=1e-5)
     assert composed == pytest.approx(19.11, rel=0.01)
-    assert epsilon_of_choosing("public", delta=1e-5) == 0.0
+    odometer = Odometer(planned=((ROUND, 500),), runs=32, delta=1e-5)
+    adaptive = {"searcher": "tpe", "early_stopping": False, "odometer": odometer, "delta": 1e-5}
+    assert epsilon_of_choosing("composition", **adaptive, ledgers=trials) == pytest.approx(20.91, abs=0.01)
+    assert epsilon_of_choosing("composition", **adaptive, ledgers=trials[:16]) == pytest.approx(14.11, abs=0.01)
+    assert epsilon_of_choosing("public", **GRID, delta=1e-5) == 0.0
 
 
 @pytest.mark.parametrize("law", selection.LAWS)
@@ -47,7 +62,8 @@ def test_selected_is_the_librarys(law, mean):
     best.compose(dp_event.RepeatAndSelectDpEvent(one, mean, SHAPES[law]))
     np.testing.assert_allclose(selection.selected(alone.rdp, mean=mean, law=law), best.rdp, rtol=1e-7)
     if mean == 32:
-        ours = epsilon_of_choosing("repeat_and_select", candidates=[[(ROUND, 500)]], mean=32, law=law, delta=1e-5)
+        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law}
+        ours = epsilon_of_choosing("repeat_and_select", **call, delta=1e-5)
         assert ours == pytest.approx(best.get_epsilon(1e-5), rel=3e-3)
 
 
@@ -100,20 +116,57 @@ def test_nothing_is_truncated_and_mean_one_is_one_trial():
     assert len({draw_trials(mean=1e6, law="geometric") for _ in range(20)}) > 15
 
 
-def test_composition_is_all_ledgers_composed():
+def test_a_fixed_search_is_charged_to_its_planned_end():
     other = dataclasses.replace(ENTITY, noise_multiplier=1.5)
-    ledgers = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 1)]
+    planned = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 10)]
+    whole = [(ENTITY, 20), (other, 4)]
     for unit in ({}, {"accountant": "user"}, {"accountant": "entity", "kind": "entity"}):
-        found = epsilon_of_choosing("composition", ledgers=iter(ledgers), delta=1e-5, **unit)
-        assert found == accounting.compose([(ENTITY, 11), (other, 4)], delta=1e-5, **unit)
-    assert epsilon_of_choosing("composition", ledgers=[*ledgers, [{"kind": "unprotected"}]], delta=1e-5) == math.inf
-    assert epsilon_of_choosing("composition", ledgers=[ledger(ENTITY, 10)], delta=1e-5) == epsilon_of_events(
-        ledger(ENTITY, 10), delta=1e-5
-    )
+        call = {**GRID, "delta": 1e-5, "planned": planned, **unit}
+        for ledgers in (
+            planned,
+            [ledger(ENTITY, 10), ledger(other, 1), []],
+        ):  # stopped: whether results said so is unknown
+            assert epsilon_of_choosing("composition", ledgers=ledgers, **call) == accounting.compose(
+                whole, delta=1e-5, **unit
+            )
+        replayed = [ledger(ENTITY, 12), ledger(other, 4), ledger(ENTITY, 9)]
+        assert epsilon_of_choosing("composition", ledgers=replayed, **call) == accounting.compose(
+            [(ENTITY, 22), (other, 4)], delta=1e-5, **unit
+        )
+    call = {**GRID, "delta": 1e-5, "planned": planned}
+    exposed = [*planned[:2], [*planned[2], {"kind": "unprotected"}]]
+    assert epsilon_of_choosing("composition", ledgers=exposed, **call) == math.inf
+    words = {"kind": "vocabulary", "noise_multiplier": 20.0, "max_holders": 5, "threshold_delta": 1e-6}
+    one = [{**GRID, "delta": 1e-5, "planned": [[words, *planned[0]]], "ledgers": [each]} for each in ([], [words])]
+    assert {epsilon_of_choosing("composition", **call) for call in one} == {
+        epsilon_of_events([words, *planned[0]], delta=1e-5)
+    }
+    for ledgers in ((), planned[:2], [*planned, []]):
+        with pytest.raises(InputError, match="ledgers"):
+            epsilon_of_choosing("composition", ledgers=ledgers, **call)
+
+
+@pytest.mark.parametrize("search", [{"searcher": name, "early_stopping": False} for name in ("tpe", "nsga2", "gp")])
+def test_an_adaptive_search_is_charged_by_an_odometer_only(search):
+    ledgers = [ledger(ENTITY, 10), ledger(dataclasses.replace(ENTITY, noise_multiplier=1.5), 4)]
+    odometer = Odometer(planned=((ENTITY, 10),), runs=2, delta=1e-5)
+    for adaptive in (search, {**RANDOM, "early_stopping": True}, {**GRID, "early_stopping": True}):
+        call = {"ledgers": ledgers, "planned": ledgers, "delta": 1e-5, **adaptive}
+        with pytest.raises(InputError, match="odometer"):
+            epsilon_of_choosing("composition", **call)
+        assert epsilon_of_choosing("composition", odometer=odometer, **call) == odometer.epsilon(ledgers)
+        for fields in ({"delta": 1e-6}, {"accountant": "user"}, {"kind": "entity"}):
+            with pytest.raises(InputError, match="odometer"):
+                epsilon_of_choosing("composition", odometer=odometer, **{**call, **fields})
+        for name in ("searcher", "early_stopping"):
+            with pytest.raises(TypeError, match=name):
+                epsilon_of_choosing("composition", **{key: call[key] for key in call if key != name})
+        with pytest.raises(InputError, match="use composition"):
+            epsilon_of_choosing("repeat_and_select", candidates=[[(ENTITY, 10)]], mean=2, **call)
 
 
 def test_one_bound_for_all_candidates():
-    call = {"mean": 8, "law": "logarithmic", "delta": 1e-5}
+    call = {**RANDOM, "mean": 8, "law": "logarithmic", "delta": 1e-5}
     quiet, loud = [(ENTITY, 20)], [(dataclasses.replace(ENTITY, noise_multiplier=1.2), 20)]
     each = [epsilon_of_choosing("repeat_and_select", candidates=[c], **call) for c in (quiet, loud)]
     assert each[0] < each[1]
@@ -129,9 +182,8 @@ def test_mass_that_trials_leave_out_is_charged_to_delta():
     bound = {"mean": 32, "delta": 1e-5, "accountant": "user-entity", "kind": "entity"}
     rates, lost = selection.common_bound([[(heavy, 50)]], **bound)
     assert 0 < 32 * lost <= renyi.SHARE * 1e-5
-    found = epsilon_of_choosing(
-        "repeat_and_select", candidates=[[(heavy, 50)]], mean=32, law="geometric", delta=1e-5, kind="entity"
-    )
+    call = {**RANDOM, "candidates": [[(heavy, 50)]], "mean": 32, "law": "geometric"}
+    found = epsilon_of_choosing("repeat_and_select", **call, delta=1e-5, kind="entity")
     assert found == renyi.to_epsilon(selection.selected(rates, mean=32, law="geometric"), 1e-5 - 32 * lost)
 
 
@@ -148,21 +200,26 @@ def test_trials_must_stay_within_the_bound():
 
 
 def test_defaults_and_refusals():
-    assert default_rule("random") == "repeat_and_select"
+    assert default_rule(**RANDOM) == "repeat_and_select"
     assert default_rule("random", early_stopping=True) == "composition"
+    assert not is_adaptive(**RANDOM)
+    assert not is_adaptive(**GRID)
+    for searcher in selection.SEARCHERS:
+        assert is_adaptive(searcher, early_stopping=True)
     for searcher in ("grid", "tpe", "nsga2", "gp"):
-        assert default_rule(searcher) == "composition"
+        assert is_adaptive(searcher, early_stopping=False) == (searcher != "grid")
+        assert default_rule(searcher, early_stopping=False) == "composition"
         with pytest.raises(InputError, match="use composition"):
-            check_rule("repeat_and_select", searcher=searcher)
+            check_rule("repeat_and_select", searcher=searcher, early_stopping=False)
         for rule in ("composition", "public"):
             check_rule(rule, searcher=searcher, early_stopping=True)
-    check_rule("repeat_and_select", searcher="random")
+    check_rule("repeat_and_select", **RANDOM)
     with pytest.raises(InputError, match="early stopping"):
         check_rule("repeat_and_select", searcher="random", early_stopping=True)
     with pytest.raises(InputError, match="searcher"):
-        default_rule("sobol")
+        default_rule("sobol", early_stopping=True)
     with pytest.raises(InputError, match="selection"):
-        check_rule("free", searcher="random")
+        check_rule("free", **RANDOM)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +227,7 @@ def test_defaults_and_refusals():
     [{"mean": 0.5}, {"mean": math.nan}, {"mean": True}, {"law": "uniform"}, {"candidates": []}, {"delta": 0.0}],
 )
 def test_bad_input(fields):
-    call = {"candidates": [[(ROUND, 5)]], "mean": 2.0, "law": "geometric", "delta": 1e-5} | fields
+    call = {**RANDOM, "candidates": [[(ROUND, 5)]], "mean": 2.0, "law": "geometric", "delta": 1e-5} | fields
     with pytest.raises(InputError, match=next(iter(fields))):
         epsilon_of_choosing("repeat_and_select", **call)
     with pytest.raises(InputError, match="selection"):

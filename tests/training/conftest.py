@@ -1,4 +1,4 @@
-"""One small corpus, one pre-trained model and one finished private run for all tests of training."""
+"""One pre-trained model and one finished private run for all tests of training."""
 
 from __future__ import annotations
 
@@ -8,21 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.training.runs import NUM_USERS, run_config
-from uedp_ray.config import SourceConfig
-from uedp_ray.corpus.prepare import prepare
+from tests.training.runs import run_config
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
-
-
-@pytest.fixture(scope="session")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared ``private`` (30 users) and ``held_out`` (5 users)."""
-    folder = tmp_path_factory.mktemp("corpora")
-    for part, num_users in (("private", NUM_USERS), ("held_out", 5)):
-        source = SourceConfig(format="synthetic", num_users=num_users, part=part)
-        prepare(source, folder / part, num_shards=2)
-    return folder
 
 
 @dataclass(frozen=True)

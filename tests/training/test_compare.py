@@ -10,8 +10,7 @@ import yaml
 
 from tests.training.runs import run_tree
 from uedp_ray.errors import InputError
-from uedp_ray.training import compare as module
-from uedp_ray.training import worker
+from uedp_ray.training import groundwork, worker
 from uedp_ray.training.compare import Comparison, compare
 
 VARIANTS = {
@@ -67,7 +66,7 @@ def test_every_variant_starts_from_the_one_public_model(done):
 
 def test_resuming_repeats_no_finished_variant(comparison, done, monkeypatch):
     out, table = done
-    monkeypatch.setattr(module, "pretrain", lambda *_, **__: pytest.fail("pre-trained again"))
+    monkeypatch.setattr(groundwork, "pretrain", lambda *_, **__: pytest.fail("pre-trained again"))
     monkeypatch.setattr(worker, "run_rounds", lambda *_, **__: pytest.fail("rounds run again"))
     assert compare(comparison, out, workers=0, resume=True) == table
     with pytest.raises(InputError, match="--resume"):

@@ -18,19 +18,7 @@ from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.host import train
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """One local cluster for all tests of this file."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="warning")
-        yield
-        ray.shutdown()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 @pytest.fixture(scope="module")

@@ -63,9 +63,14 @@ def to_epsilon(rates_A: np.ndarray, delta: float) -> float:
 
 
 def rdp(
-    parts: Parts, *, lost: float, accountant: str = "user-entity", kind: str = "entity"
+    parts: Parts,
+    *,
+    lost: float,
+    accountant: str = "user-entity",
+    kind: str = "entity",
+    orders: tuple[float, ...] = ORDERS,
 ) -> tuple[np.ndarray, float]:
-    """Renyi divergences at ``ORDERS``, larger direction, and the mass they leave out: about ``lost``, to be taken off delta.
+    """Renyi divergences at ``orders``, larger direction, and the mass they leave out: about ``lost``, to be taken off delta.
 
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
     """
@@ -74,25 +79,27 @@ def rdp(
         raise InputError("lost", lost, "must lie strictly between 0 and 1")
     total = max(sum(count for _, count in parts), 1)
     tail = 2.0 ** math.floor(math.log2(lost / total) - 1)  # a power of 2 lets counts share rounds
-    rates_A, cut = np.zeros(len(ORDERS)), 0.0
+    rates_A, cut = np.zeros(len(orders)), 0.0
     for mechanism, count in parts:
         if count:
-            one_A, cut_one = _one_round(mechanism, accountant, kind, tail)
+            one_A, cut_one = _one_round(mechanism, accountant, kind, tail, orders)
             rates_A, cut = rates_A + count * one_A, cut + count * cut_one
     return rates_A, cut
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_round(mechanism: RoundMechanism, accountant: str, kind: str, tail: float) -> tuple[np.ndarray, float]:
+def _one_round(
+    mechanism: RoundMechanism, accountant: str, kind: str, tail: float, orders: tuple[float, ...]
+) -> tuple[np.ndarray, float]:
     if dominating.entity_part(mechanism, accountant, kind)[0] == dominating.UNBOUNDED:
-        return np.full(len(ORDERS), math.inf), 0.0
+        return np.full(len(orders), math.inf), 0.0
     if not dominating.depends_on_holders(mechanism, accountant, kind):
-        return of_profile(dominating.one_round(mechanism, accountant, kind, tail=tail), ORDERS)
+        return of_profile(dominating.one_round(mechanism, accountant, kind, tail=tail), orders)
     least, most = mechanism.max_holders or 0, mechanism.max_users or 0
     # Every H lies in an interval, whose pair dominates it: the pointwise maximum holds for every H.
     intervals = [(least, least), *accounting.holder_intervals(least, least + 1, most, _WIDTH)]
     groups = HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
-    return of_profile(groups.profiles(intervals)[0], ORDERS)
+    return of_profile(groups.profiles(intervals)[0], orders)
 
 
 def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, float]:
@@ -101,15 +108,16 @@ def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, f
     weights_RL = profile.weights_RL * kept_L
     kept_R = weights_RL.sum(1, keepdims=True)
     with np.errstate(divide="ignore"):
-        log_weights_RL = np.log(weights_RL / kept_R)
         log_p_LJ = np.log(profile.family.probs_LJ / kept_L[:, None])
     u_LJ = profile.family.shifts_LJ / profile.family.noise_multiplier
-    used = np.isfinite(log_weights_RL).any(0)
+    used = weights_RL.any(0)
+    weights_RL = (weights_RL / kept_R)[:, used]
     rates = []
     for order in orders:
         log_moment_L = np.maximum(*(_log_moments(u_LJ[used], log_p_LJ[used], order, side) for side in (0, 1)))
-        log_moment_R = special.logsumexp(log_weights_RL[:, used] + log_moment_L, axis=1)
-        rates.append(max(float(log_moment_R.max()), 0.0) / (order - 1.0))
+        top = log_moment_L.max()  # is in the largest sum with a weight far above what underflows
+        log_moment = top + math.log((weights_RL @ np.exp(log_moment_L - top)).max())
+        rates.append(max(log_moment, 0.0) / (order - 1.0))
     return np.array(rates), float(profile.cut_R.max())
 
 

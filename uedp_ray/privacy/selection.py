@@ -1,21 +1,22 @@
 """The price of choosing: what it costs to report the best of several private trials.
 
-    check_rule("repeat_and_select", searcher="random", early_stopping=False)
+    search = {"searcher": "random", "early_stopping": False}
     trials = draw_trials(mean=32, law="logarithmic")
-    epsilon_of_choosing("repeat_and_select", candidates=[[(mechanism, 500)]], mean=32, law="logarithmic", delta=1e-5)
+    epsilon_of_choosing("repeat_and_select", **search, candidates=[[(mechanism, 500)]], mean=32, delta=1e-5)
 
 ``public`` charges nothing for the choice: trials are trained and scored on public data, and the winner's training is
 charged by its own ledger. Under the other two rules the answer includes the winner's training. ``repeat_and_select``
-pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, and the number of
-trials stay secret. Scores are public functions of a trial's released model: scoring on protected data is a further event.
-Inputs are public. Reference: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6).
+pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of
+trials and which of them won stay secret. ``composition`` pays for everything that any trial released. Scores are public
+functions of a trial's released model: scoring on protected data is a further event. Inputs are public.
+Reference: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6); for adaptive searches see ``odometer``.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,9 @@ from scipy import optimize
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating, renyi
-from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, Vocabulary, charges, epsilon_of_charges
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
 RULES = ("public", "repeat_and_select", "composition")
@@ -36,14 +38,20 @@ SEARCHERS = ("random", "grid", "tpe", "nsga2", "gp")
 Event = Mapping[str, Any]
 
 
-def default_rule(searcher: str, *, early_stopping: bool = False) -> str:
-    """``repeat_and_select`` where candidates are independent of results and of each other, else ``composition``."""
+def is_adaptive(searcher: str, *, early_stopping: bool) -> bool:
+    """Whether results decide what is trained next, or for how long."""
     if searcher not in SEARCHERS:
         raise InputError("searcher", searcher, f"choose one of {', '.join(SEARCHERS)}")
-    return "repeat_and_select" if searcher == "random" and not early_stopping else "composition"
+    return early_stopping or searcher not in ("random", "grid")
 
 
-def check_rule(rule: str, *, searcher: str, early_stopping: bool = False) -> None:
+def default_rule(searcher: str, *, early_stopping: bool) -> str:
+    """``repeat_and_select`` where candidates are independent of results and of each other, else ``composition``."""
+    adaptive = is_adaptive(searcher, early_stopping=early_stopping)
+    return "repeat_and_select" if searcher == "random" and not adaptive else "composition"
+
+
+def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
     """Raises: InputError where the searcher does not meet what the rule's theorem asks for."""
     possible = default_rule(searcher, early_stopping=early_stopping)
     if rule not in RULES:
@@ -61,28 +69,45 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool = False) -> Non
 def epsilon_of_choosing(
     rule: str,
     *,
+    searcher: str,
+    early_stopping: bool,
     delta: float,
     accountant: str = "user-entity",
     kind: str = "both",
-    ledgers: Iterable[Iterable[Event]] = (),
+    ledgers: Sequence[Iterable[Event]] = (),
+    planned: Sequence[Iterable[Event]] = (),
+    odometer: Odometer | None = None,
     candidates: Sequence[Parts] = (),
     mean: float = 1.0,
     law: str = "logarithmic",
 ) -> float:
     """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, section 5.
 
-    ``composition`` takes the events of all trials' ``ledgers``, finished or not. ``repeat_and_select`` takes the
-    ``candidates`` (mechanism, rounds) and the ``mean`` and ``law`` of ``draw_trials``: every candidate that could
-    have been drawn, not only those that were. Raises: InputError for values out of range.
+    Args:
+      ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, and
+        none for a run that never began, in an order that was fixed before runs began.
+      planned: ``composition`` of a search that is not adaptive: for each ledger the events of its whole run, all fixed
+        before the first one began.
+      odometer: ``composition`` of an adaptive search: what was fixed before its first run.
+      candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
+      mean, law: ``repeat_and_select``: of ``draw_trials``.
+
+    Raises: InputError for values out of range, and where the searcher does not allow the rule.
     """
+    check_rule(rule, searcher=searcher, early_stopping=early_stopping)
+    accounting.check_arguments(accountant, kind, delta)
     if rule == "public":
         return 0.0
     if rule == "composition":
-        events = itertools.chain.from_iterable(ledgers)
-        return epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
-    if rule != "repeat_and_select":
-        raise InputError("selection", rule, f"choose one of {', '.join(RULES)}")
-    accounting.check_arguments(accountant, kind, delta)
+        if not is_adaptive(searcher, early_stopping=early_stopping):
+            charged = _whole(planned, ledgers)
+            return epsilon_of_charges(charged, delta=delta, accountant=accountant, kind=kind)
+        if odometer is None:
+            raise InputError("odometer", None, "an adaptive search needs one that was fixed before its first run")
+        if (odometer.delta, odometer.accountant, odometer.kind) != (delta, accountant, kind):
+            stated = f"{odometer.delta:g}, {odometer.accountant}, {odometer.kind}"
+            raise InputError("odometer", stated, f"was asked for {delta:g}, {accountant}, {kind}: use its own")
+        return odometer.epsilon(ledgers)
     _check_law(mean, law)
     found = 0.0
     for each in dominating.kinds(kind):
@@ -90,6 +115,21 @@ def epsilon_of_choosing(
         chosen_A = selected(rates_A, mean=mean, law=law)
         found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
     return found
+
+
+def _whole(planned: Sequence[Iterable[Event]], ledgers: Sequence[Iterable[Event]]) -> Charges:
+    """What is charged when every run is charged to its planned end, and beyond it what its ledger says.
+
+    Runs that were not begun, or broke off, are charged in full: whether they went on may have depended on results.
+    """
+    if len(planned) != len(ledgers):
+        raise InputError("ledgers", len(ledgers), f"needs one for each of {len(planned)} planned runs")
+    rounds, vocabularies, private = Counter[RoundMechanism](), Counter[Vocabulary](), True
+    for whole, ledger in zip(map(charges, planned), map(charges, ledgers), strict=True):
+        rounds += Counter(whole.rounds) | Counter(ledger.rounds)  # the larger count of each
+        vocabularies += Counter(whole.vocabularies) | Counter(ledger.vocabularies)
+        private &= whole.private and ledger.private
+    return Charges(list(rounds.elements()), list(vocabularies.elements()), private)
 
 
 def common_bound(

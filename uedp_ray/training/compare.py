@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.config import (
     RunConfig,
-    SourceConfig,
     dump_config,
     from_dict,
     load_config,
@@ -31,16 +28,10 @@ from uedp_ray.config import (
     read_yaml,
     set_keys,
 )
-from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.tokens import encode_texts
-from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.errors import InputError, within
-from uedp_ray.models.build import build_model
-from uedp_ray.models.task import NextWord
-from uedp_ray.training.evaluate import perplexity
-from uedp_ray.training.host import Progress, pick_device, ray_session, train
-from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import Say, prepared_source, write_json
+from uedp_ray.errors import InputError
+from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
+from uedp_ray.training.host import Progress, ray_session, train
+from uedp_ray.training.rundir import Say, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +68,7 @@ def compare(
     resume: bool = False,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
-    pretrain_progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+    pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
 
@@ -86,16 +77,12 @@ def compare(
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
     _same_base(comparison.base, out / "base.yaml")
-    config = _prepare_corpora(comparison.base, out, say)
-    public = out / "pretrained"
-    if not (public / "model" / "tokenizer.json").exists():
-        say("pre-training on public text")
-        shutil.rmtree(public, ignore_errors=True)
-        pretrain(config, public, progress=pretrain_progress)
-    untrained = config
-    warm_start = str((public / "model").resolve())
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=warm_start))
-    rows = [_public_row("untrained", untrained, warm_start), _public_row("public-only", config, warm_start)]
+    say("preparing the corpora")
+    untrained = prepare_corpora(comparison.base, out / "corpora")
+    say("pre-training on public text")
+    config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
+    start = config.model.warm_start
+    rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
     num_workers = config.training.num_workers if workers is None else workers
     with ray_session(num_workers) if num_workers else nullcontext():
         rows += [
@@ -136,46 +123,6 @@ def _train_variant(
 
 
 _RESULT_KEYS = ("perplexity", "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")
-
-
-def _prepare_corpora(config: RunConfig, out: Path, say: Say) -> RunConfig:
-    corpus = config.corpus
-    if corpus.evaluation is None:
-        raise InputError("corpus.evaluation", None, "a comparison needs text to compare on")
-    say("preparing the corpora")
-    with within("corpus.source"):
-        private = prepared_source(corpus.source, out / "corpora" / "private")
-    with within("corpus.evaluation"):
-        held_out = prepared_source(corpus.evaluation, out / "corpora" / "evaluation")
-    corpus = dataclasses.replace(
-        corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
-    )
-    return dataclasses.replace(config, corpus=corpus)
-
-
-def _public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
-    """Perplexity of a model that never saw the private corpus: its epsilon is 0 whatever the unit."""
-    vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
-    model = build_model(
-        config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
-    ).to(device)
-    assert config.corpus.evaluation is not None
-    corpus = open_corpus(config.corpus.evaluation.path)
-    texts = [text for _, user_texts in corpus.texts() for text in user_texts]
-    sentences = encode_texts(texts, vocabulary, config.model.max_length)
-    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
-    zero = dict.fromkeys(("user-entity", "user", "entity"), 0.0)
-    return {
-        "name": name,
-        "perplexity": perplexity(model, task, sentences, device=device),
-        "epsilon": zero,
-        "delta": config.privacy.delta,
-        "unit": config.privacy.protect,
-        "noise_multiplier": None,
-        "rounds": 0,
-        "private": True,
-        "run_dir": config.model.warm_start or None,
-    }
 
 
 def _slug(name: str) -> str:

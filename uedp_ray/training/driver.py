@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
@@ -23,6 +25,9 @@ from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpo
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import RunDir, write_json
 from uedp_ray.training.statement import write_statement
+
+Observe = Callable[[dict[str, Any]], None]
+"""Told a row of ``rounds.parquet``: round, perplexity, noise_std, epsilon_UNIT."""
 
 
 @dataclass
@@ -35,6 +40,7 @@ class RunDriver:
     weights: Weights | None
     evaluate: Callable[[], float | None]
     """Held-out perplexity of the current parameters."""
+    observe: Observe = lambda row: None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,9 +101,19 @@ class RunDriver:
         last = state.next_round == self._training.num_rounds or self._left == 0
         if last or state.next_round % self._training.evaluate_every == 0:
             self._record()
+        self._refuse_divergence()
         if last or state.next_round % self._training.checkpoint_every == 0:
             self._save()
         self._tell()
+
+    def _refuse_divergence(self) -> None:
+        """Raises: InputError rather than spend the budget on a model that is none."""
+        perplexity = self.rows[-1]["perplexity"]
+        finite = perplexity is None or math.isfinite(perplexity)
+        if not (finite and torch.isfinite(self.state.parameters).all()):
+            found = f"not finite after round {self.state.next_round}"
+            remedy = f"training diverged, parameters or perplexity are {found}: lower it"
+            raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
 
     def _record(self) -> None:
         self.rows.append(
@@ -108,6 +124,7 @@ class RunDriver:
                 **{f"epsilon_{name}": value for name, value in self.spent().items()},
             }
         )
+        self.observe(self.rows[-1])
 
     def spent(self) -> dict[str, float]:
         return epsilons(self.plan, self._ledger.events)

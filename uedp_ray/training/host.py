@@ -24,6 +24,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.training.driver import Observe
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import RunDir, Say, prepare_run
 from uedp_ray.training.worker import run_worker
@@ -36,9 +37,12 @@ def train(
     out: Path,
     *,
     workers: int | None = None,
+    cpus_per_worker: int | None = None,
     resume: bool = False,
+    tokens: Path | None = None,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
+    observe: Observe = lambda row: None,
 ) -> dict[str, Any]:
     """Trains one model and returns ``result.json``.
 
@@ -46,22 +50,26 @@ def train(
       config: the run.
       out: the run directory; must be new unless ``resume``.
       workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
+      cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
       resume: continue the run in ``out``.
+      tokens: a folder of tokenised text that several runs share.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
+      observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
 
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
-    run = prepare_run(config, out, resume=resume, say=say)
+    run = prepare_run(config, out, resume=resume, tokens=tokens, say=say)
     if run.result.exists():  # nothing is left to do
         return json.loads(run.result.read_text())
     num_workers = config.training.num_workers if workers is None else workers
     with _watch(run, progress):
         if num_workers == 0:
-            run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=pick_device(config))
+            device = pick_device(config)
+            run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
         else:
             say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
-            _train_on_ray(run, config, num_workers)
+            _train_on_ray(run, config, num_workers, cpus_per_worker)
     run.progress.unlink(missing_ok=True)
     return json.loads(run.result.read_text())
 
@@ -75,20 +83,20 @@ def pick_device(config: RunConfig) -> torch.device:
 
 
 @contextmanager
-def ray_session(num_workers: int) -> Iterator[None]:
-    """Connects to ``RAY_ADDRESS``, or starts Ray on this machine; a session that is open already is used and left open."""
+def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
+    """Connects to ``address`` (none: ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open."""
     import ray
 
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS")
     ray.init(
         address=address or "local",
         num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
         include_dashboard=None if address else False,
         log_to_driver=False,
-        logging_level="warning",
+        logging_level="error",
     )
     try:
         yield
@@ -96,7 +104,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
+def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_worker: int | None) -> None:
     import ray
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
@@ -111,7 +119,7 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int) -> None:
         if config.training.device == "cuda" and not has_gpus:
             raise InputError("training.device", "cuda", f"the cluster has no GPU for each of {num_workers} workers")
         # A worker's threads follow its CPUs, so an idle core is a core wasted.
-        cpus = max(1, int(resources.get("CPU", 1)) // num_workers)
+        cpus = cpus_per_worker or max(1, int(resources.get("CPU", 1)) // num_workers)
         trainer = TorchTrainer(
             _ray_worker,
             train_loop_config={"root": str(run.root)},

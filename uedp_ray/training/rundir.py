@@ -100,6 +100,11 @@ class RunDir:
         return self.private / "setup.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the driver while it runs."""
+        return self.private / "driver.lock"
+
+    @property
     def sentence_weight(self) -> Path:
         return self.private / "sentence_weight.npy"
 
@@ -134,22 +139,27 @@ class Prepared:
             config=config,
             plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
             corpus=corpus,
-            tokens=_encode(run, corpus, vocabulary, config),
+            tokens=_encode(setup["tokens"], corpus, vocabulary, config),
             sentence_weight=np.load(run.sentence_weight, mmap_mode="r"),
-            evaluation=None if evaluation is None else _encode(run, open_corpus(evaluation), vocabulary, config),
+            evaluation=None
+            if evaluation is None
+            else _encode(setup["tokens"], open_corpus(evaluation), vocabulary, config),
             vocabulary=vocabulary,
         )
 
 
-def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda message: None) -> RunDir:
+def prepare_run(
+    config: RunConfig, out: Path, *, resume: bool, tokens: Path | None = None, say: Say = lambda message: None
+) -> RunDir:
     """Makes ``out`` a run directory that workers can open.
 
+    ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
-    run, config = RunDir(out.resolve()), _with_absolute_paths(config)
+    run, config = RunDir(out.resolve()), with_absolute_paths(config)
     _refuse_private_start(config)
     _claim(run, config, resume)
-    _private_folder(run.private)
+    private_folder(run.private)
     _write_config(config, run)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
@@ -181,15 +191,17 @@ def prepare_run(config: RunConfig, out: Path, *, resume: bool, say: Say = lambda
         make_vocabulary(config, corpus, bounded.sentence_weight, ledger).save(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
-    _encode(run, corpus, vocabulary, config)
+    tokens = (tokens or run.tokens).resolve()
+    _encode(tokens, corpus, vocabulary, config)
     if evaluation_path is not None:
-        _encode(run, open_corpus(evaluation_path), vocabulary, config)
+        _encode(tokens, open_corpus(evaluation_path), vocabulary, config)
     write_json(
         run.setup,
         {
             "corpus": str(corpus_path),
             "corpus_digest": corpus.digest,
             "evaluation": None if evaluation_path is None else str(evaluation_path),
+            "tokens": str(tokens),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": corpus.detectors,
             "categories": corpus.categories,
@@ -254,17 +266,25 @@ def _refuse_own_text(corpus: Corpus, evaluation: Corpus, basis: str) -> None:
         raise InputError("path", evaluation.path.name, f"{found}: the private corpus cannot evaluate its own model")
 
 
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
+def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Ray workers run in folders of their own: what exists here is named from the root; hub names stay as they are."""
 
     def absolute(path: str) -> str:
         return str(Path(path).resolve()) if path and Path(path).exists() else path
 
-    model, vocabulary = config.model, config.vocabulary
+    def found(source: SourceConfig) -> SourceConfig:
+        return dataclasses.replace(source, path=absolute(source.path))
+
+    corpus, model, vocabulary, pretrain = config.corpus, config.model, config.vocabulary, config.pretrain
+    evaluation = None if corpus.evaluation is None else found(corpus.evaluation)
     return dataclasses.replace(
         config,
+        corpus=dataclasses.replace(corpus, source=found(corpus.source), evaluation=evaluation),
         model=dataclasses.replace(model, path=absolute(model.path), warm_start=absolute(model.warm_start)),
-        vocabulary=dataclasses.replace(vocabulary, path=absolute(vocabulary.path)),
+        vocabulary=dataclasses.replace(
+            vocabulary, path=absolute(vocabulary.path), public_text=tuple(map(found, vocabulary.public_text))
+        ),
+        pretrain=dataclasses.replace(pretrain, text=tuple(map(found, pretrain.text))),
     )
 
 
@@ -331,8 +351,8 @@ def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str
         yield [text for i, text in enumerate(texts) if sentence_weight[first + i] == 1.0]
 
 
-def _encode(run: RunDir, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
-    return encode_corpus(corpus, vocabulary, run.tokens, max_length=config.model.max_length)
+def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
+    return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
 
 
 def _write_config(config: RunConfig, run: RunDir) -> None:
@@ -341,7 +361,8 @@ def _write_config(config: RunConfig, run: RunDir) -> None:
     os.replace(temporary, run.config)
 
 
-def _private_folder(path: Path) -> None:
+def private_folder(path: Path) -> None:
+    """Makes a folder that only its owner may read."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
 

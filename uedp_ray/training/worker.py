@@ -7,11 +7,13 @@ clipped sums over its own users.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 
 from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
@@ -19,12 +21,15 @@ from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.checkpoint import write_atomically
-from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.locks import locked
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
 from uedp_ray.training.rundir import Prepared, RunDir, sampling_key
+
+_LOCK_WAIT = 60.0
 
 
 def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.Module:
@@ -33,8 +38,26 @@ def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.M
     return select_trainable(model, config.model, seed=config.training.seed)
 
 
-def run_worker(run: RunDir, *, rank: int, num_workers: int, reducer: Reducer, device: torch.device) -> None:
-    """Runs the remaining rounds of ``run`` as worker ``rank`` and, on the driver, writes its results."""
+def run_worker(
+    run: RunDir,
+    *,
+    rank: int,
+    num_workers: int,
+    reducer: Reducer,
+    device: torch.device,
+    observe: Observe = lambda row: None,
+) -> None:
+    """Runs the remaining rounds of ``run`` as worker ``rank`` and, on the driver, writes its results.
+
+    ``observe`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
+    """
+    # What a killed driver left running ends within seconds; two drivers would charge each other's rounds.
+    busy = InputError("--out", str(run.root), "another process is training this run: stop one of the two")
+    with locked(run.lock, wait=_LOCK_WAIT, busy=busy) if reducer.is_driver else nullcontext():
+        _run(run, rank, num_workers, reducer, device, observe)
+
+
+def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: torch.device, observe: Observe) -> None:
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
@@ -71,7 +94,7 @@ def run_worker(run: RunDir, *, rank: int, num_workers: int, reducer: Reducer, de
                 return None
             return perplexity(model, task, sentences, device=device, batch_tokens=config.training.batch_tokens)
 
-        driver = RunDriver(run, plan, state, weights, evaluate)
+        driver = RunDriver(run, plan, state, weights, evaluate, observe)
         driver.resume()
     _share_state(state, reducer)
     run_rounds(

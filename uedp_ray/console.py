@@ -1,0 +1,193 @@
+"""What commands show: progress on standard error, answers on standard output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from uedp_ray.jsontext import plain, to_json
+from uedp_ray.privacy.statement import show_epsilon
+
+err = Console(stderr=True)
+
+Show = Callable[[int, int | None, str], None]
+"""show(done, total, text)"""
+
+
+def say(message: str) -> None:
+    err.print(message, style="dim")
+
+
+@contextmanager
+def progress_line() -> Iterator[Show]:
+    """Yields show(done, total, text): a live bar on a terminal, elsewhere a line at every fifth of the way."""
+    bar = _bar()
+    with bar if err.is_terminal else nullcontext():
+        yield _shown_on(bar)
+
+
+@contextmanager
+def sweep_screen() -> Iterator[tuple[Show, Callable[[dict[str, Any]], None]]]:
+    """Yields a progress line, and show(status) for a sweep: a live table on a terminal, elsewhere a line as trials end."""
+    bar, ended = _bar(), [0]
+    with Live(bar, console=err, transient=True) if err.is_terminal else nullcontext() as live:
+
+        def show_status(status: dict[str, Any]) -> None:
+            if live is not None:
+                live.update(Group(_status_table(status), bar))
+            elif ended[0] != (count := status["asked"] - status["running"]):
+                ended[0] = count
+                err.print(_status_line(status), markup=False, highlight=False, soft_wrap=True)
+
+        yield _shown_on(bar), show_status
+
+
+def _bar() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=err, transient=True)
+
+
+def _shown_on(bar: Progress) -> Show:
+    task = bar.add_task("starting", total=None)
+    printed = [(0, "")]
+
+    def show(done: int, total: int | None, text: str) -> None:
+        bar.update(task, completed=done, total=total, description=text)
+        fifth = (done * 5 // total if total else 0, text.split()[0])
+        if not err.is_terminal and fifth != printed[0] and fifth[0]:
+            printed[0] = fifth
+            err.print(text, markup=False, highlight=False)
+
+    return show
+
+
+def _status_table(status: dict[str, Any]) -> Table:
+    table = Table(title=f"{status['done'] + status['stopped'] + status['failed']} of {status['wanted']} trials")
+    for name in (*_STATES, "best so far", "perplexity", "ε"):
+        table.add_column(name, justify="right")
+    best = status["best"]
+    cells = ("-", "-", "-") if best is None else _best_cells(best)
+    table.add_row(*(str(status[state]) for state in _STATES), *cells)
+    return table
+
+
+def _status_line(status: dict[str, Any]) -> str:
+    best = status["best"]
+    counts = ", ".join(f"{status[state]} {state}" for state in _STATES if status[state])
+    if best is None:
+        return f"trials: {counts} of {status['wanted']}"
+    trial, perplexity, epsilon = _best_cells(best)
+    return f"trials: {counts} of {status['wanted']}; best so far {trial}: perplexity {perplexity}, ε {epsilon}"
+
+
+_STATES = ("done", "running", "stopped", "failed", "refused")
+
+
+def _best_cells(best: dict[str, Any]) -> tuple[str, str, str]:
+    return best["trial"], f"{best['perplexity']:.1f}", show_epsilon(best["epsilon"], "∞")
+
+
+def on_round(show: Show) -> Callable[[dict[str, Any]], None]:
+    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
+
+    def show_round(row: dict[str, Any]) -> None:
+        spent = row["epsilon"]
+        parts = [
+            f"round {row['round']}/{row['num_rounds']}",
+            f"{row['rounds_per_second']:.2f} rounds/s",
+            "no guarantee" if spent is None else f"ε {show_epsilon(spent)}",
+            "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
+            f"{row['seconds_left']:.0f} s left",
+        ]
+        show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
+
+    return show_round
+
+
+def on_step(show: Show) -> Callable[[int, int, float], None]:
+    return lambda step, steps, loss: show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
+
+
+def emit(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(to_json(answer))
+        return
+    for key, value in plain(answer).items():
+        value = "no guarantee" if key == "epsilon" and value is None else value
+        typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+
+
+def print_comparison(answer: dict[str, Any]) -> None:
+    table = Table(title="Held-out perplexity, and ε paid for it")
+    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
+    for row in answer["rows"]:
+        epsilon_by = row["epsilon"]
+        table.add_row(
+            row["name"],
+            f"{row['perplexity']:.1f}",
+            *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
+        )
+    Console().print(table)
+    typer.echo(
+        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, "
+        "zero-out neighbours, Poisson sampling; "
+        "each row is one run, not a choice among runs.\n"
+        f"Run directories: {answer['out']}"
+    )
+
+
+def print_sweep(answer: dict[str, Any]) -> None:
+    """The best trials, the lines to compare with, and what the choice cost."""
+    best, unit = answer["best"], answer["selection"]["unit"]
+    table = Table(title="Held-out perplexity, and ε of each run alone")
+    searched = list(best["params"]) if best else []
+    for name in ("trial", "perplexity", f"ε {unit}"):
+        table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
+    for key in searched:
+        table.add_column(key.split(".")[-1].replace("_", " "), justify="right", overflow="fold")
+    for row in sorted(answer["references"], key=lambda row: -row["perplexity"]):
+        table.add_row(row["name"], f"{row['perplexity']:.1f}", show_epsilon(row["epsilon"], "∞"))
+    done = sorted((row for row in answer["trials"] if row["state"] == "done"), key=lambda row: row["perplexity"])
+    for row in done[:_SHOWN]:
+        spread = "" if row["perplexity_std"] is None else f" ± {row['perplexity_std']:.1f}"
+        tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
+        cells = (f"{row['perplexity']:.1f}{spread}{tied}", show_epsilon(row["epsilon"], "∞"))
+        table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
+    Console().print(table)
+    counts = answer["counts"]
+    ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    lines = [f"Trials: {ends}; the best {min(len(done), _SHOWN)} are shown."]
+    if best is None:
+        lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
+    else:
+        lines.append(_told_apart(best))
+        total = show_epsilon(best["epsilon_with_choice"], "∞")
+        lines.append(f"Best: trial {best['trial']}, perplexity {best['perplexity']:.1f}, in {best['run_dir']}")
+        lines.append(f"ε of this run alone {show_epsilon(best['epsilon'][unit], '∞')}; with the choice {total}.")
+    lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
+    lines.append(f"May be published: {answer['selection']['releasable']}.")
+    lines.append(f"uedp-ray report {answer['sweep_dir']}")
+    typer.echo("\n".join(lines))
+
+
+_SHOWN = 10
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _told_apart(best: dict[str, Any]) -> str:
+    if best["tied"] is None:
+        return "One seed a trial: whether trials differ by more than chance was not tested."
+    if not best["tied"]:
+        return "Every other trial differs from the best by more than chance (Welch's t-test, 5 %)."
+    return f"Not to be told apart from the best (=, Welch's t-test, 5 %): {', '.join(best['tied'])}."

@@ -1,0 +1,175 @@
+"""The price of an adaptive search: epsilon of runs whose parameters and number depend on what earlier rounds released.
+
+    odometer = Odometer(planned=((mechanism, 500),), runs=32, delta=1e-5)   # before the first run
+    odometer.epsilon(ledgers)                                               # of all runs so far, finished or not
+
+Losses of rounds that were chosen beforehand may be composed when all is over. Where results decide what runs next, or
+when to stop, they may not: that sum understates what was lost. An odometer fixes beforehand how it will convert Renyi
+divergences: one weight for each order. The plan only says where weights are large: a wrong one costs some epsilon and
+no truth. docs/accounting.md has theorem and proof. Inputs are public.
+References: Rogers, Roth, Ullman, Vadhan, arXiv 1605.08294 (odometers); Feldman, Zrnic, arXiv 2008.11193, and Lecuyer,
+arXiv 2103.01379 (adaptive Renyi composition); Canonne, Kamath, Steinke, arXiv 2004.00010, Prop. 12 (conversion).
+"""
+# Shape legend: A = orders.
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting, dominating, renyi
+from uedp_ray.privacy.events import charges
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+ORDERS = renyi.ORDERS[::3]
+"""With a mixture of them, all orders were seen to gain less than 2 %."""
+_ORDERS_A = np.array(ORDERS)
+_SLOPES_A = _ORDERS_A - 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odometer:
+    """To be fixed before the first round of a search; after it, only ``epsilon`` may look at results.
+
+    Raises: InputError for values out of range.
+    """
+
+    planned: tuple[tuple[RoundMechanism, int], ...]
+    """(mechanism, rounds) of a typical run."""
+    runs: int
+    """How many runs are planned: trials times seeds."""
+    delta: float
+    accountant: str = "user-entity"
+    kind: str = "both"
+    threshold_delta: float = 0.0
+    """Of delta, put aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
+
+    def __post_init__(self) -> None:
+        accounting.check_arguments(self.accountant, self.kind, self.delta)
+        accounting.check_rounds(self.planned)
+        if self._rounds == 0:
+            raise InputError("planned", [], "needs at least one round")
+        if type(self.runs) is not int or self.runs < 1:
+            raise InputError("runs", self.runs, "must be an integer, 1 or more")
+        if not self.threshold_delta >= 0.0 or self._loss_delta <= 0.0:
+            raise InputError("threshold_delta", self.threshold_delta, "must be 0 or more, and leave a part of delta")
+
+    @property
+    def _rounds(self) -> int:
+        return sum(count for _, count in self.planned)
+
+    @property
+    def _cut_delta(self) -> float:
+        """Put aside for cut labels."""
+        return renyi.SHARE * self.delta
+
+    @property
+    def _loss_delta(self) -> float:
+        return self.delta - self._cut_delta - self.threshold_delta
+
+    def epsilon(self, ledgers: Sequence[Iterable[Mapping[str, Any]]]) -> float:
+        """epsilon at ``delta`` of everything that the ``ledgers`` charge together; infinity if any of it was not private.
+
+        Args:
+          ledgers: events of each run, finished or not, at a position that was fixed before the run began, such as its
+            number; no events for a run that never began.
+
+        Guarantees: with this function of the releases called E, P(M(D) in A and E <= x) <= exp(x) P(M(D') in A) + delta
+        for every x and A, and the same exchanged, however runs are chosen and whenever the search is stopped. Never falls
+        as rounds are added. Infinity if vocabularies take more than ``threshold_delta``.
+        Raises: UnsupportedEvent, InputError for events that cannot be read.
+        """
+        found = [charges(events) for events in ledgers]
+        vocabularies = [vocabulary for run in found for vocabulary in run.vocabularies]
+        thresholds = math.fsum(vocabulary.threshold_delta for vocabulary in vocabularies)
+        if not all(run.private for run in found) or thresholds > self.threshold_delta:
+            return math.inf
+        parts = Counter(
+            (mechanism, self._limit(number, index))
+            for number, run in enumerate(found)
+            for index, mechanism in enumerate(run.rounds)
+        )
+        largest = 0.0
+        for kind in dominating.kinds(self.kind):
+            rates_A = self._rates(parts, kind)
+            for vocabulary in vocabularies:
+                sensitivity = vocabulary.sensitivity(self.accountant, kind)
+                rates_A = rates_A + _ORDERS_A * sensitivity**2 / (2 * vocabulary.noise_multiplier**2)
+            largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
+        return largest
+
+    def _limit(self, number: int, index: int) -> float:
+        """The label mass that a run's round may cut. It looks at nothing but the two positions, and all sum to _cut_delta.
+
+        2^a runs of 2^b rounds, in units of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
+        """
+        a = (number // self.runs + 1).bit_length() - 1
+        b = (index // self._rounds + 1).bit_length() - 1
+        return self._cut_delta / (self.runs * self._rounds) * 4.0 ** -(a + b + 1)
+
+    def _rates(self, parts: Mapping[tuple[RoundMechanism, float], int], kind: str) -> np.ndarray:
+        """Renyi divergences at ``ORDERS``; infinity if more had to be cut than the limits say."""
+        rates_A = np.zeros(len(ORDERS))
+        rdp = functools.partial(renyi.rdp, accountant=self.accountant, kind=kind, orders=ORDERS)
+        for (mechanism, limit), count in parts.items():
+            asked = limit * count / 2  # as tails of labels and components may add up to twice what is asked for
+            part_A, cut = rdp([(mechanism, count)], lost=asked)
+            rates_A += part_A if cut <= limit * count else math.inf
+        return rates_A
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, complete: what to write down before the search."""
+        planned = [{"mechanism": mechanism.to_dict(), "rounds": count} for mechanism, count in self.planned]
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"planned": planned}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Odometer:
+        """Reads what ``to_dict`` wrote."""
+        parts = tuple((RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in values["planned"])
+        return cls(**{**values, "planned": parts})
+
+
+@functools.lru_cache(maxsize=16)
+def _log_weights(odometer: Odometer, kind: str) -> np.ndarray:
+    """log weights of the orders, largest where the plan converts best; weights sum to 1."""
+    parts = [(mechanism, odometer.runs * count) for mechanism, count in odometer.planned]
+    unit = odometer.accountant
+    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, accountant=unit, kind=kind, orders=ORDERS)
+    log_room_A = math.log(odometer._loss_delta) + np.log(_ORDERS_A)
+    best = np.argmin(rates_A - log_room_A / _SLOPES_A + np.log(_SLOPES_A / _ORDERS_A))
+    weights_A = (1.0 + np.abs(np.arange(len(ORDERS)) - best)) ** -2
+    return np.log(weights_A / weights_A.sum())
+
+
+def to_epsilon(rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float) -> float:
+    """The smallest x with (1 - exp(x - l))+ <= delta sum_a w_a exp((a - 1)(l - rate_a)) at every loss l.
+
+    ``rates_A`` may depend on releases, ``log_weights_A`` and ``delta`` not. With all weight on one order it is the usual
+    conversion. x is the largest value of l + log(1 - exp(g(l))), with g the log of the right side: a concave function,
+    whose slope is 0 where exp(g) (1 + g') = 1. An error in that point changes x by its square.
+    """
+    if not rates_A.any():
+        return 0.0
+    if not np.isfinite(rates_A).all():
+        return math.inf
+    offsets_A = math.log(delta) + log_weights_A
+
+    def excess(loss: float) -> float:  # increases: g is convex
+        terms_A = offsets_A + _SLOPES_A * (loss - rates_A)
+        return float(special.logsumexp(terms_A) + math.log1p(special.softmax(terms_A) @ _SLOPES_A))
+
+    low = -2.0 * math.log(_ORDERS_A[-1]) / _SLOPES_A[0]  # g < -2 log(largest order) there
+    high = float(np.min(rates_A - offsets_A / _SLOPES_A))  # g >= 0 there
+    loss = optimize.brentq(excess, low, high, xtol=1e-10)
+    log_right = float(special.logsumexp(offsets_A + _SLOPES_A * (loss - rates_A)))
+    return max(0.0, loss + math.log(-math.expm1(log_right)))

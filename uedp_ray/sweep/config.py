@@ -1,0 +1,264 @@
+"""What a sweep is: a base run, a space, a budget, a searcher and resources. Read from and written to YAML.
+
+    sweep = load_sweep_config("sweeps/quickstart.yaml", ["search.trials=8"])
+    dump_sweep_config(sweep, "runs/quickstart/sweep.yaml")
+
+Every field is PUBLIC, as in ``uedp_ray.config``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from uedp_ray.config import (
+    Protect,
+    RunConfig,
+    at_least,
+    choice,
+    from_dict,
+    parse_overrides,
+    positive,
+    read_yaml,
+    set_keys,
+    to_dict,
+)
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import selection
+from uedp_ray.sweep.space import Space
+from uedp_ray.training.checkpoint import write_atomically
+
+Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
+EarlyStopping = Literal["none", "asha", "median"]
+Selection = Literal["default", "public", "repeat_and_select", "composition"]
+Law = Literal["logarithmic", "geometric", "poisson"]
+Tracker = Literal["mlflow", "wandb"]
+DEFAULT_TRIALS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig:
+    """What every trial may spend. What the choice among trials costs comes on top of it, and is reported."""
+
+    target_epsilon: float = 8.0
+    delta: float = 1e-5
+    unit: Protect = "user-entity"
+    """Whose epsilon is bounded."""
+    noise: Literal["calibrated", "free"] = "calibrated"
+    """``calibrated``: each trial's noise multiplier is solved so that it meets the budget. ``free``: the base or the
+    space gives the noise multiplier, and points beyond the budget are refused."""
+
+    def __post_init__(self) -> None:
+        choice("budget.unit", self.unit, Protect)
+        choice("budget.noise", self.noise, Literal["calibrated", "free"])
+        positive("budget.target_epsilon", self.target_epsilon)
+        if not 0.0 < self.delta < 1.0:
+            raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How points of the space are chosen, and by which rule the choice of the best is paid."""
+
+    searcher: Searcher = "tpe"
+    trials: int | None = None
+    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its own."""
+    seeds_per_trial: int = 1
+    """Runs of every point; they differ in initial parameters, samples and noise."""
+    early_stopping: EarlyStopping = "none"
+    """``asha`` or ``median``: trials that fall behind are stopped."""
+    grace_rounds: int = 5
+    """Rounds before which nothing is stopped early."""
+    selection: Selection = "default"
+    """``default``: ``repeat_and_select`` for ``random`` without early stopping, else ``composition``."""
+    law: Law = "logarithmic"
+    """``repeat_and_select`` only: the law of the secret number of trials."""
+    pool_size: int = 64
+    """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
+    public: Mapping[str, Any] = field(default_factory=dict)
+    """Rule ``public`` only: settings laid over the base while searching, such as public text as ``corpus.source``."""
+    seed: int = 0
+    """Of the searcher. Samples and noise of the trials have their own, private keys."""
+
+    def __post_init__(self) -> None:
+        choice("search.searcher", self.searcher, Searcher)
+        choice("search.early_stopping", self.early_stopping, EarlyStopping)
+        choice("search.selection", self.selection, Selection)
+        choice("search.law", self.law, Law)
+        at_least("search.trials", self.trials, 1, optional=True)
+        for name in ("seeds_per_trial", "grace_rounds", "pool_size"):
+            at_least(f"search.{name}", getattr(self, name), 1)
+        at_least("search.seed", self.seed, 0)
+        if self.searcher == "grid" and self.trials is not None:
+            raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
+        if self.stops_early and self.searcher in ("nsga2", "gp"):
+            raise InputError(
+                "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
+            )
+        if self.stops_early and self.seeds_per_trial > 1:
+            raise InputError(
+                "search.early_stopping", self.early_stopping, "needs one seed a trial: use none, or 1 seed"
+            )
+        selection.check_rule(self.rule, searcher=self.searcher, early_stopping=self.stops_early)
+        if bool(self.public) != (self.rule == "public"):
+            remedy = "give it for rule public, and for that rule only: it names the public text that trials use"
+            raise InputError("search.public", dict(self.public), remedy)
+
+    @property
+    def stops_early(self) -> bool:
+        return self.early_stopping != "none"
+
+    @property
+    def rule(self) -> str:
+        """The rule by which the choice is paid."""
+        if self.selection != "default":
+            return self.selection
+        return selection.default_rule(self.searcher, early_stopping=self.stops_early)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a trial may depend on the results of others."""
+        return selection.is_adaptive(self.searcher, early_stopping=self.stops_early)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceConfig:
+    """What one trial takes. As many trials run at once as fit."""
+
+    workers_per_trial: int = 1
+    """1 trains inside the trial's own process; more form a Ray Train group."""
+    cpus_per_worker: int = 1
+    gpus_per_worker: float = 0.0
+    """A part of 1 lets several trials of one worker share a GPU."""
+    max_concurrent: int | None = None
+    """Trials at once, at most; none: as many as fit."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers_per_trial", "cpus_per_worker"):
+            at_least(f"resources.{name}", getattr(self, name), 1)
+        at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
+        gpus = self.gpus_per_worker
+        if gpus < 0 or (gpus != int(gpus) and (gpus > 1 or self.workers_per_trial > 1)):
+            remedy = "give 0, a whole number, or a part of 1 for trials of one worker"
+            raise InputError("resources.gpus_per_worker", gpus, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceConfig:
+    """Lines to compare with. The public model is scored wherever there is one: that costs nothing."""
+
+    noiseless: Mapping[str, Any] | None = None
+    """Settings laid over the base for one run WITHOUT privacy on the same text; none: no such run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """A whole sweep. ``base`` carries the budget already: a trial is ``base`` with a point of ``space`` laid over it."""
+
+    base: RunConfig
+    space: Mapping[str, Any]
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    resources: ResourceConfig = field(default_factory=ResourceConfig)
+    references: ReferenceConfig = field(default_factory=ReferenceConfig)
+    trackers: tuple[str, ...] = ()
+    """Any of ``mlflow`` and ``wandb``; TensorBoard's files are always written."""
+
+    def __post_init__(self) -> None:
+        for tracker in self.trackers:
+            choice("trackers", tracker, Tracker)
+        if self.base.corpus.evaluation is None:
+            raise InputError("base.corpus.evaluation", None, "name text to compare trials on")
+        if self.resources.workers_per_trial > 1 and self.search.stops_early:
+            remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
+            raise InputError("search.early_stopping", self.search.early_stopping, remedy)
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        free, space = self.budget.noise == "free", self.parsed_space
+        noise, target = space.get("privacy.noise_multiplier"), space.get("privacy.target_epsilon")
+        if noise and not free:
+            remedy = "is solved from the budget: leave it out, or set budget.noise to free"
+            raise InputError("space.privacy.noise_multiplier", noise.spec, remedy)
+        if target and free:
+            remedy = "nothing is solved with free noise: search privacy.noise_multiplier"
+            raise InputError("space.privacy.target_epsilon", target.spec, remedy)
+        if target and any(value > self.budget.target_epsilon for value in target.ends):
+            remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
+            raise InputError("space.privacy.target_epsilon", target.spec, remedy)
+        if self.search.searcher == "nsga2" and not (noise or target):
+            remedy = "trades perplexity for epsilon: put privacy.target_epsilon into the space, or use tpe"
+            raise InputError("search.searcher", "nsga2", remedy)
+        if self.search.searcher == "gp" and free:
+            raise InputError("search.searcher", "gp", "does not learn which points are refused: use calibrated noise")
+
+    @functools.cached_property
+    def parsed_space(self) -> Space:
+        return Space.parse(self.space, self.base)
+
+    @property
+    def num_trials(self) -> int:
+        """Trials to train; their mean number under ``repeat_and_select``."""
+        if self.search.searcher == "grid":
+            return len(self.parsed_space.grid())
+        return self.search.trials or DEFAULT_TRIALS
+
+    def digest(self) -> str:
+        """SHA-256 of what may not change on resume: all but name, resources, trackers, and sometimes the number of trials.
+
+        Whoever adds trials has seen results. Where that is not charged for, their number stays as it was.
+        """
+        tree = to_dict(self)
+        del tree["resources"], tree["trackers"], tree["base"]["name"]
+        if self.search.rule == "public" or (self.search.rule == "composition" and self.search.adaptive):
+            del tree["search"]["trials"]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:
+    """Reads a sweep file and applies ``a.b=value`` overrides, such as ``search.trials=8``.
+
+    Raises: InputError for unknown keys, bad values, and a base that contradicts the budget.
+    """
+    tree = set_keys(read_yaml(path), parse_overrides(overrides))
+    for name in ("base", "space"):
+        if not isinstance(tree.get(name), dict):
+            raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}")
+    budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
+    tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
+    return from_dict(SweepConfig, tree)
+
+
+def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
+    """The base's privacy section with the budget in it. Raises: InputError where the two contradict each other."""
+    if not isinstance(privacy, dict):
+        raise InputError("base.privacy", privacy, "expected a mapping of keys")
+    stated: dict[str, Any] = {"delta": budget.delta, "protect": budget.unit}
+    if budget.noise == "calibrated":
+        stated |= {"target_epsilon": budget.target_epsilon, "noise_multiplier": None}
+    else:
+        stated |= {"target_epsilon": None, "noise_multiplier": privacy.get("noise_multiplier", 1.0)}
+    for name, value in stated.items():
+        given = privacy.get(name)
+        if given is not None and str(given) != str(value) and not _same_number(given, value):
+            raise InputError(f"base.privacy.{name}", given, "the sweep's budget says this: leave it out of the base")
+    return {**privacy, **stated}
+
+
+def _same_number(given: Any, value: Any) -> bool:
+    try:
+        return float(given) == float(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def dump_sweep_config(sweep: SweepConfig, path: str | Path) -> None:
+    """Writes the complete, resolved sweep as YAML, whole or not at all."""
+    write_atomically(Path(path), yaml.safe_dump(to_dict(sweep), sort_keys=False, allow_unicode=True).encode())

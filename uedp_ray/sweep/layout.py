@@ -1,0 +1,98 @@
+"""The sweep directory: names of everything in it.
+
+sweep.yaml  study.journal  trials.parquet  trials/<id>/  result.json  report.html
+    references/  pretrained/  tensorboard/  winner/
+private/    prepared corpora, tokens, the pool of ``repeat_and_select``: owner-only, never published
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from uedp_ray.config import RunConfig, to_dict
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """Paths under ``root``."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "sweep.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "study.journal"
+
+    @property
+    def table(self) -> Path:
+        return self.root / "trials.parquet"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def noiseless(self) -> Path:
+        return self.root / "references" / "noiseless"
+
+    @property
+    def winner(self) -> Path:
+        """Rule ``public``: the run on private text. ``repeat_and_select``: the best run, fit to be handed on."""
+        return self.root / "winner"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def lock(self) -> Path:
+        return self.private / "sweep.lock"
+
+    @property
+    def trial_base(self) -> Path:
+        """The base of every trial: the sweep's, with corpora prepared."""
+        return self.private / "base.yaml"
+
+    @property
+    def pool(self) -> Path:
+        """The points fixed beforehand, where they are; for ``repeat_and_select`` also which of them are drawn."""
+        return self.private / "pool.json"
+
+    @property
+    def terms(self) -> Path:
+        """How the choice is paid, fixed before the first trial."""
+        return self.root / "selection.json"
+
+    @property
+    def tokens(self) -> Path:
+        return self.private / "tokens"
+
+    def runs(self, number: int, seeds: int) -> list[Path]:
+        """The run directories of a trial, one a seed."""
+        name = trial_id(number)
+        names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
+        return [self.root / "trials" / name for name in names]
+
+    def pretrained(self, config: RunConfig) -> Path:
+        """Where the public model of this shape, vocabulary and public text lies."""
+        tree = to_dict(config)
+        model = {key: value for key, value in tree["model"].items() if key not in _NOT_PRETRAINED}
+        key = json.dumps([model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]], sort_keys=True)
+        return self.root / "pretrained" / hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+_NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")
+
+
+def trial_id(number: int) -> str:
+    return f"{number:04d}"

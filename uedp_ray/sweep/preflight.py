@@ -1,0 +1,303 @@
+"""Whether the cluster can run the sweep, before anything starts: room for trials, one storage, one software on all nodes.
+
+    ray.init()
+    report = check_cluster(workers_per_trial=1, cpus_per_worker=1, gpus_per_worker=0, storage=Path("/shared/sweep"))
+    report.trials_at_once      # 12: as many trials run side by side
+
+Every node answers one task that takes no CPU. What it says of the storage is tried, not looked up: it reads a file of the
+driver, finds the driver's lock held, and writes a file that the driver then reads. All problems are told at once.
+Inputs are public: resources, a path, versions, and a digest of this package's source. No text is read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from uedp_ray.errors import InputError
+
+PACKAGES = ("uedp-ray", "ray", "torch", "transformers", "optuna", "numpy", "pyarrow", "dp-accounting")
+MIN_FREE_BYTES = 10**9
+
+Answer = dict[str, Any]
+"""``software``: name to version; ``storage``: what is wrong with it, or None. Or only ``error``: why there is no answer."""
+Probe = Callable[[str | None, str, str], Answer]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is alive, and all it offers, in use or not."""
+
+    node_id: str
+    address: str
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.node_id[:8]})"
+
+    def holds(self, cpus: float, gpus: float) -> int:
+        """Workers that fit. Ray never spreads a part of a GPU over two."""
+        by_cpu = int(self.cpus / cpus + 1e-9)
+        if gpus == 0:
+            return by_cpu
+        return min(by_cpu, int(self.gpus) * int(1 / gpus + 1e-9) if gpus < 1 else int(self.gpus / gpus + 1e-9))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found, when nothing forbids the sweep."""
+
+    nodes: int
+    trials_at_once: int
+    """As many trials as fit the whole cluster, were it idle."""
+    warnings: tuple[str, ...]
+
+
+class Cluster(Protocol):
+    """What a preflight wants to know; ``RayCluster``, or a stand-in."""
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+
+    def ask(self, nodes: Sequence[Node], probe: Probe, folder: str | None, nonce: str) -> dict[str, Answer]:
+        """``probe(folder, nonce, node_id)`` run on each node: node_id to its answer, or to its ``error``."""
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """The Ray session that is open."""
+
+    timeout: float = 60.0
+    """Seconds that all nodes together have for their answers; a cold node starts a Python process first."""
+
+    def nodes(self) -> list[Node]:
+        import ray
+
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    def ask(self, nodes: Sequence[Node], probe: Probe, folder: str | None, nonce: str) -> dict[str, Answer]:
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task = ray.remote(num_cpus=0, max_retries=0)(probe)
+        pending = {}
+        for node in nodes:
+            pinned = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            ref = task.options(scheduling_strategy=pinned).remote(folder, nonce, node.node_id)
+            pending[ref] = node.node_id
+        answers: dict[str, Answer] = {}
+        ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=self.timeout)
+        for ref in late:
+            ray.cancel(ref, force=True)
+            answers[pending[ref]] = {"error": f"no answer within {self.timeout:g} s"}
+        for ref in ready:
+            try:
+                answers[pending[ref]] = ray.get(ref)
+            except RayError as error:
+                answers[pending[ref]] = {"error": f"cannot run a task ({type(error).__name__})"}
+        return answers
+
+
+def check_cluster(
+    *,
+    workers_per_trial: int,
+    cpus_per_worker: float,
+    gpus_per_worker: float,
+    storage: Path,
+    cluster: Cluster | None = None,
+) -> Report:
+    """Checks the cluster of the open Ray session.
+
+    Args:
+      workers_per_trial, cpus_per_worker, gpus_per_worker: what one trial takes; CPUs above 0.
+      storage: the sweep's folder, the same path on every node. It is made if need be, and left as it was found.
+      cluster: a stand-in for tests; None is the Ray session.
+
+    Raises: InputError for the one problem found, or for all of them, a line each, if there are several.
+    """
+    cluster = RayCluster() if cluster is None else cluster
+    nodes, storage = cluster.nodes(), storage.absolute()
+    trials, failures = _room(nodes, workers_per_trial, cpus_per_worker, gpus_per_worker)
+    with ExitStack() as stack:
+        nonce, folder = secrets.token_hex(16), None
+        try:
+            folder = stack.enter_context(_meeting_point(storage, nonce))
+            failures += _space(storage)
+        except OSError as error:
+            remedy = f"the driver cannot write there ({error.strerror}): name a folder that every node can write"
+            failures.append(InputError("--out", str(storage), remedy))
+        probe = make_probe()
+        answers = cluster.ask(nodes, probe, None if folder is None else str(folder), nonce)
+        if folder is not None:
+            failures += _storage(nodes, answers, storage, folder, nonce)
+    failures += _software(nodes, answers, probe(None, nonce, "")["software"])
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        listed = "".join(f"\n- {failure}" for failure in failures)
+        raise InputError("cluster", f"{len(failures)} problems", f"mend them all:{listed}")
+    small = [str(node) for node in nodes if not node.holds(cpus_per_worker, gpus_per_worker)]
+    need = _amount(cpus_per_worker, gpus_per_worker)
+    warnings = [f"no trial will run on {', '.join(small)}: too small for a worker of {need}"] if small else []
+    return Report(len(nodes), trials, tuple(warnings))
+
+
+def make_probe() -> Probe:
+    """The question put to every node.
+
+    It is made anew here because a nested function travels to the node by value: a node that has another uedp_ray, or none,
+    can answer too. So it imports what it uses, and only what every Python has.
+    """
+    packages = PACKAGES
+
+    def probe(folder: str | None, nonce: str, node_id: str) -> Answer:
+        import fcntl
+        import hashlib
+        import platform
+        from importlib import metadata, util
+        from pathlib import Path
+
+        software = {"python": ".".join(platform.python_version_tuple()[:2])}
+        for package in packages:
+            try:
+                software[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                software[package] = "missing"
+        digest, spec = hashlib.sha256(), util.find_spec("uedp_ray")
+        for root in [] if spec is None else spec.submodule_search_locations or []:
+            for path in sorted(Path(root).rglob("*.py")):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+        software["uedp_ray source"] = digest.hexdigest()[:12]
+
+        problem = None
+        if folder is not None:
+            try:
+                with (Path(folder) / "nonce").open("r+") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        problem = "does not see that the driver holds a lock there"
+                    except BlockingIOError:
+                        pass
+                    if file.read() != nonce:
+                        problem = "reads something else there than the driver wrote"
+                (Path(folder) / node_id).write_text(nonce)
+            except OSError as error:
+                problem = f"cannot use it: {error.strerror}"
+        return {"software": software, "storage": problem}
+
+    return probe
+
+
+@contextmanager
+def _meeting_point(storage: Path, nonce: str) -> Iterator[Path]:
+    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind."""
+    made = [path for path in (storage, *storage.parents) if not path.exists()]
+    folder = None
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".preflight-", dir=storage))
+        with (folder / "nonce").open("w") as file:
+            file.write(nonce)
+            file.flush()
+            os.fsync(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _room(nodes: Sequence[Node], workers: int, cpus: float, gpus: float) -> tuple[int, list[InputError]]:
+    fitting = sum(node.holds(cpus, gpus) for node in nodes)
+    kinds = Counter(_amount(node.cpus, node.gpus) for node in nodes)
+    there = "the cluster has " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if fitting >= workers:
+        return fitting // workers, []
+    if fitting:
+        remedy = f"{there}, where {fitting} of {_amount(cpus, gpus)} fit: ask for {fitting} at most, or add nodes"
+        return 0, [InputError("resources.workers_per_trial", workers, remedy)]
+    field, value = ("gpus", gpus) if any(node.holds(cpus, 0) for node in nodes) else ("cpus", cpus)
+    remedy = f"{there}, and a worker of {_amount(cpus, gpus)} must fit on one node: ask for less, or add larger nodes"
+    return 0, [InputError(f"resources.{field}_per_worker", value, remedy)]
+
+
+def _amount(cpus: float, gpus: float) -> str:
+    return f"{cpus:g} CPU and {gpus:g} GPU" if gpus else f"{cpus:g} CPU"
+
+
+def _space(storage: Path) -> list[InputError]:
+    free = shutil.disk_usage(storage).free
+    if free >= MIN_FREE_BYTES:
+        return []
+    needed = f"{MIN_FREE_BYTES / 1e9:g} GB"
+    remedy = f"{free / 1e9:.2f} GB are free there: make room for at least {needed}, or name a folder on another disk"
+    return [InputError("--out", str(storage), remedy)]
+
+
+def _storage(
+    nodes: Sequence[Node], answers: dict[str, Answer], storage: Path, folder: Path, nonce: str
+) -> list[InputError]:
+    """Nodes that do not share ``storage`` with the driver. Files are opened by name: NFS may list a folder as it was."""
+    remedy = (
+        "mount shared storage with file locks at that path on every node, or give a storage URL; one user id everywhere"
+    )
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        answer = answers[node.node_id]
+        if "error" in answer:  # told with the software
+            continue
+        problem = answer["storage"]
+        if problem is None:
+            with suppress(OSError):
+                if (folder / node.node_id).read_text() == nonce:
+                    continue
+            problem = "writes there, but the driver does not see it"
+        found.setdefault(problem, []).append(node)
+    return [
+        InputError("--out", str(storage), f"{_names(there)} {problem}; {remedy}") for problem, there in found.items()
+    ]
+
+
+def _software(nodes: Sequence[Node], answers: dict[str, Answer], mine: dict[str, str]) -> list[InputError]:
+    """Nodes that run something else than the driver, and nodes that said nothing."""
+    found: dict[tuple[str, str], list[Node]] = {}
+    for node in nodes:
+        answer = answers[node.node_id]
+        if "error" in answer:
+            what = answer["error"], "start Ray there again, or take the node out"
+        else:
+            theirs = answer["software"]
+            differing = [name for name in mine if theirs[name] != mine[name]]
+            if not differing:
+                continue
+            has, driver = (", ".join(f"{name} {of[name]}" for name in differing) for of in (theirs, mine))
+            what = has, f"the driver has {driver}: install the same commit with constraints.txt on every node"
+        found.setdefault(what, []).append(node)
+    return [InputError(f"node {_names(there)}", has, remedy) for (has, remedy), there in found.items()]
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    return ", ".join(map(str, nodes))

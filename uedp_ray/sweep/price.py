@@ -1,0 +1,225 @@
+"""What the choice costs: its terms are fixed before the first trial, its epsilon is computed from the trials' ledgers.
+
+    terms = fix_terms(sweep, folder)            # selection.json; points fixed beforehand, in private/
+    price(sweep, folder, numbers)               # {"rule": …, "epsilon": …, "releasable": …, "text": …}
+
+The rules are those of ``privacy.selection``; adaptive searches are charged by ``privacy.odometer``. Proofs:
+docs/accounting.md. Inputs are public, but for the pool's draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan, planned_events
+from uedp_ray.privacy.events import UnsupportedEvent
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.sweep.candidates import judge, random_points, run_config
+from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.space import Point
+from uedp_ray.training.rundir import write_json
+
+RELEASABLE = {
+    "public": "everything of the search, which used public text only; and the winner, at its own epsilon",
+    "repeat_and_select": "the winner alone (model, configuration, ledger, score): other trials, their scores and their "
+    "number, and so this table and its report, are private",
+    "composition": "everything of all trials: models, scores, this table and its report",
+}
+_POINTS_TRIED = 50
+"""Points drawn for each that is wanted, before the space counts as exhausted."""
+
+
+def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
+    """Writes down how the choice is paid, unless an earlier start did. Nothing of it may follow from results.
+
+    Raises: InputError where the rule does not cover what the trials do.
+    """
+    if folder.terms.exists():
+        return
+    search, budget = sweep.search, sweep.budget
+    terms: dict[str, Any] = {
+        "rule": search.rule,
+        "adaptive": search.adaptive,
+        "delta": budget.delta,
+        "unit": budget.unit,
+    }
+    if search.rule == "repeat_and_select":
+        terms |= _fix_pool(sweep, folder)
+    elif not search.adaptive:
+        write_json(folder.pool, {"points": _fixed_points(sweep)})
+    elif search.rule == "composition":
+        terms["odometer"] = _odometer(sweep).to_dict()
+    write_json(folder.terms, terms)
+
+
+def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
+    """The points in the order of trials where they are fixed beforehand, else None."""
+    if not folder.pool.exists():
+        return None
+    pool = json.loads(folder.pool.read_text())
+    return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
+
+
+def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
+    """What reporting the best of trials 0 to ``count`` - 1 costs, attempts and unfinished trials included."""
+    terms = json.loads(folder.terms.read_text())
+    rule, ledgers, note = terms["rule"], _ledgers(sweep, folder, count), ""
+    epsilon = terms.get("epsilon")
+    if rule == "repeat_and_select":
+        try:
+            _check_trials(sweep, folder, ledgers, terms["mean"])
+        except (InputError, UnsupportedEvent) as error:
+            rule, note = "composition", f" Not by repeat_and_select: {error}."
+    if rule != "repeat_and_select":
+        points = planned_points(sweep, folder)
+        odometer = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+        epsilon = epsilon_of_choosing(
+            rule,
+            searcher=sweep.search.searcher,
+            early_stopping=sweep.search.stops_early,
+            ledgers=ledgers,
+            planned=[] if points is None else _planned(sweep, points),
+            odometer=odometer,
+            delta=sweep.budget.delta,
+            accountant=sweep.budget.unit,
+        )
+    return {
+        "rule": rule,
+        "epsilon": epsilon,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "accountant": _accountant(rule, sweep.search.adaptive),
+        "releasable": RELEASABLE[rule],
+        "text": _text(rule, epsilon, sweep, sum(bool(events) for events in ledgers)) + note,
+    }
+
+
+def _accountant(rule: str, adaptive: bool) -> str:
+    if rule == "public":
+        return "none: no private text was read"
+    if rule == "repeat_and_select":
+        return "repeat and select (Papernot and Steinke)"
+    return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
+
+
+def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
+    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {sweep.budget.delta:g} ({sweep.budget.unit})"
+    if rule == "public":
+        return (
+            "Choosing cost nothing: trials were trained and scored on public text. The winner's own epsilon is charged."
+        )
+    if rule == "repeat_and_select":
+        return f"The winner costs {shown}, the choice among a random, secret number of trials included."
+    return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+
+
+def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict[str, Any]]]:
+    """Events of each run, at its fixed position; none for a run that never began."""
+    runs = [
+        run / "ledger.jsonl" for number in range(count) for run in folder.runs(number, sweep.search.seeds_per_trial)
+    ]
+    return [read_ledger(ledger) if ledger.exists() else [] for ledger in runs]
+
+
+def _planned(sweep: SweepConfig, points: Sequence[Point]) -> list[list[dict[str, Any]]]:
+    """The events of every planned run, whole; none for the runs of a refused point."""
+    found: list[list[dict[str, Any]]] = []
+    for point in points:
+        config = judge(sweep, point).config
+        mechanism = config and Plan.of(config).mechanism
+        events = planned_events(config, mechanism.noise_multiplier) if config and mechanism else []
+        found += [events] * sweep.search.seeds_per_trial
+    return found
+
+
+def _fixed_points(sweep: SweepConfig) -> list[Point]:
+    """A grid's points, or as many random ones as there are to be trials, that the budget allows."""
+    if sweep.search.searcher == "grid":
+        return sweep.parsed_space.grid()
+    return _draw(sweep, sweep.num_trials)
+
+
+def _odometer(sweep: SweepConfig) -> Odometer:
+    """Anchored at the base, with noise as the budget has it."""
+    config = sweep.base
+    privacy = dataclasses.replace(config.privacy, target_epsilon=sweep.budget.target_epsilon, noise_multiplier=None)
+    config = dataclasses.replace(config, privacy=privacy)
+    noisy = config.vocabulary.kind == "noisy-threshold"
+    runs = sweep.num_trials * sweep.search.seeds_per_trial
+    return Odometer(
+        planned=tuple(_parts(config, 1)),
+        runs=runs,
+        delta=sweep.budget.delta,
+        accountant=sweep.budget.unit,
+        threshold_delta=runs * (config.vocabulary.threshold_delta or 0.0) if noisy else 0.0,
+    )
+
+
+def _parts(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
+    """What a trial runs: its rounds, as often as it has seeds."""
+    mechanism = Plan.of(config).mechanism
+    assert mechanism is not None  # the budget refuses runs without noise
+    return [(mechanism, config.training.num_rounds * seeds)]
+
+
+def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Draws the pool, and from it, in secret, the trials; returns the terms, its price among them."""
+    search, budget = sweep.search, sweep.budget
+    if sweep.base.vocabulary.kind == "noisy-threshold":
+        remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
+        raise InputError("base.vocabulary.kind", "noisy-threshold", remedy)
+    points = _draw(sweep, search.pool_size)
+    candidates = [_parts(run_config(sweep, point), search.seeds_per_trial) for point in points]
+    mean = float(sweep.num_trials)
+    epsilon = epsilon_of_choosing(
+        "repeat_and_select",
+        searcher=search.searcher,
+        early_stopping=search.stops_early,
+        candidates=candidates,
+        mean=mean,
+        law=search.law,
+        delta=budget.delta,
+        accountant=budget.unit,
+    )
+    draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
+    parts = [
+        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
+    ]
+    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws})
+    return {"mean": mean, "law": search.law, "pool_size": len(points), "epsilon": epsilon}
+
+
+def _draw(sweep: SweepConfig, size: int) -> list[Point]:
+    """Distinct points that the budget allows; fewer than ``size`` where the space holds no more, or hardly any."""
+    points: list[Point] = []
+    for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
+        if point not in points and judge(sweep, point).config:
+            points.append(point)
+        if len(points) == size:
+            break
+    return points
+
+
+def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[list[dict[str, Any]]], mean: float) -> None:
+    """Raises: InputError if a trial, all seeds of it together, spent more than every candidate may."""
+    pool = json.loads(folder.pool.read_text())
+    candidates = [
+        [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
+        for parts in pool["candidates"]
+    ]
+    seeds = sweep.search.seeds_per_trial
+    for first in range(0, len(ledgers), seeds):
+        events = [event for ledger in ledgers[first : first + seeds] for event in ledger]
+        check_trial(events, candidates, mean=mean, delta=sweep.budget.delta, accountant=sweep.budget.unit)

@@ -1,0 +1,204 @@
+"""What a sweep found: a row a trial, the best, the Pareto front. Read from the study and the run directories.
+
+    rows = trial_rows(sweep, SweepDir(root), study.trials)
+    write_table(rows, sweep, root / "trials.parquet")
+    best(rows), pareto(rows)
+
+Perplexities are of released models on evaluation text; everything here is as public as the trials are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from optuna.trial import FrozenTrial, TrialState
+from scipy import stats
+
+from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.sweep.candidates import run_config
+from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.layout import SweepDir, trial_id
+from uedp_ray.sweep.space import Dimension, Point
+from uedp_ray.sweep.study import REASON, refused
+from uedp_ray.training.checkpoint import write_atomically
+
+Row = dict[str, Any]
+
+SIGNIFICANCE = 0.05
+_PLAY = 1.005
+_STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
+_COLUMNS = {
+    "trial": pa.string(),
+    "number": pa.int64(),
+    "state": pa.string(),
+    "reason": pa.string(),
+    "feasible": pa.bool_(),
+    "method": pa.string(),
+    "perplexity": pa.float64(),
+    "perplexity_std": pa.float64(),
+    "initial_perplexity": pa.float64(),
+    "seeds": pa.int64(),
+    "tied_with_best": pa.bool_(),
+    "pareto": pa.bool_(),
+    "epsilon": pa.float64(),
+    **{f"epsilon_{unit}": pa.float64() for unit in ACCOUNTANTS},
+    "delta": pa.float64(),
+    "unit": pa.string(),
+    "noise_multiplier": pa.float64(),
+    "rounds": pa.int64(),
+    "charged": pa.int64(),
+    "seconds": pa.float64(),
+    "run_dirs": pa.list_(pa.string()),
+}
+
+
+class Rows:
+    """The rows of a sweep; those of ended trials are read once."""
+
+    def __init__(self, sweep: SweepConfig, folder: SweepDir):
+        self._sweep, self._folder = sweep, folder
+        self._ended: dict[int, Row] = {}
+
+    def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
+        """One row a trial that was asked for, in order of number, ranked."""
+        rows = []
+        for trial in trials:
+            if trial.state == TrialState.WAITING:
+                continue
+            row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial)
+            if trial.state.is_finished():
+                self._ended[trial.number] = row
+            rows.append(dict(row))
+        return ranked(rows)
+
+
+def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
+    runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
+    state = _STATES.get(trial.state) or ("refused" if refused(trial) else "stopped")
+    row: Row = dict.fromkeys(_COLUMNS) | {
+        "trial": trial_id(trial.number),
+        "number": trial.number,
+        "state": state,
+        "reason": trial.user_attrs.get(REASON),
+        "feasible": state != "refused",
+        "seeds": len(runs),
+        "pareto": False,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "run_dirs": [str(run.relative_to(folder.root)) for run in runs],
+    }
+    point = sweep.parsed_space.at(dict.fromkeys(sweep.parsed_space) | trial.params)
+    row |= dict.fromkeys(sweep.parsed_space) | point
+    if trial.datetime_start and trial.datetime_complete:
+        row["seconds"] = (trial.datetime_complete - trial.datetime_start).total_seconds()
+    if state in ("done", "stopped", "failed"):
+        row |= _spent(sweep, point, runs)
+    if state == "done":
+        row |= _measured(runs)
+    elif state == "stopped" and trial.intermediate_values:
+        row["perplexity"] = trial.intermediate_values[max(trial.intermediate_values)]
+    return row
+
+
+def _spent(sweep: SweepConfig, point: Point, runs: Sequence[Path]) -> Row:
+    """epsilon of the run that spent most; rounds charged over all runs.
+
+    A run that broke off counts as if it had gone on to its end: when it stopped may have depended on its results, and then
+    the sum over the rounds it had is no bound.
+    """
+    if not runs:
+        return {}
+    ledgers = [read_ledger(run / "ledger.jsonl") for run in runs]
+    rounds = [[event for event in events if event["kind"] == "round"] for events in ledgers]
+    planned = run_config(sweep, point).training.num_rounds
+    whole = [
+        [*events, *done[-1:] * (planned - len(done))] if done else events
+        for events, done in zip(ledgers, rounds, strict=True)
+    ]
+    delta = sweep.budget.delta
+    by_unit = {
+        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in whole) for unit in ACCOUNTANTS
+    }
+    return {
+        "epsilon": by_unit[sweep.budget.unit],
+        **{f"epsilon_{unit}": epsilon for unit, epsilon in by_unit.items()},
+        "rounds": max(len({event["round"] for event in done}) for done in rounds),
+        "charged": sum(map(len, rounds)),
+        "noise_multiplier": next((event["mechanism"]["noise_multiplier"] for done in rounds for event in done), None),
+    }
+
+
+def _measured(runs: Sequence[Path]) -> Row:
+    results = [json.loads((run / "result.json").read_text()) for run in runs]
+    scores = [result["perplexity"] for result in results]
+    return {
+        "perplexity": statistics.fmean(scores),
+        "perplexity_std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "initial_perplexity": results[0]["initial_perplexity"],
+        "scores": scores,
+    }
+
+
+def ranked(rows: list[Row]) -> list[Row]:
+    """Marks the Pareto front and, with several seeds, what cannot be told apart from the best."""
+    done = [row for row in rows if row["state"] == "done"]
+    for row in done:
+        row["pareto"] = not any(_dominates(other, row) for other in done)
+    first = best(rows)
+    if first is not None and len(first["scores"]) > 1:
+        for row in done:
+            row["tied_with_best"] = row is first or not _differ(first["scores"], row["scores"])
+    return rows
+
+
+def best(rows: Iterable[Row]) -> Row | None:
+    """The trial of least (mean) perplexity among those trained to their end."""
+    return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
+
+
+def _dominates(one: Row, other: Row) -> bool:
+    """Whether ``one`` is better in perplexity or epsilon and no worse in the other. Calibration leaves epsilon some play."""
+    no_dearer = one["epsilon"] <= other["epsilon"] * _PLAY
+    cheaper = one["epsilon"] * _PLAY < other["epsilon"]
+    better, as_good = one["perplexity"] < other["perplexity"], one["perplexity"] <= other["perplexity"]
+    return (better and no_dearer) or (as_good and cheaper)
+
+
+def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Welch's t-test on log perplexities: whether means of this distance are rare if the two configurations are alike."""
+    logs = [[math.log(score) for score in scores] for scores in (one, other)]
+    return bool(stats.ttest_ind(*logs, equal_var=False).pvalue < SIGNIFICANCE)
+
+
+def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
+    """``trials.parquet``: one row a trial, a column a searched setting."""
+    columns = _COLUMNS | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
+    data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
+    write_atomically(path, buffer.getvalue().to_pybytes())
+
+
+def _type(dimension: Dimension) -> pa.DataType:
+    """The column type of a setting: that of its values, or text where choices are mixed."""
+    if dimension.kind != "choice":
+        return pa.int64() if dimension.kind == "integer" else pa.float64()
+    kinds = {type(value) for value in dimension.values if value is not None}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
+
+
+def _cell(value: Any, kind: pa.DataType) -> Any:
+    return str(value) if kind == pa.string() and value is not None else value

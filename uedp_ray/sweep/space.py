@@ -1,0 +1,237 @@
+"""The search space: which settings vary, over which values, under which conditions.
+
+    space = Space.parse({"training.num_rounds": {"integer": [10, 40], "step": 10}, "method": {"choice": ["uedp"]}}, base)
+    space.suggest(optuna_trial)     # {"training.num_rounds": 20, "method": "uedp"}
+    space.grid()                    # every point
+
+A key is a setting of ``RunConfig`` by its dotted name, ``method`` (see ``uedp_ray.methods``), or ``expected_cohort_size``,
+which sets ``privacy.user_sampling_prob`` to its share of the declared users. A dimension is one of
+
+    {uniform: [low, high]}   {log_uniform: [low, high]}   {integer: [low, high], step: 1}   {choice: [a, b, …]}
+
+and may add ``points: n`` (values that a grid takes from a range, evenly spread on its scale) and ``when: {key: value or
+values}``: then it exists only at points where the named, earlier dimensions have these values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.errors import InputError
+
+Scalar = float | int | str | bool | None
+Point = dict[str, Scalar]
+
+COHORT = "expected_cohort_size"
+_KINDS = ("uniform", "log_uniform", "integer", "choice")
+_OPTIONS = {"uniform": {"points"}, "log_uniform": {"points"}, "integer": {"step"}, "choice": set[str]()}
+_FIXED = {
+    "name": "trials have names of their own",
+    "corpus": "every trial reads the same text",
+    "privacy.delta": "the budget says it",
+    "privacy.protect": "the budget says it",
+    "privacy.noise": "search method: it says which noise",
+    "privacy.test_noise_seed": "trials have private keys",
+    "training.seed": "use search.seeds_per_trial",
+    "training.num_workers": "use resources.workers_per_trial",
+}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One searched setting."""
+
+    key: str
+    kind: str
+    values: tuple[Any, ...]
+    """The low and high end, or the choices."""
+    spec: Mapping[str, Any]
+    """As written in the sweep file."""
+    step: int = 1
+    points: int | None = None
+    when: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The ends of a range, or all choices."""
+        return self.values
+
+    def active(self, point: Mapping[str, Any]) -> bool:
+        """Whether the dimension exists at a point."""
+        return all(key in point and point[key] in values for key, values in self.when.items())
+
+    def suggest(self, trial: optuna.Trial) -> Scalar:
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.key, self.values)
+        low, high = self.values
+        if self.kind == "integer":
+            return trial.suggest_int(self.key, low, high, step=self.step)
+        return trial.suggest_float(self.key, low, high, log=self.kind == "log_uniform")
+
+    def grid(self) -> list[Any]:
+        """The values a grid takes. Raises: InputError for a range without ``points``."""
+        if self.kind == "choice":
+            return list(self.values)
+        low, high = self.values
+        if self.kind == "integer":
+            return list(range(low, high + 1, self.step))
+        if self.points is None:
+            raise InputError(f"space.{self.key}", dict(self.spec), "a grid needs points: n for a range, or a choice")
+        shares = [i / max(self.points - 1, 1) for i in range(self.points)]
+        if self.kind == "uniform":
+            return [low + share * (high - low) for share in shares]
+        return [low * (high / low) ** share for share in shares]
+
+
+class Space(dict[str, Dimension]):
+    """Dimensions by key, in the order of the file."""
+
+    @classmethod
+    def parse(cls, tree: Mapping[str, Any], base: RunConfig) -> Space:
+        """Reads the ``space`` of a sweep file. Raises: InputError for an unknown setting, or an empty or ill-typed range."""
+        if not tree:
+            raise InputError("space", {}, "name at least one setting to search")
+        space = cls()
+        defaults = to_dict(base)
+        for key, spec in tree.items():
+            _check_key(key, defaults)
+            dimension = _dimension(key, spec)
+            for other in dimension.when:
+                if other not in space:
+                    raise InputError(f"space.{key}.when", other, "name a dimension that stands before this one")
+            _check_values(dimension, base)
+            space[key] = dimension
+        if {COHORT, "privacy.user_sampling_prob"} <= set(space):
+            raise InputError(
+                f"space.{COHORT}", dict(tree[COHORT]), "sets privacy.user_sampling_prob: search one of the two"
+            )
+        return space
+
+    def suggest(self, trial: optuna.Trial) -> Point:
+        """A point, chosen by the trial's sampler. Values the trial has already are kept."""
+        point: Point = {}
+        for key, dimension in self.items():
+            if dimension.active(point):
+                point[key] = dimension.suggest(trial)
+        return point
+
+    def grid(self) -> list[Point]:
+        """Every point, the last dimension varying fastest."""
+
+        def extend(point: Point, left: list[Dimension]) -> Iterator[Point]:
+            if not left:
+                yield point
+            elif not left[0].active(point):
+                yield from extend(point, left[1:])
+            else:
+                for value in left[0].grid():
+                    yield from extend({**point, left[0].key: value}, left[1:])
+
+        return list(extend({}, list(self.values())))
+
+    def at(self, values: Mapping[str, Scalar]) -> Point:
+        """The point with these values (of every dimension), less what does not exist there."""
+        point: Point = {}
+        for key, dimension in self.items():
+            if dimension.active(point):
+                point[key] = values[key]
+        return point
+
+
+def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | None, dict[str, Scalar]]:
+    """A point as (method, dotted settings) for ``methods.apply``. Raises: InputError for a cohort without declared users."""
+    settings = dict(point)
+    method = settings.pop("method", None)
+    if COHORT in settings:
+        cohort, users = settings.pop(COHORT), base.corpus.declared_num_users
+        if users is None:
+            raise InputError("base.corpus.declared_num_users", None, f"{COHORT} is a share of the declared users")
+        settings["privacy.user_sampling_prob"] = min(1.0, float(cohort) / users)  # type: ignore[arg-type]
+    return method, settings  # type: ignore[return-value]
+
+
+def _check_key(key: str, defaults: dict[str, Any]) -> None:
+    if key in ("method", COHORT):
+        return
+    for fixed, remedy in _FIXED.items():
+        if key == fixed or key.startswith(f"{fixed}."):
+            raise InputError(f"space.{key}", key, f"cannot be searched: {remedy}")
+    section, _, leaf = key.partition(".")
+    known = defaults.get(section)
+    if not isinstance(known, dict) or leaf not in known:
+        near = [f"{section}.{name}" for name in known] if isinstance(known, dict) else [*defaults, "method", COHORT]
+        raise InputError(f"space.{key}", key, f"unknown setting; known: {', '.join(near)}")
+
+
+def _dimension(key: str, spec: Any) -> Dimension:
+    field = f"space.{key}"
+    kinds = [kind for kind in _KINDS if isinstance(spec, Mapping) and kind in spec]
+    if len(kinds) != 1:
+        raise InputError(field, spec, f"write one of {', '.join(f'{kind}: […]' for kind in _KINDS)}")
+    kind = kinds[0]
+    unknown = sorted(set(spec) - {kind, "when"} - _OPTIONS[kind])
+    if unknown:
+        raise InputError(f"{field}.{unknown[0]}", spec[unknown[0]], f"unknown key for {kind}")
+    values = spec[kind]
+    if not isinstance(values, list) or not values:
+        raise InputError(field, values, "expected a list that is not empty")
+    if kind == "choice":
+        if len({repr(value) for value in values}) < len(values):
+            raise InputError(field, values, "a choice is given twice")
+        if any(isinstance(value, list | dict) for value in values):
+            raise InputError(field, values, "choices are single values")
+    else:
+        values = _range(field, kind, values)
+    for option in ("step", "points"):
+        if option in spec and (type(spec[option]) is not int or spec[option] < 1):
+            raise InputError(f"{field}.{option}", spec[option], "must be a whole number above 0")
+    step = spec.get("step", 1)
+    if kind == "integer":  # the last step may fall short of the end
+        values = [values[0], values[0] + (values[1] - values[0]) // step * step]
+    return Dimension(key, kind, tuple(values), spec, step, spec.get("points"), _conditions(field, spec.get("when", {})))
+
+
+def _range(field: str, kind: str, values: list[Any]) -> list[Any]:
+    number = int if kind == "integer" else float
+    try:
+        low, high = (number(value) for value in values)
+    except (TypeError, ValueError):
+        raise InputError(field, values, f"expected two {'whole ' if number is int else ''}numbers") from None
+    if number is int and [low, high] != values:
+        raise InputError(field, values, "expected two whole numbers")
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(field, values, "an empty range: the first number must be below the second")
+    if kind == "log_uniform" and low <= 0:
+        raise InputError(field, values, "a logarithmic range starts above 0")
+    return [low, high]
+
+
+def _conditions(field: str, tree: Any) -> dict[str, tuple[Scalar, ...]]:
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{field}.when", tree, "expected a mapping of earlier settings to values")
+    return {str(key): tuple(value) if isinstance(value, list) else (value,) for key, value in tree.items()}
+
+
+def _check_values(dimension: Dimension, base: RunConfig) -> None:
+    """Refuses a value that its own setting cannot take. What several settings forbid together is refused point by point."""
+    key = dimension.key
+    for value in dimension.ends:
+        try:
+            if key == "method":
+                methods.apply(base, str(value))
+            elif key == COHORT:
+                settings_of({key: value}, base)
+                if float(value) <= 0:
+                    raise InputError(key, value, "must be above 0")
+            else:
+                methods.overlay(base, {key: value})
+        except InputError as error:
+            if error.field == key or key == COHORT or (key == "method" and value not in methods.METHODS):
+                raise InputError(f"space.{key}", value, error.remedy) from None

@@ -1,0 +1,90 @@
+"""One trial, in a process of its own: a point becomes one run a seed, and a word on how it ended.
+
+    run_trial({"number": 7, "point": {"privacy.user_sampling_prob": 0.2}}, root="runs/s", report=print)
+
+A trial that was killed goes on from its checkpoints; what it released stays charged in its own ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import statistics
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.config import RunConfig, load_config
+from uedp_ray.errors import InputError
+from uedp_ray.sweep.candidates import run_config
+from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.space import Point
+from uedp_ray.training.groundwork import PretrainProgress, warm_started
+from uedp_ray.training.host import train
+
+Report = Callable[[dict[str, Any]], None]
+"""Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
+
+DONE, FAILED, NO_SPACE = "done", "failed", "no space"
+
+
+def run_trial(trial: dict[str, Any], *, root: str, report: Report) -> None:
+    """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported."""
+    folder = SweepDir(Path(root))
+    sweep = load_sweep_config(folder.config)
+    try:
+        perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report)
+        outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
+    except OSError as error:
+        no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        outcome, reason = NO_SPACE if no_space else FAILED, str(error)
+    except InputError as error:
+        outcome, reason = FAILED, str(error)
+    except Exception as error:  # its message might hold private text
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        outcome, reason = FAILED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+    if outcome != DONE:
+        perplexity, epsilon = math.inf, math.inf
+    report({"round": 0, "perplexity": perplexity, "epsilon": epsilon, "outcome": outcome, "reason": reason})
+
+
+def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
+    """The sweep with the base that its trials share."""
+    return dataclasses.replace(sweep, base=load_config(folder.trial_base))
+
+
+def started(
+    config: RunConfig, folder: SweepDir, progress: PretrainProgress = lambda step, steps, loss: None
+) -> RunConfig:
+    """The config starting from the public model of its shape, if there is public text to train it on."""
+    return warm_started(config, folder.pretrained(config), progress=progress) if config.pretrain.text else config
+
+
+def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report) -> tuple[float, float]:
+    config = started(run_config(trial_base(sweep, folder), point), folder)
+    resources, unit = sweep.resources, sweep.budget.unit
+
+    def observe(row: dict[str, Any]) -> None:
+        if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
+            report({"round": row["round"], "perplexity": row["perplexity"], "epsilon": row[f"epsilon_{unit}"]})
+
+    results = []
+    for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
+        training = dataclasses.replace(config.training, seed=config.training.seed + seed)
+        result = train(
+            dataclasses.replace(config, name=out.name, training=training),
+            out,
+            workers=0 if resources.workers_per_trial == 1 else resources.workers_per_trial,
+            cpus_per_worker=resources.cpus_per_worker,
+            resume=(out / "private").exists(),
+            tokens=folder.tokens,
+            observe=observe if seed == 0 else lambda row: None,
+        )
+        results.append(result)
+    scores = [result["perplexity"] for result in results]
+    spent = [result["epsilon"][unit] for result in results]
+    # null stands for what is not finite
+    return math.inf if None in scores else statistics.fmean(scores), math.inf if None in spent else max(spent)

@@ -1,0 +1,90 @@
+"""What runs on the same text share: corpora prepared once, a model pre-trained once, public models scored once.
+
+config = prepare_corpora(config, out / "corpora")
+config = warm_started(config, out / "pretrained")
+row = public_row("public-only", config)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError, within
+from uedp_ray.models.build import build_model
+from uedp_ray.models.task import NextWord
+from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.host import pick_device
+from uedp_ray.training.locks import locked
+from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.rundir import prepared_source
+
+PretrainProgress = Callable[[int, int, float], None]
+_PRETRAIN_WAIT = 24 * 3600.0
+"""Seconds to wait for another process that pre-trains the same model."""
+
+
+def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
+
+    Raises: InputError if there is no evaluation text.
+    """
+    corpus = config.corpus
+    if corpus.evaluation is None:
+        raise InputError("corpus.evaluation", None, "name text to compare models on")
+    with within("corpus.source"):
+        private = prepared_source(corpus.source, folder / "private")
+    with within("corpus.evaluation"):
+        held_out = prepared_source(corpus.evaluation, folder / "evaluation")
+    corpus = dataclasses.replace(
+        corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
+    )
+    return dataclasses.replace(config, corpus=corpus)
+
+
+def warm_started(
+    config: RunConfig, folder: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
+) -> RunConfig:
+    """The config starting from the model in ``folder``, which is pre-trained on public text if it is not there yet."""
+    busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
+    with locked(folder.with_name(f".{folder.name}.lock"), wait=_PRETRAIN_WAIT, busy=busy):
+        if not (folder / "model" / "tokenizer.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            pretrain(config, folder, progress=progress)
+    start = str((folder / "model").resolve())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start))
+
+
+def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
+    """Perplexity of a model that never saw the private corpus: its epsilon is 0 whatever the unit.
+
+    ``config`` has prepared corpora; without ``model.warm_start`` it is the untrained model.
+    """
+    vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
+    model = build_model(
+        config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
+    ).to(device)
+    assert config.corpus.evaluation is not None  # prepare_corpora refuses it
+    corpus = open_corpus(config.corpus.evaluation.path)
+    texts = [text for _, user_texts in corpus.texts() for text in user_texts]
+    sentences = encode_texts(texts, vocabulary, config.model.max_length)
+    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    return {
+        "name": name,
+        "perplexity": perplexity(model, task, sentences, device=device),
+        "epsilon": dict.fromkeys(ACCOUNTANTS, 0.0),
+        "delta": config.privacy.delta,
+        "unit": config.privacy.protect,
+        "noise_multiplier": None,
+        "rounds": 0,
+        "private": True,
+        "run_dir": config.model.warm_start or None,
+    }
