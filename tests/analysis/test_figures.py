@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from tests.analysis.sweeps import SPACE, write_sweep
+from uedp_ray.analysis import figures, importance, parallel
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.style import NothingToShow, chart, line, number, perplexity_text, svg
+from uedp_ray.errors import InputError
+
+
+def drawn(axes) -> set[tuple[float, float]]:
+    """Every point of every line in data coordinates."""
+    lines = [each for each in axes.lines if each.get_transform() == axes.transData]
+    return {(float(x), float(y)) for each in lines for x, y in zip(*each.get_data(), strict=True)}
+
+
+def legend_texts(figure) -> str:
+    return " | ".join(text.get_text() for each in figure.legends for text in each.get_texts())
+
+
+def test_pareto_shows_every_comparable_trial_and_the_references(small):
+    sweep = load_sweep(small)
+    figure = figures.pareto(sweep)
+    by_epsilon, by_rank = figure.axes
+    shown = sweep.trials[sweep.trials["state"].isin(["done", "stopped"])].sort_values("perplexity")
+    assert set(zip(shown["epsilon"], shown["perplexity"], strict=True)) <= drawn(by_epsilon)
+    assert set(enumerate(shown["perplexity"], 1)) <= drawn(by_rank)
+    (front,) = (each for each in by_epsilon.lines if each.get_label() == "Pareto front")
+    assert (front.get_xdata()[0], front.get_ydata()[0]) == (0.0, 133.0)
+    assert front.get_ydata()[-1] == sweep.best["perplexity"]
+    assert by_epsilon.get_xlabel() == "ε of one run (user-entity, zero-out, δ = 1e-05)"
+    text = legend_texts(figure).replace("\n", "")
+    assert "88.5, noiseless: no guarantee; trained without noise on the same text: do not publish this line" in text
+    assert "133, public text only: ε = 0" in text
+    assert "chosen" in text
+    assert "stopped early" in text
+    assert "cannot be told apart" not in text  # one seed: nobody can say
+
+
+def test_pareto_shows_spread_and_ties_over_seeds(seeded):
+    sweep = load_sweep(seeded)
+    figure = figures.pareto(sweep)
+    spreads = [c.get_segments() for c in figure.axes[0].collections]
+    heights = sorted(abs(s[1][1] - s[0][1]) for segments in spreads for s in segments)
+    shown = sweep.trials[sweep.trials["state"].isin(["done", "stopped"])]
+    assert heights == pytest.approx(sorted(2 * shown["perplexity_std"]))
+    assert ("cannot be told apart" in legend_texts(figure)) == bool(sweep.best["tied"])
+    assert "noiseless" not in legend_texts(figure)
+
+
+def test_trials_without_a_guarantee_share_no_axis_with_the_others(small):
+    sweep = load_sweep(small)
+    trials = sweep.trials.copy()
+    trials.loc[0, "epsilon"] = np.inf
+    sweep = dataclasses.replace(sweep, trials=trials)
+    assert "0000" not in set(figures.comparable_trials(sweep)["trial"])
+    trials["epsilon"] = np.inf
+    with pytest.raises(NothingToShow):
+        figures.pareto(sweep)
+
+
+def test_a_diverged_trial_does_not_flatten_the_rest(small):
+    sweep = load_sweep(small)
+    trials = sweep.trials.copy()
+    trials.loc[0, "perplexity"] = 1e7
+    figure = figures.pareto(dataclasses.replace(sweep, trials=trials))
+    assert figure.axes[0].get_ylim()[1] < 1000
+    assert "beyond the axis: 1 trial of perplexity over 399" in legend_texts(figure)
+
+
+def test_fronts_of_like_sweeps_share_axes_and_others_do_not(small, seeded, other_delta):
+    small, seeded, other = map(load_sweep, (small, seeded, other_delta))
+    figure = figures.joint_pareto([small, seeded])
+    assert "small: front of 9 trials | seeded: front of 9 trials" in legend_texts(figure)
+    with pytest.raises(InputError, match="delta of other"):
+        figures.joint_pareto([small, other])
+
+
+def test_parallel_coordinates_follow_the_searched_scale(small):
+    sweep = load_sweep(small)
+    (axes,) = parallel.parallel_coordinates(sweep).axes
+    (best,) = (each for each in axes.lines if each.get_label() == "chosen")
+    heights = dict(zip(sweep.space, best.get_ydata(), strict=False))
+    rate = sweep.best["params"]["training.server_learning_rate"]
+    assert heights["training.server_learning_rate"] == pytest.approx(np.log(rate / 1e-3) / np.log(30))
+    assert heights["training.num_rounds"] == (sweep.best["params"]["training.num_rounds"] - 10) / 20
+    lora = list(sweep.space).index("model.lora_rank")
+    trials = figures.comparable_trials(sweep)
+    below = sum(each.get_ydata()[lora] < 0 for each in axes.lines if len(each.get_xdata()) == len(sweep.space) + 1)
+    assert below == (trials["model.trainable"] == "full").sum()
+    texts = {text.get_text() for text in axes.texts}
+    assert {"not\nused", "full", "lora", "0.001", "0.03", "8"} <= texts
+
+
+def test_a_null_that_is_a_choice_is_not_an_absence(tmp_path):
+    space = {"privacy.sentence_clip_norm": {"choice": [None, 0.4]}, "training.num_rounds": SPACE["training.num_rounds"]}
+    sweep = load_sweep(write_sweep(tmp_path / "s", trials=4, space=space))
+    (axes,) = parallel.parallel_coordinates(sweep).axes
+    lines = [each for each in axes.lines if len(each.get_xdata()) == 3]
+    assert {each.get_ydata()[0] for each in lines} == {0.0, 1.0}
+    assert "none" in {text.get_text() for text in axes.texts}
+
+
+def test_importance_finds_what_matters_and_says_what_chance_gives(small):
+    sweep = _with_perplexities(load_sweep(small), lambda rate, other: 100 + 10 * abs(np.log(rate / 0.005)))
+    table = importance.importances(sweep)
+    assert table.index[0] == "training.server_learning_rate"
+    assert table["importance"].sum() == pytest.approx(1.0)
+    assert table["importance"].iloc[0] > table["chance"].iloc[0]
+    assert (table["importance"].iloc[1:] < table["chance"].iloc[1:]).all()
+    figure = importance.importance(sweep)
+    assert "best quarter of 60 finished trials" in figure.axes[0].get_xlabel()
+    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx(table["importance"].tolist())
+
+
+def _with_perplexities(sweep, of):
+    """Sixty finished trials whose perplexity is a function of two settings."""
+    generator = np.random.default_rng(0)
+    rows = sweep.trials[sweep.trials["state"] == "done"].sample(60, replace=True, random_state=0, ignore_index=True)
+    rows["training.server_learning_rate"] = np.exp(generator.uniform(np.log(1e-3), np.log(3e-2), 60))
+    rows["privacy.user_sampling_prob"] = np.exp(generator.uniform(np.log(0.05), np.log(0.5), 60))
+    rows["perplexity"] = of(rows["training.server_learning_rate"], rows["privacy.user_sampling_prob"])
+    space = {key: sweep.space[key] for key in ("training.server_learning_rate", "privacy.user_sampling_prob")}
+    return dataclasses.replace(sweep, trials=rows, space=space)
+
+
+def test_importance_of_few_trials_is_not_shown(small, private):
+    with pytest.raises(NothingToShow, match="Only 3 trials have finished"):
+        importance.importance(load_sweep(private))
+    sweep = load_sweep(small)
+    one = dataclasses.replace(sweep, space={"training.num_rounds": sweep.space["training.num_rounds"]})
+    with pytest.raises(NothingToShow, match="Only one setting"):
+        importance.importance(one)
+
+
+def test_utility_is_shown_against_q_s_or_else_what_was_searched(small, tmp_path):
+    sweep = load_sweep(small)
+    (axes,) = figures.utility(sweep).axes
+    assert axes.get_xlabel() == "q_u: user_sampling_prob"
+    assert axes.get_xscale() == "log"
+    best = (sweep.best["params"]["privacy.user_sampling_prob"], sweep.best["perplexity"])
+    assert best in drawn(axes)
+    without = {key: value for key, value in sweep.space.items() if "prob" not in key}
+    with pytest.raises(NothingToShow, match="No sampling probability was searched"):
+        figures.utility(dataclasses.replace(sweep, space=without))
+    space = {"privacy.extended_sampling_prob": {"uniform": [0.0, 1.0]}, **SPACE}
+    panels = figures.utility(load_sweep(write_sweep(tmp_path / "s", trials=3, space=space))).axes
+    assert [axes.get_xlabel() for axes in panels] == ["q_s: extended_sampling_prob", "q_u: user_sampling_prob"]
+
+
+def test_learning_curves_are_those_of_the_best_trials(seeded):
+    sweep = load_sweep(seeded)
+    figure = figures.learning_curves(sweep, top=2)
+    curves = sweep.rounds(sweep.best["trial"])
+    assert set(zip(curves["round"].astype(float), curves["perplexity"], strict=True)) <= drawn(figure.axes[0])
+    best = sweep.trials[sweep.trials["state"] == "done"].sort_values("perplexity")["trial"].head(2).tolist()
+    assert f"trial {best[0]}, chosen | trial {best[1]}" in legend_texts(figure)
+
+
+def test_lines_differ_in_more_than_colour():
+    styles = [line(index) for index in range(6)]
+    assert len({str(style["linestyle"]) for style in styles}) == 6
+    assert len({style["marker"] for style in styles}) == 6
+    assert len({to_rgb(style["color"]) for style in styles}) == 6
+
+
+def test_svg_is_one_element_with_text_and_no_addresses():
+    def draw():
+        figure, (axes,) = chart(3, 2)
+        axes.plot([1, 2], label="a < b & ε", **line(0))
+        axes.legend()
+        return figure
+
+    text = svg(draw(), "name")
+    assert text.startswith("<svg")
+    assert text.endswith("</svg>")
+    assert "a &lt; b &amp; ε</text>" in text
+    assert text == svg(draw(), "name")
+    assert set(_between(text, 'id="')) == {each for each in _between(text, 'id="') if each.startswith("name-")}
+    assert {each for each in _between(text, '"http') if "w3.org" not in each} == set()
+
+
+def _between(text: str, start: str) -> list[str]:
+    return [part.split('"')[0] for part in text.split(start)[1:]]
+
+
+def test_numbers():
+    assert [number(value) for value in (8, 0.005477226, 1e-5, 123456.7, 2.5e7)] == [
+        "8",
+        "0.005477",
+        "1e-5",
+        "123500",
+        "2.5e7",
+    ]
+    assert [perplexity_text(value) for value in (116.0, 99.664, 1234.4, 12345678.0)] == [
+        "116.0",
+        "99.66",
+        "1234",
+        "1.23e7",
+    ]

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.analysis.sweeps import SPACE, UNUSUAL, read_result, write_sweep
+from uedp_ray.analysis.frames import DEFAULT_TRIALS, check_comparable, join, load_sweep, rank
+from uedp_ray.analysis.space import labels, parse_space
+from uedp_ray.errors import InputError
+from uedp_ray.plan import epsilons
+from uedp_ray.sweep import config as sweep_config
+
+
+def test_the_frame_has_the_documented_dtypes_and_the_files_values(small):
+    sweep = load_sweep(small)
+    dtypes = sweep.trials.dtypes.astype(str)
+    assert set(dtypes[["trial", "state", "reason", "method", "unit", "model.trainable"]]) == {"string"}
+    assert set(dtypes[["seeds", "rounds", "charged", "training.num_rounds", "model.lora_rank"]]) == {"Int64"}
+    assert set(dtypes[["feasible", "tied_with_best", "pareto"]]) == {"boolean"}
+    assert set(dtypes[["perplexity", "epsilon", "epsilon_entity", "privacy.user_sampling_prob"]]) == {"float64"}
+    assert dtypes["number"] == "int64"
+    for written, (_, read) in zip(
+        pq.read_table(small / "trials.parquet").to_pylist(), sweep.trials.iterrows(), strict=True
+    ):
+        for name, value in written.items():
+            if name == "run_dirs":
+                assert list(read[name]) == value
+            else:
+                assert pd.isna(read[name]) if value is None else read[name] == value, name
+
+
+def test_what_is_absent_is_null(small):
+    trials = load_sweep(small).trials.set_index("trial")
+    assert UNUSUAL[5] == trials.loc["0005", "state"] == "refused"
+    assert trials.loc["0005", ["epsilon", "perplexity", "rounds"]].isna().all()
+    full = trials[trials["model.trainable"] == "full"]
+    assert len(full)
+    assert full["model.lora_rank"].isna().all()
+    assert trials[trials["model.trainable"] == "lora"]["model.lora_rank"].notna().all()
+
+
+def test_results_are_those_of_the_sweep(seeded):
+    sweep, result = load_sweep(seeded), read_result(seeded)
+    assert sweep.finished
+    assert sweep.best == result["best"]
+    assert sweep.selection == result["selection"]
+    assert sweep.counts == result["counts"]
+    assert list(sweep.pareto["trial"]) == [
+        row["trial"] for row in sorted(result["pareto"], key=lambda row: row["epsilon"])
+    ]
+    assert sweep.references.to_dict("records") == [{"name": "public-only", "perplexity": 133.0, "epsilon": 0.0}]
+    assert (sweep.unit, sweep.delta, sweep.target_epsilon) == ("user-entity", 1e-5, 8.0)
+    assert list(sweep.space) == list(SPACE)
+
+
+def test_a_noiseless_reference_has_no_epsilon(small):
+    references = load_sweep(small).references.set_index("name")
+    assert np.isnan(references.loc["noiseless", "epsilon"])
+
+
+def test_configs_ledgers_and_rounds_of_a_trial(seeded):
+    sweep = load_sweep(seeded)
+    best = sweep.best["trial"]
+    row = sweep.trials.set_index("trial").loc[best]
+    configs = [sweep.config(best, seed) for seed in range(2)]
+    assert [config.training.seed for config in configs] == [0, 1]
+    assert configs[0].privacy.user_sampling_prob == row["privacy.user_sampling_prob"]
+    events = sweep.ledger(best, 1)
+    assert sum(event["kind"] == "round" for event in events) == row["rounds"]
+    assert epsilons(_plan_of(configs[0]), events, ["entity"])["entity"] == row["epsilon_entity"]
+    rounds = sweep.rounds(best)
+    assert set(rounds["seed"]) == {0, 1}
+    assert rounds["round"].max() == row["rounds"]
+
+
+def _plan_of(config):
+    from uedp_ray.plan import Plan
+
+    return Plan.of(config)
+
+
+def test_trials_without_runs_are_named(small):
+    sweep = load_sweep(small)
+    with pytest.raises(InputError, match="trial = '0005': was refused"):
+        sweep.config("0005")
+    with pytest.raises(InputError, match="trial = '9999': is not in small"):
+        sweep.ledger("9999")
+    assert sweep.rounds("0009").empty  # running, nothing written yet
+
+
+def test_an_edited_ledger_is_refused(small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    sweep = load_sweep(copy)
+    ledger = sweep.run_dirs("0000")[0] / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"attempt":0', '"attempt":1', 1))
+    with pytest.raises(InputError, match="does not fit the chain"):
+        sweep.ledger("0000")
+
+
+def test_a_copied_sweep_finds_its_chosen_run(small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "elsewhere")
+    sweep = load_sweep(copy)
+    assert sweep.best_run == copy / "trials" / sweep.best["trial"]
+    assert (sweep.best_run / "privacy.md").exists()
+
+
+def test_a_sweep_that_is_not_finished(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path / "s", finished=False))
+    done = sweep.trials[sweep.trials["state"] == "done"]
+    assert not sweep.finished
+    assert sweep.best["perplexity"] == done["perplexity"].min()
+    assert sweep.best["params"]["training.num_rounds"] in (10, 20, 30)
+    assert sweep.best_run == sweep.run_dirs(sweep.best["trial"])[0]
+    assert sweep.counts == {"asked": 12, "done": 8, "stopped": 1, "failed": 1, "refused": 1, "running": 1}
+    assert sweep.selection["rule"] == "composition"
+    assert sweep.selection["epsilon"] is None
+    assert "nothing yet" in sweep.selection["releasable"]
+
+
+@pytest.mark.parametrize("missing", ["sweep.yaml", "trials.parquet"])
+def test_other_folders_are_refused(small, tmp_path, missing):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    (copy / missing).unlink()
+    for folder in (copy, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=f"{folder.name}': is no sweep directory"):
+            load_sweep(folder)
+
+
+def test_sweeps_join_for_reading_but_only_like_ones_are_ranked(small, seeded, other_delta):
+    sweeps = [load_sweep(path) for path in (small, seeded, other_delta)]
+    joined = join(sweeps)
+    assert list(joined.columns[:2]) == ["sweep", "trial"]
+    assert joined["sweep"].value_counts().to_dict() == {"small": 12, "seeded": 12, "other": 3}
+    assert set(joined["delta"]) == {1e-5, 1e-6}
+    with pytest.raises(InputError, match="delta of other = 1e-06: small has 1e-05"):
+        rank(sweeps)
+    ranked = rank(sweeps[:2])
+    assert ranked["perplexity"].is_monotonic_increasing
+    assert set(ranked["state"]) == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"budget": {"unit": "user"}}, "unit of small"),
+        ({"base": {"corpus": {"evaluation": {"num_users": 9}}}}, "evaluation text of small"),
+        ({"base": {"vocabulary": {"max_size": 9}}}, "vocabulary of small"),
+    ],
+)
+def test_nothing_is_ranked_across_scales(small, change, field):
+    sweep = load_sweep(small)
+    tree = yaml.safe_load(yaml.safe_dump(dict(sweep.settings)))
+    _merge(tree, change)
+    with pytest.raises(InputError, match=field):
+        check_comparable([sweep, dataclasses.replace(sweep, settings=tree)])
+
+
+def _merge(tree, change):
+    for key, value in change.items():
+        if isinstance(value, dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def test_a_space_as_its_sweep_file_has_it():
+    space = parse_space(
+        {
+            "a.rate": {"log_uniform": ["1e-3", 0.1]},
+            "a.steps": {"integer": [10, 35], "step": 10},
+            "a.mixed": {"choice": [1, "two", None]},
+            "b.rate": {"uniform": [0, 2], "when": {"a.mixed": ["1", "two"]}},
+        }
+    )
+    assert space["a.rate"].scaled(0.01) == pytest.approx(0.5)
+    assert space["a.rate"].at(0.5) == pytest.approx(0.01)
+    assert space["a.steps"].values == (10, 30)
+    assert space["a.mixed"].values == ("1", "two", None)  # a column of them is text
+    assert space["a.mixed"].scaled("two") == 0.5
+    assert space["b.rate"].active({"a.mixed": "two"})
+    assert not space["b.rate"].active({"a.mixed": None})
+    assert labels(space) == {"a.rate": "a.rate", "a.steps": "steps", "a.mixed": "mixed", "b.rate": "b.rate"}
+
+
+def test_the_planned_number_of_trials(small):
+    sweep = load_sweep(small)
+    assert sweep.planned_trials == 12
+    search = {**sweep.settings["search"], "trials": None}
+    left_out = dataclasses.replace(sweep, settings={**sweep.settings, "search": search})
+    assert left_out.planned_trials == DEFAULT_TRIALS == sweep_config.DEFAULT_TRIALS
+
+
+def test_importing_the_package_loads_no_pandas_and_reading_loads_no_training():
+    code = (
+        "import sys, uedp_ray; assert 'pandas' not in sys.modules; import uedp_ray.analysis.report; "
+        "print(*(name for name in ('torch', 'ray', 'matplotlib.pyplot', 'uedp_ray.training', 'uedp_ray.sweep', "
+        "'uedp_ray.plan') if name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

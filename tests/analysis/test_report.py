@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.analysis.sweeps import read_result, write_sweep
+from uedp_ray.analysis.cost import prices
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.report import report
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import selection
+from uedp_ray.privacy.accounting import epsilon
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.statement import show_epsilon
+
+VOID = {"meta", "wbr", "input", "br", "hr"}
+SECTIONS = [
+    "Summary",
+    "Perplexity against ε",
+    "The chosen configuration",
+    "Cost of choosing",
+    "All searched settings",
+    "Which settings matter",
+    "ε against rounds",
+    "ε against the number of holders K",
+    "Utility against sampling",
+    "Perplexity over the rounds",
+    "All trials",
+]
+
+
+class Page(HTMLParser):
+    """A page taken apart: it must be well-formed, with ids that are unique, and fetch nothing."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.heads: list[str] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text())
+        self.close()
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
+        assert all(address.startswith("#") for address in self.fetched), self.fetched
+        assert not re.search(r"@import|url\((?!#)", path.read_text())
+        self.text = re.sub(r"\s+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+                self.fetched.append(value)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "h2":
+            self.heads.append("")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+        if "h2" in self.open:
+            self.heads[-1] += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory, small, seeded, private, other_delta) -> dict[str, Path]:
+    """Copies that may be written to, each with its page."""
+    folder = tmp_path_factory.mktemp("reported")
+    found = {path.name: shutil.copytree(path, folder / path.name) for path in (small, seeded, private, other_delta)}
+    for path in found.values():
+        assert report([path]) == path / "report.html"
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(copies) -> Page:
+    return Page(copies["small"] / "report.html")
+
+
+def test_the_page_is_whole_and_in_order(page):
+    assert page.heads == SECTIONS
+    assert page.tags.count("svg") == 7
+
+
+def test_a_policy_forbids_the_network(copies):
+    assert "default-src 'none'" in (copies["small"] / "report.html").read_text()
+
+
+def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
+    result = read_result(copies["small"])
+    best = result["best"]
+    terms = "unit user-entity, zero-out (fixed graph), δ = 1e-05"
+    assert f"under the budget ε ≤ 8 a run ({terms})" in page.text
+    assert (
+        "12 asked for; 8 finished, 1 stopped early, 1 failed, 1 refused before training, 1 not finished." in page.text
+    )
+    assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f}; " in page.text
+    assert "a model of public text only has 133.0 (ε = 0); a noiseless one 88.50 (no guarantee)" in page.text
+    assert "With one seed a trial" in page.text
+    by_unit = ", ".join(f"{unit} {show_epsilon(value)}" for unit, value in best["epsilon"].items())
+    assert f"By unit: {by_unit}; zero-out (fixed graph), δ = 1e-05; upper bounds for this one run" in page.text
+    assert f"Rule composition: the chosen run and its choice together cost ε = 41.235 ({terms})." in page.text
+    assert "Every trial, its configuration and its score." in page.text
+
+
+def test_ties_and_spread_are_in_words(copies):
+    best = read_result(copies["seeded"])["best"]
+    text = Page(copies["seeded"] / "report.html").text
+    assert f"{best['perplexity_std']:.2g} over 2 seeds" in text
+    if best["tied"]:
+        assert f"cannot be told apart from {', '.join(best['tied'])}." in text
+    assert "Bars are one standard deviation over seeds." in text
+
+
+def test_the_chosen_configuration_and_its_statement(copies, page):
+    sweep = load_sweep(copies["small"])
+    config = (sweep.best_run / "config.yaml").read_text()
+    assert re.sub(r"\s+", " ", config).strip() in page.text
+    for key, value in sweep.best["params"].items():
+        assert [row for row in page.rows if row[0] == key and row[1].startswith(str(value)[:4])], key
+    z = f"{sweep.best['noise_multiplier']:.6g}"
+    assert f"(noise multiplier {z}), added once by the driver." in page.text
+    assert [row for row in page.rows if row[0] == "published (estimator f_E)" and "not a guarantee" in row[-1]]
+
+
+def test_every_trial_is_in_the_table(copies, page):
+    header = next(row for row in page.rows if row and row[0] == "trial" and "notes" in row)
+    assert header[7:] == [
+        "user_sampling_prob",
+        "num_rounds",
+        "server_learning_rate",
+        "trainable",
+        "lora_rank",
+        "notes",
+    ]
+    rows = {row[0]: dict(zip(header, row, strict=True)) for row in page.rows if re.fullmatch(r"\d{4}", row[0])}
+    for trial in read_result(copies["small"])["trials"]:
+        row = rows.pop(trial["trial"])
+        assert row["state"] == trial["state"]
+        assert row["ε"] == ("–" if trial["epsilon"] is None else show_epsilon(trial["epsilon"]))
+        if trial["perplexity"] is not None:
+            assert float(row["perplexity"]) == pytest.approx(trial["perplexity"], rel=1e-3)
+        if trial["reason"]:
+            assert trial["reason"] in row["notes"]
+        assert row["lora_rank"] == ("–" if trial["model.lora_rank"] is None else str(trial["model.lora_rank"]))
+    assert not rows
+
+
+def test_text_of_the_sweep_is_escaped(copies, page):
+    source = (copies["small"] / "report.html").read_text()
+    assert "<script>alert('&')</script>" in page.text
+    assert "alert('&')" not in source
+    assert source.count("<script") == 1
+
+
+def test_markup_in_a_statement_stays_text(copies, tmp_path):
+    copy = shutil.copytree(copies["small"], tmp_path / "copy")
+    statement = load_sweep(copy).best_run / "privacy.md"
+    with statement.open("a") as file:
+        file.write("\n<img src=http://a.example/x>\n\n![x](http://b.example/y) [z](http://c.example)\n")
+    found = Page(report([copy]))
+    assert "img" not in found.tags
+    assert "http://b.example/y" in found.text
+
+
+def test_the_noiseless_line_is_not_to_be_published(copies, page):
+    label = "no guarantee; trained without noise on the same text: do not publish this line"
+    assert page.text.count(label) >= 4  # the warning, and the captions of three figures
+    assert label not in Page(copies["seeded"] / "report.html").text
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("small", 1), ("seeded", 2)])
+def test_the_price_of_choosing_by_every_rule(copies, name, seeds):
+    sweep = load_sweep(copies[name])
+    rounds = [event for event in sweep.ledger(sweep.best["trial"]) if event["kind"] == "round"]
+    mechanism = RoundMechanism.from_dict(rounds[0]["mechanism"])
+    one, chosen, *others = prices(sweep)
+    assert (one.epsilon, chosen.epsilon) == (sweep.best["epsilon"]["user-entity"], 41.2345)
+    assert [price.of_sweep for price in (one, chosen, *others)] == [True, True, False, False]
+    for law, price in zip(("logarithmic", "geometric"), others, strict=True):
+        assert law in price.what
+        assert price.epsilon == selection.epsilon_of_choosing(
+            "repeat_and_select",
+            searcher="random",
+            early_stopping=False,
+            candidates=[[(mechanism, seeds * len(rounds))]],
+            mean=12.0,
+            law=law,
+            delta=1e-5,
+        )
+
+
+def test_under_repeat_and_select_composition_is_the_comparison(copies):
+    sweep = load_sweep(copies["private"])
+    rounds = [event for event in sweep.ledger(sweep.best["trial"]) if event["kind"] == "round"]
+    mechanism = RoundMechanism.from_dict(rounds[0]["mechanism"])
+    (composed,) = (price for price in prices(sweep) if not price.of_sweep)
+    assert "composition" in composed.what
+    assert composed.epsilon == epsilon(mechanism, rounds=3 * len(rounds), delta=1e-5)
+
+
+def test_a_private_page_says_so_and_is_owner_only(copies):
+    path = copies["private"] / "report.html"
+    found = Page(path)
+    assert "This page itself is private." in found.text
+    assert "only the winner may be released" in found.text
+    assert "a secret random number, 3 in the mean" in found.text.lower()
+    for file in (path, copies["private"] / "figures" / "pareto.svg"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "private." not in Page(copies["small"] / "report.html").text
+
+
+def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
+    names = {"pareto", "parallel", "importance", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
+    assert {file.stem for file in (copies["small"] / "figures").iterdir()} == names
+    text = (copies["small"] / "figures" / "pareto.svg").read_text()
+    assert text in (copies["small"] / "report.html").read_text()
+    copy = shutil.copytree(copies["private"], tmp_path / "copy")
+    (copy / "figures" / "importance.svg").write_text("of an earlier report")
+    report([copy])
+    assert not (copy / "figures" / "importance.svg").exists()
+    assert "Only 3 trials have finished: with fewer than 8" in Page(copy / "report.html").text
+
+
+def test_several_sweeps_make_one_page(copies, tmp_path):
+    paths = [copies["small"], copies["seeded"]]
+    with pytest.raises(InputError, match="name a file"):
+        report(paths)
+    found = Page(report(paths, tmp_path / "new" / "both.html"))
+    assert found.heads == ["The sweeps together", *SECTIONS, *SECTIONS]
+    assert found.tags.count("svg") == 15
+    assert "small: front of 9 trials" in found.text
+
+
+def test_sweeps_of_other_terms_share_no_axis(copies, tmp_path):
+    found = Page(report([copies["small"], copies["other"]], tmp_path / "both.html"))
+    assert "No common axis: delta of other = 1e-06: small has 1e-05" in found.text
+    assert "front of" not in found.text
+
+
+def test_a_sweep_that_is_not_finished_is_reported_as_such(tmp_path):
+    found = Page(report([write_sweep(tmp_path / "s", finished=False)]))
+    assert "The sweep is not finished." in found.text
+    assert "is the best so far" in found.text
+    assert "Nothing yet: the sweep is not finished, and its price is not settled." in found.text
+
+
+def test_a_sweep_without_a_result_is_reported_too(copies, tmp_path):
+    copy = shutil.copytree(copies["private"], tmp_path / "copy")
+    table = pq.read_table(copy / "trials.parquet")
+    rows = [{**row, "state": "failed", "perplexity": None, "pareto": False} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), copy / "trials.parquet")
+    result = read_result(copy) | {"best": None, "pareto": [], "references": []}
+    (copy / "result.json").write_text(json.dumps(result))
+    found = Page(report([copy]))
+    assert "there is nothing to choose" in found.text
+    assert "the trials together cost ε = 16.544" in found.text
+    assert "svg" not in found.tags
+    assert found.heads == [head for head in SECTIONS if head not in SECTIONS[2:4]]
+
+
+def test_nothing_to_report_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="at least one sweep directory"):
+        report([])
+    with pytest.raises(InputError, match="is no sweep directory"):
+        report([tmp_path])

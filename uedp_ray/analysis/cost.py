@@ -1,0 +1,87 @@
+"""What the choice among trials cost, beside what one run costs and what other rules would have asked.
+
+    [(price.what, price.epsilon) for price in prices(load_sweep("runs/quickstart"))]
+
+Only the row of the rule that the sweep used is a statement about this sweep. The others are computed from public numbers,
+the chosen run's mechanism and the planned number of trials, and say what as many trials like the chosen one would cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uedp_ray.analysis.frames import Sweep
+from uedp_ray.privacy import selection
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+
+@dataclass(frozen=True)
+class Price:
+    """One row. ``epsilon``: None is no guarantee. ``of_sweep``: whether it is a statement about this sweep."""
+
+    what: str
+    epsilon: float | None
+    of_sweep: bool
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the chosen run did, from its ledger."""
+
+    mechanism: RoundMechanism
+    rounds: int
+    others: tuple[Mapping[str, Any], ...]
+    """Charged events that are no rounds: a vocabulary made of private text."""
+
+
+def spent_by_best(sweep: Sweep) -> Spent | None:
+    """None where nothing is chosen, or where the chosen run has no guarantee."""
+    if sweep.best_run is None:
+        return None
+    opened, *events = read_ledger(sweep.best_run / "ledger.jsonl")
+    rounds = [event for event in events if event["kind"] == "round"]
+    private = opened["header"]["private"] is True and all(event["private"] is True for event in rounds)
+    if not rounds or not private:
+        return None
+    others = tuple(event for event in events if event["kind"] != "round")
+    return Spent(RoundMechanism.from_dict(rounds[-1]["mechanism"]), len(rounds), others)
+
+
+def prices(sweep: Sweep) -> list[Price]:
+    """The price of one run, of the choice by the sweep's rule, and of the same choice by the other rules."""
+    if sweep.best is None:
+        return []
+    rule, best = sweep.selection["rule"], sweep.best
+    rows = [Price(f"one run: trial {best['trial']} alone", best["epsilon"][sweep.unit], True)]
+    if sweep.finished:
+        rows.append(Price(f"the choice by rule {rule}, the chosen run included", best["epsilon_with_choice"], True))
+    return [*rows, *_elsewhere(sweep, rule)]
+
+
+def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:
+    spent = spent_by_best(sweep)
+    if spent is None or spent.others or sweep.best is None:
+        return
+    trials, rounds = sweep.planned_trials, spent.rounds * sweep.best["seeds"]
+    settings: dict[str, Any] = {"delta": sweep.delta, "accountant": sweep.unit}
+    if rule != "repeat_and_select":
+        for law in ("logarithmic", "geometric"):
+            epsilon = selection.epsilon_of_choosing(
+                "repeat_and_select",
+                searcher="random",
+                early_stopping=False,
+                candidates=[[(spent.mechanism, rounds)]],
+                mean=float(trials),
+                law=law,
+                **settings,
+            )
+            what = f"repeat_and_select: a random number of independent trials, {trials} in the mean ({law} law)"
+            yield Price(what, epsilon, False)
+    if rule != "composition":
+        event = {"kind": "round", "mechanism": spent.mechanism.to_dict(), "private": True}
+        epsilon = epsilon_of_events([event] * (rounds * trials), **settings)
+        yield Price(f"composition: {trials} trials fixed beforehand, all of them published", epsilon, False)

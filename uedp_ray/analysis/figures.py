@@ -1,0 +1,244 @@
+"""Figures of a sweep's trials: Pareto front, utility against sampling, learning curves.
+
+    pareto(load_sweep("runs/quickstart")).savefig("pareto.svg")
+
+Each takes a ``Sweep`` and returns a matplotlib figure, or raises ``NothingToShow`` with the reason in words. Epsilons of
+different units or deltas never share an axis. Trials without a guarantee (infinite epsilon) are left out of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from uedp_ray.analysis.frames import Sweep, check_comparable, finished_trials
+from uedp_ray.analysis.space import labels
+from uedp_ray.analysis.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    NothingToShow,
+    chart,
+    legend,
+    line,
+    log_ticks,
+    number,
+    perplexity_axis,
+)
+
+NOISELESS = "no guarantee; trained without noise on the same text: do not publish this line"
+EXTENDED = "privacy.extended_sampling_prob"
+SAMPLING = (EXTENDED, "privacy.entity_sampling_prob", "privacy.user_sampling_prob", "expected_cohort_size")
+_STYLES: dict[str, dict[str, Any]] = {
+    "done": {"marker": "o", "color": SKY, "markeredgecolor": BLUE, "label": "trial"},
+    "tied": {"marker": "D", "color": ORANGE, "markeredgecolor": BLACK, "label": "cannot be told apart from the best"},
+    "stopped": {"marker": "v", "color": "white", "markeredgecolor": GREY, "label": "stopped early (not finished)"},
+    "best": {"marker": "*", "color": VERMILION, "markeredgecolor": BLACK, "markersize": 15},
+}
+
+
+def epsilon_label(sweep: Sweep) -> str:
+    return f"ε of one run ({sweep.unit}, zero-out, δ = {sweep.delta:g})"
+
+
+def comparable_trials(sweep: Sweep) -> pd.DataFrame:
+    """Trials with a perplexity and a finite epsilon, best first, with the column ``role``: a key of the legend.
+
+    Raises: NothingToShow if there is none.
+    """
+    trials = sweep.trials
+    shown = trials[
+        np.isfinite(trials["perplexity"]) & np.isfinite(trials["epsilon"]) & trials["state"].isin(["done", "stopped"])
+    ]
+    if shown.empty:
+        raise NothingToShow("No trial has both a perplexity and an ε yet.")
+    best = sweep.best["trial"] if sweep.best else None
+    role = np.select(
+        [shown["trial"] == best, shown["state"] == "stopped", shown["tied_with_best"].fillna(False).astype(bool)],
+        ["best", "stopped", "tied"],
+        "done",
+    )
+    return shown.assign(role=role).sort_values("perplexity", ignore_index=True)
+
+
+def pareto(sweep: Sweep) -> Figure:
+    """Perplexity against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
+    trials = comparable_trials(sweep)
+    figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
+    by_epsilon, by_rank = panels
+    levels = _reference_lines(sweep, panels)
+    far = perplexity_axis(by_epsilon, trials["perplexity"], levels.values())
+    front = _front(sweep, trials, levels.get("public-only"), far)
+    by_epsilon.plot(*front, drawstyle="steps-post", color=BLACK, linewidth=1.2, zorder=3.5, label="Pareto front")
+    by_epsilon.axvline(sweep.target_epsilon, color=GREY, linewidth=1, linestyle=(0, (1, 2)))
+    x_max = max(sweep.target_epsilon, trials["epsilon"].max())
+    by_epsilon.set_xlim(-0.04 * x_max, 1.1 * x_max)
+    by_epsilon.set_xlabel(epsilon_label(sweep))
+    by_epsilon.annotate(
+        f"budget {number(sweep.target_epsilon)}",
+        (sweep.target_epsilon, 0.02),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, 0),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color=GREY,
+    )
+    _points(by_epsilon, sweep, trials, trials["epsilon"], far)
+    _points(by_rank, sweep, trials, pd.Series(np.arange(1, len(trials) + 1)), far)
+    by_rank.set_xlabel("trials, best first")
+    by_rank.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_rank.tick_params(labelleft=False)
+    by_rank.set_xlim(0.4 - 0.02 * len(trials), len(trials) * 1.02 + 0.6)
+    legend(figure, panels)
+    return figure
+
+
+def _front(sweep: Sweep, trials: pd.DataFrame, public: float | None, far: float) -> tuple[list[float], list[float]]:
+    """Corners of the front, from the public model at epsilon 0, where there is one, to the edge of the budget."""
+    corners = [] if public is None else [(0.0, public)]
+    front = sweep.pareto[sweep.pareto["perplexity"] <= far]
+    for epsilon, perplexity in zip(front["epsilon"], front["perplexity"], strict=True):
+        if public is None or perplexity < public:
+            corners.append((epsilon, perplexity))
+    if corners:
+        corners.append((max(sweep.target_epsilon, *trials["epsilon"]), corners[-1][1]))
+    return [epsilon for epsilon, _ in corners], [perplexity for _, perplexity in corners]
+
+
+def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
+    """The fronts of several sweeps on one pair of axes. Raises: InputError as ``frames.check_comparable`` does."""
+    check_comparable(sweeps)
+    figure, (axes,) = chart(7.4, 4.2)
+    each = [comparable_trials(sweep) for sweep in sweeps]
+    far = perplexity_axis(axes, pd.concat(each)["perplexity"])
+    for index, (sweep, trials) in enumerate(zip(sweeps, each, strict=True)):
+        style = line(index)
+        cloud = {**style, "linestyle": "none", "alpha": 0.35, "markersize": 4}
+        axes.plot(trials["epsilon"], trials["perplexity"].clip(upper=far), **cloud)
+        front = sweep.pareto
+        axes.plot(
+            front["epsilon"],
+            front["perplexity"],
+            drawstyle="steps-post",
+            **{**style, "markersize": 8},
+            label=f"{sweep.name}: front of {len(trials)} trials",
+        )
+    axes.set_xlim(left=0)
+    axes.set_xlabel(epsilon_label(sweeps[0]))
+    legend(figure, [axes])
+    return figure
+
+
+def utility(sweep: Sweep) -> Figure:
+    """Perplexity against each sampling probability that was searched, q_s first.
+
+    Raises: NothingToShow where none was searched.
+    """
+    keys = [key for key in SAMPLING if key in sweep.space]
+    if not keys:
+        raise NothingToShow("No sampling probability was searched.")
+    trials = comparable_trials(sweep)
+    figure, panels = chart(max(7.0, 3.2 * len(keys)), 4.0, len(keys), sharey=True)
+    levels = _reference_lines(sweep, panels)
+    far = perplexity_axis(panels[0], trials["perplexity"], levels.values())
+    for axes, key in zip(panels, keys, strict=True):
+        shown = trials[trials[key].notna()]
+        _points(axes, sweep, shown, shown[key].astype(float), far)
+        parameter = sweep.space[key]
+        if parameter.is_log:
+            axes.set_xscale("log")
+            log_ticks(axes, "x", *parameter.values)
+        if not parameter.is_choice:
+            axes.set_xlim(parameter.at(-0.03), parameter.at(1.03))
+        axes.set_xlabel(_SYMBOLS[key] + labels(sweep.space)[key])
+        if axes is not panels[0]:
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)
+    legend(figure, panels)
+    return figure
+
+
+_SYMBOLS = dict(zip(SAMPLING, ("q_s: ", "q_e: ", "q_u: ", ""), strict=True))
+
+
+def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
+    """Held-out perplexity over the rounds of the ``top`` best trials; a thin line for each further seed."""
+    best = finished_trials(sweep.trials).sort_values("perplexity").head(top)["trial"]
+    curves = [(trial, sweep.rounds(trial)) for trial in best]
+    curves = [(trial, rounds[rounds["perplexity"].notna()]) for trial, rounds in curves]
+    curves = [(trial, rounds) for trial, rounds in curves if not rounds.empty]
+    if not curves:
+        raise NothingToShow("No finished trial has recorded a perplexity during its rounds.")
+    figure, (axes,) = chart(7.0, 4.0)
+    levels = _reference_lines(sweep, [axes])
+    far = perplexity_axis(axes, pd.concat([rounds["perplexity"] for _, rounds in curves]), levels.values())
+    for index, (trial, rounds) in enumerate(curves):
+        chosen = sweep.best is not None and trial == sweep.best["trial"]
+        for seed, run in rounds.groupby("seed"):
+            style = line(index) | {"linewidth": 2.4 if chosen else 1.5}
+            if seed:
+                style |= {"linewidth": 0.8, "markersize": 2.5}
+            label = None if seed else f"trial {trial}{f', {chosen_label(sweep)}' if chosen else ''}"
+            axes.plot(run["round"], run["perplexity"].clip(upper=far), label=label, **style)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(figure, [axes])
+    return figure
+
+
+def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
+    """Draws the levels of the model trained on public text only, and of the one trained without noise."""
+    levels = dict(zip(sweep.references["name"], sweep.references["perplexity"], strict=True))
+    looks = {
+        "public-only": (GREEN, "--", "public text only: ε = 0"),
+        "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {NOISELESS}".replace("on the", "\non the")),
+    }
+    for name, level in levels.items():
+        color, dash, text = looks[name]
+        for axes in panels:
+            axes.axhline(level, color=color, linestyle=dash, linewidth=1.4, label=f"{number(level)}, {text}")
+    return levels
+
+
+def chosen_label(sweep: Sweep) -> str:
+    """What the best trial is called."""
+    return "chosen" if sweep.finished else "best so far"
+
+
+def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: float) -> None:
+    """Trials by role, with the spread over seeds; those beyond ``far`` as arrow heads at the edge."""
+    beyond = (trials["perplexity"] > far).to_numpy()
+    for role, style in (_STYLES | {"best": _STYLES["best"] | {"label": chosen_label(sweep)}}).items():
+        mask = (trials["role"] == role).to_numpy() & ~beyond
+        if mask.any():
+            spread = trials["perplexity_std"][mask]
+            axes.errorbar(
+                x[mask],
+                trials["perplexity"][mask],
+                yerr=None if spread.isna().all() else spread.fillna(0.0),
+                linestyle="none",
+                elinewidth=0.9,
+                ecolor=GREY,
+                capsize=2,
+                zorder=4 if role == "best" else 3,
+                **{"markersize": 6, **style},
+            )
+    if beyond.any():
+        text = (
+            f"beyond the axis: {beyond.sum()} trial{'s' if beyond.sum() > 1 else ''} of perplexity over {number(far)}"
+        )
+        edge = axes.get_xaxis_transform()
+        axes.plot(x[beyond], np.full(beyond.sum(), 0.985), "^", transform=edge, color=GREY, markersize=6, label=text)

@@ -1,0 +1,264 @@
+"""A sweep directory as typed pandas frames, with the configs and verified ledgers of its runs.
+
+    sweep = load_sweep("runs/quickstart")
+    sweep.trials[sweep.trials.state == "done"].sort_values("perplexity")
+    sweep.config(sweep.best["trial"]).privacy.user_sampling_prob
+    rank([sweep, load_sweep("runs/other")])        # refused unless unit and delta agree
+
+``trials`` has one row a trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
+``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std initial_perplexity
+epsilon epsilon_user-entity epsilon_user epsilon_entity delta noise_multiplier seconds`` float64; ``run_dirs`` lists of
+text. A searched setting has a column of its dotted name: float64 for ranges, Int64 for integers, as written for choices.
+Absent is null (NaN); an infinite ``epsilon`` is no guarantee, a null one is not known.
+
+What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from uedp_ray.analysis.space import Parameter, parse_space
+from uedp_ray.config import RunConfig, load_config, read_yaml
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.ledger import read_ledger
+
+UNITS = ("user-entity", "user", "entity")
+DEFAULT_TRIALS = 32
+"""What the sweep takes where ``search.trials`` is left out."""
+STATES = ("done", "stopped", "failed", "refused", "running")
+_DTYPES = {
+    "trial": "string",
+    "number": "int64",
+    "state": "string",
+    "reason": "string",
+    "feasible": "boolean",
+    "method": "string",
+    "perplexity": "float64",
+    "perplexity_std": "float64",
+    "initial_perplexity": "float64",
+    "seeds": "Int64",
+    "tied_with_best": "boolean",
+    "pareto": "boolean",
+    "epsilon": "float64",
+    **{f"epsilon_{unit}": "float64" for unit in UNITS},
+    "delta": "float64",
+    "unit": "string",
+    "noise_multiplier": "float64",
+    "rounds": "Int64",
+    "charged": "Int64",
+    "seconds": "float64",
+    "run_dirs": "object",
+}
+_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
+_RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What a sweep directory says. Made by ``load_sweep``."""
+
+    path: Path
+    name: str
+    settings: Mapping[str, Any]
+    """``sweep.yaml`` as nested values."""
+    trials: pd.DataFrame
+    space: Mapping[str, Parameter]
+    """The searched settings by dotted key."""
+    counts: Mapping[str, int]
+    """Points tried (``asked``), and how many are in each of ``STATES``."""
+    best: Mapping[str, Any] | None
+    """As in ``result.json``; of a sweep that is not finished, the best so far; None where no trial is done."""
+    best_run: Path | None
+    """The run directory of the chosen model."""
+    selection: Mapping[str, Any]
+    """The price of choosing: rule, epsilon, delta, unit, accountant, releasable, text."""
+    references: pd.DataFrame
+    """name (string), perplexity (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
+    finished: bool
+
+    @property
+    def unit(self) -> str:
+        """Whose epsilon the budget bounds."""
+        return self.settings["budget"]["unit"]
+
+    @property
+    def delta(self) -> float:
+        return float(self.settings["budget"]["delta"])
+
+    @property
+    def target_epsilon(self) -> float:
+        return float(self.settings["budget"]["target_epsilon"])
+
+    @property
+    def planned_trials(self) -> int:
+        """Trials to train, as set before the first one; their mean number under ``repeat_and_select``."""
+        search = self.settings["search"]
+        return len(self.trials) if search["searcher"] == "grid" else search["trials"] or DEFAULT_TRIALS
+
+    @property
+    def pareto(self) -> pd.DataFrame:
+        """Trials that no other beats in both epsilon and perplexity, by epsilon."""
+        return self.trials[self.trials["pareto"].fillna(False)].sort_values("epsilon")
+
+    def run_dirs(self, trial: str) -> list[Path]:
+        """Its run directories, one a seed. Raises: InputError for an unknown trial, or one that never ran."""
+        rows = self.trials[self.trials["trial"] == trial]
+        if rows.empty:
+            raise InputError("trial", trial, f"is not in {self.path.name}: see the column trial")
+        names = rows["run_dirs"].iloc[0]
+        if names is None or not len(names):
+            raise InputError("trial", trial, f"was {rows['state'].iloc[0]}: it has no run directory")
+        return [self.path / name for name in names]
+
+    def config(self, trial: str, seed: int = 0) -> RunConfig:
+        """The run's resolved configuration; runs of one trial differ in ``training.seed``."""
+        return load_config(self.run_dirs(trial)[seed] / "config.yaml")
+
+    def ledger(self, trial: str, seed: int = 0) -> list[dict[str, Any]]:
+        """Every event of the run, its digest chain verified. Raises: InputError naming the first line that fails."""
+        return read_ledger(self.run_dirs(trial)[seed] / "ledger.jsonl")
+
+    def rounds(self, trial: str) -> pd.DataFrame:
+        """``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
+        files = [folder / "rounds.parquet" for folder in self.run_dirs(trial)]
+        frames = [pq.read_table(file).to_pandas().assign(seed=seed) for seed, file in enumerate(files) if file.exists()]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["round", "perplexity", "seed"])
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Reads a sweep directory, finished or not. Raises: InputError where the folder is none."""
+    path = Path(path)
+    if not ((path / "sweep.yaml").is_file() and (path / "trials.parquet").is_file()):
+        remedy = "is no sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
+        raise InputError("sweep", str(path), remedy)
+    settings = read_yaml(path / "sweep.yaml")
+    space = parse_space(settings["space"])
+    trials = _read_trials(path / "trials.parquet", space)
+    finished = (path / "result.json").is_file()
+    result = json.loads((path / "result.json").read_text()) if finished else _so_far(trials, settings)
+    references = pd.DataFrame(result["references"], columns=["name", "perplexity", "epsilon"])
+    return Sweep(
+        path=path,
+        name=path.resolve().name,
+        settings=settings,
+        trials=trials,
+        space=space,
+        counts=result["counts"],
+        best=result["best"],
+        best_run=_best_run(path, result),
+        selection=result["selection"],
+        references=references.astype({"name": "string", "perplexity": "float64", "epsilon": "float64"}),
+        finished=finished,
+    )
+
+
+def _best_run(path: Path, result: Mapping[str, Any]) -> Path | None:
+    """Run directories are stated where the sweep was made; a copy of it lies elsewhere."""
+    if result["best"] is None:
+        return None
+    return path / Path(result["best"]["run_dir"]).relative_to(result["sweep_dir"])
+
+
+def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    """All trials below each other, with the column ``sweep`` first. For reading: see ``rank`` for comparing."""
+    names = [sweep.name for sweep in sweeps]
+    labels = [str(sweep.path) if names.count(sweep.name) > 1 else sweep.name for sweep in sweeps]
+    frames = [sweep.trials.assign(sweep=label) for label, sweep in zip(labels, sweeps, strict=True)]
+    joined = pd.concat(frames, ignore_index=True).astype({"sweep": "string"})
+    return joined[["sweep", *(name for name in joined.columns if name != "sweep")]]
+
+
+def rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    """Finished, feasible trials of all sweeps, best first. Raises: InputError as ``check_comparable`` does."""
+    check_comparable(sweeps)
+    return finished_trials(join(sweeps)).sort_values("perplexity", ignore_index=True)
+
+
+def check_comparable(sweeps: Sequence[Sweep]) -> None:
+    """Raises: InputError unless one axis fits all: same unit and delta for epsilon, same text and words for perplexity."""
+    first, *others = sweeps
+    for other in others:
+        for what, theirs, ours in zip(_SCALES, _scale(other), _scale(first), strict=True):
+            if theirs != ours:
+                remedy = f"{first.name} has {ours}; sweeps that differ in {what} are joined for reading, never ranked"
+                raise InputError(f"{what} of {other.name}", theirs, remedy)
+
+
+_SCALES = ("unit", "delta", "evaluation text", "vocabulary", "max_length")
+
+
+def _scale(sweep: Sweep) -> tuple[Any, ...]:
+    base = sweep.settings["base"]
+    text, words, length = base["corpus"]["evaluation"], base["vocabulary"], base["model"]["max_length"]
+    return sweep.unit, sweep.delta, text, words, length
+
+
+def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials that ran to their end within the budget, and have a perplexity."""
+    return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & trials["perplexity"].notna()]
+
+
+def _read_trials(path: Path, space: Mapping[str, Parameter]) -> pd.DataFrame:
+    frame = pq.read_table(path).to_pandas(types_mapper=_NULLABLE.get)
+    missing = [name for name in (*_DTYPES, *space) if name not in frame]
+    if missing:
+        raise InputError("trials.parquet", str(path), f"lacks the column {missing[0]}: read it with its own version")
+    ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
+    return frame.astype(_DTYPES | ranges)
+
+
+def _so_far(trials: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``result.json`` will hold, as far as it can be told before the sweep ends."""
+    budget = settings["budget"]
+    states = trials["state"].value_counts()
+    done = finished_trials(trials).sort_values("perplexity")
+    best = None
+    if not done.empty:
+        row = done.iloc[0]
+        best = {
+            "trial": row["trial"],
+            "perplexity": float(row["perplexity"]),
+            "perplexity_std": None if pd.isna(row["perplexity_std"]) else float(row["perplexity_std"]),
+            "seeds": int(row["seeds"]),
+            "epsilon": {unit: float(row[f"epsilon_{unit}"]) for unit in UNITS},
+            "epsilon_with_choice": None,
+            "delta": budget["delta"],
+            "unit": budget["unit"],
+            "noise_multiplier": None if pd.isna(row["noise_multiplier"]) else float(row["noise_multiplier"]),
+            "params": {key: row[key] for key in settings["space"] if not pd.isna(row[key])},
+            "run_dir": row["run_dirs"][0],
+            "tied": None,
+        }
+    from uedp_ray.privacy.selection import default_rule  # loads the accountants
+
+    search = settings["search"]
+    rule = search["selection"]
+    if rule == "default":
+        rule = default_rule(search["searcher"], early_stopping=search["early_stopping"] != "none")
+    return {
+        "best": best,
+        "counts": {
+            "asked": len(trials),
+            **{state: int(states.get(state, 0)) for state in STATES},
+        },
+        "selection": {
+            "rule": rule,
+            "epsilon": None,
+            "delta": budget["delta"],
+            "unit": budget["unit"],
+            "accountant": budget["unit"],
+            "releasable": "nothing yet: the sweep is not finished, and its price is not settled",
+            "text": "The price of choosing is computed when the sweep ends.",
+        },
+        "references": [],
+        "sweep_dir": "",
+    }

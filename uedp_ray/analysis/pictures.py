@@ -1,0 +1,144 @@
+"""The figures of the report with their captions, in reading order.
+
+    for picture in pictures(load_sweep("runs/quickstart"), "s1"): print(picture.title, picture.reason or picture.caption)
+
+Captions carry unit, relation and delta of every epsilon that is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from uedp_ray.analysis import epsilon, figures, importance, parallel
+from uedp_ray.analysis.cost import Spent, spent_by_best
+from uedp_ray.analysis.figures import NOISELESS
+from uedp_ray.analysis.frames import Sweep, check_comparable
+from uedp_ray.analysis.style import NothingToShow, svg
+from uedp_ray.analysis.summary import terms
+from uedp_ray.errors import InputError
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its words, or the reason why there is none."""
+
+    name: str
+    title: str
+    caption: str
+    svg: Markup | None = None
+    reason: str = ""
+
+
+def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
+    """All figures of one sweep; ids in the drawings begin with ``prefix``."""
+
+    def picture(name: str, title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+        try:
+            return Picture(name, title, caption, Markup(svg(draw(), f"{prefix}-{name}")))
+        except NothingToShow as nothing:
+            return Picture(name, title, caption, reason=str(nothing))
+
+    several_seeds = (sweep.trials["seeds"] > 1).any()
+    spread = "Bars are one standard deviation over seeds." if several_seeds else "One seed a trial, so no bars."
+    noiseless = f"Noiseless line: {NOISELESS}." if "noiseless" in set(sweep.references["name"]) else ""
+    return [
+        picture(
+            "pareto",
+            "Perplexity against ε",
+            f"{_of_trials(sweep)} {spread} {noiseless}",
+            lambda: figures.pareto(sweep),
+        ),
+        picture(
+            "parallel",
+            "All searched settings",
+            "One line a trial, from its settings to its perplexity: the darker, the better; dotted lines were stopped "
+            "early. Axes follow the scale that was searched.",
+            lambda: parallel.parallel_coordinates(sweep),
+        ),
+        picture(
+            "importance",
+            "Which settings matter",
+            "How far the values of the best quarter of the trials differ from those of all trials. The shares add up to "
+            "one even if nothing matters, so believe only a bar that passes its mark.",
+            lambda: importance.importance(sweep),
+        ),
+        picture(
+            "epsilon-rounds",
+            "ε against rounds",
+            "The chosen run's mechanism with fewer and more rounds, by accountant; each unit has its own axis. The dashed "
+            f"curve is the paper's arithmetic: {epsilon.PUBLISHED}.",
+            lambda: _over_rounds(sweep, _spent(sweep)),
+        ),
+        picture(
+            "epsilon-holders",
+            "ε against the number of holders K",
+            "What the chosen run's noise and rounds would give if up to K users held one entity. ε of the unit user does "
+            "not depend on K. Where the curve is flat, a sentence without an entity decides.",
+            lambda: _over_holders(sweep, _spent(sweep)),
+        ),
+        picture(
+            "utility",
+            "Utility against sampling",
+            f"{_of_sampling(sweep)} {_of_trials(sweep)} Other settings vary too: read the lower edge. {noiseless}",
+            lambda: figures.utility(sweep),
+        ),
+        picture(
+            "learning",
+            "Perplexity over the rounds",
+            f"The best finished trials. {'Thin lines are further seeds. ' if several_seeds else ''}{noiseless}",
+            lambda: figures.learning_curves(sweep),
+        ),
+    ]
+
+
+def joint_picture(sweeps: Sequence[Sweep]) -> Picture | None:
+    """The fronts of several sweeps together, or why they share no axis; None for a single sweep."""
+    if len(sweeps) == 1:
+        return None
+    words = ("joint", "The sweeps together", f"ε of one run each: {terms(sweeps[0])}.")
+    try:
+        check_comparable(sweeps)
+        return Picture(*words, svg=Markup(svg(figures.joint_pareto(sweeps), "joint")))
+    except InputError as error:
+        return Picture(*words, reason=f"No common axis: {error}.")
+    except NothingToShow as nothing:
+        return Picture(*words, reason=str(nothing))
+
+
+def _of_trials(sweep: Sweep) -> str:
+    text = f"Trials of finite ε only. ε of one run each: {terms(sweep)}; the choice among them comes on top."
+    if sweep.selection["rule"] == "public":
+        text += " Trials read public text only: their ε is what the same training costs on private text."
+    return text
+
+
+def _of_sampling(sweep: Sweep) -> str:
+    if figures.EXTENDED in sweep.space:
+        return "q_s is the probability with which a sentence without a detected entity is used."
+    return "q_s was not searched; another sampling probability was."
+
+
+def _spent(sweep: Sweep) -> Spent:
+    spent = spent_by_best(sweep)
+    if spent is None:
+        raise NothingToShow("There is no chosen run with a guarantee.")
+    return spent
+
+
+def _over_rounds(sweep: Sweep, spent: Spent) -> Figure:
+    return epsilon.epsilon_over_rounds(
+        spent.mechanism,
+        rounds=spent.rounds,
+        delta=sweep.delta,
+        unit=sweep.unit,
+        target_epsilon=sweep.target_epsilon,
+        others=spent.others,
+    )
+
+
+def _over_holders(sweep: Sweep, spent: Spent) -> Figure:
+    return epsilon.epsilon_over_holders(spent.mechanism, rounds=spent.rounds, delta=sweep.delta, others=spent.others)

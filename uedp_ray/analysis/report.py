@@ -1,0 +1,136 @@
+"""One self-contained HTML page about one or more sweeps, and its figures as SVG files.
+
+    report(["runs/quickstart"])        # runs/quickstart/report.html and runs/quickstart/figures/*.svg
+
+The page loads nothing: figures, style and script are in it, and a content security policy forbids the network. All text
+from the sweep is escaped. What is in it is as public as the sweep: under rule ``repeat_and_select`` the page is private,
+says so, and is written owner-only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from uedp_ray.analysis.cost import Price, prices
+from uedp_ray.analysis.frames import Sweep, load_sweep
+from uedp_ray.analysis.pictures import Picture, joint_picture, pictures
+from uedp_ray.analysis.style import shown_value
+from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
+from uedp_ray.analysis.table import TrialTable, trial_table
+from uedp_ray.errors import InputError
+
+_MARKDOWN = (
+    MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the template shows of one sweep."""
+
+    id: str
+    sweep: Sweep
+    warnings: list[str]
+    summary: list[tuple[str, str]]
+    pictures: dict[str, Picture]
+    chosen: list[tuple[str, str, str]]
+    """(setting, value, what was searched) of the best trial."""
+    config: str
+    statement: Markup
+    prices: list[Price]
+    terms: str
+    table: TrialTable
+
+
+def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Writes the page and the figures; returns the page's path.
+
+    Args:
+      paths: sweep directories.
+      out: the page; ``report.html`` in the directory of a single sweep if left out.
+
+    Raises: InputError for a folder that is no sweep, or several sweeps without ``out``.
+    """
+    if not paths:
+        raise InputError("sweeps", [], "name at least one sweep directory")
+    sweeps = [load_sweep(path) for path in paths]
+    if out is None and len(sweeps) > 1:
+        raise InputError("--out", None, "name a file for the page of several sweeps")
+    page = Path(out) if out is not None else sweeps[0].path / "report.html"
+    sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
+    private = any(_is_private(sweep) for sweep in sweeps)
+    _write(page, _render(sections, joint_picture(sweeps), private), private)
+    for section in sections:
+        for picture in section.pictures.values():
+            file = section.sweep.path / "figures" / f"{picture.name}.svg"
+            file.unlink(missing_ok=True)
+            if picture.svg is not None:
+                _write(file, picture.svg, _is_private(section.sweep))
+    return page
+
+
+def _is_private(sweep: Sweep) -> bool:
+    return sweep.selection["rule"] == "repeat_and_select"
+
+
+def _write(path: Path, text: str, private: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    path.chmod(0o600 if private else 0o644)
+    path.write_text(text, encoding="utf-8")
+
+
+def _render(sections: list[Section], joint: Picture | None, private: bool) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("uedp_ray.analysis"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["epsilon"] = shown
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("report.html").render(sections=sections, joint=joint, private=private)
+
+
+def _breakable(name: str) -> Markup:
+    """A dotted name that may go on in the next line."""
+    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+
+
+def _section(sweep: Sweep, name: str) -> Section:
+    run = sweep.best_run
+    chosen = [
+        (key, shown_value(value), ranges(sweep.space[key]))
+        for key, value in (sweep.best["params"] if sweep.best else {}).items()
+    ]
+    return Section(
+        id=name,
+        sweep=sweep,
+        warnings=warnings(sweep),
+        summary=summary(sweep),
+        pictures={picture.name: picture for picture in pictures(sweep, name)},
+        chosen=chosen,
+        config=(run / "config.yaml").read_text(encoding="utf-8") if run else "",
+        statement=_prose((run / "privacy.md").read_text(encoding="utf-8")) if run else Markup(),
+        prices=prices(sweep),
+        terms=terms(sweep),
+        table=trial_table(sweep),
+    )
+
+
+def _prose(markdown: str) -> Markup:
+    """Markdown as HTML, its headings two levels down; HTML, links and images in it stay text."""
+    tokens = _MARKDOWN.parse(markdown)
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1]) + 2)}"
+    return Markup(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))

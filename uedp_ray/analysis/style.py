@@ -1,0 +1,162 @@
+"""How figures look: colours that colour-blind readers can tell apart, a marker or dash for every colour, SVG with real text.
+
+    figure, (axes,) = chart(6, 3)
+    axes.plot([1, 2], [3, 4], **line(0))
+    text = svg(figure, "example")
+
+Matplotlib's object-oriented interface only: no pyplot, no global state. A figure shows itself in a notebook.
+Palette: Okabe and Ito, "Color universal design" (2008).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
+    "#000000",
+    "#e69f00",
+    "#56b4e9",
+    "#009e73",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+)
+GREY = "#767676"
+_LINES = (
+    (BLUE, "-", "o"),
+    (VERMILION, "--", "s"),
+    (GREEN, "-.", "^"),
+    (PURPLE, ":", "D"),
+    (ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    (SKY, (0, (8, 2)), "P"),
+)
+_FAR = 3.0
+"""A perplexity beyond this many times the typical one is drawn at the edge: it would flatten the rest."""
+_FONTS = "DejaVu Sans', Verdana, Arial, Helvetica, sans-serif"
+_SMALL = 8.5
+
+
+class NothingToShow(ValueError):
+    """There is no honest figure of these data; the message says why, as a sentence for the reader."""
+
+
+class Chart(Figure):
+    """A figure that a notebook shows without any set-up."""
+
+    def _repr_svg_(self) -> str:
+        return svg(self, f"chart-{id(self)}")
+
+
+def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[Chart, Sequence[Axes]]:
+    """A figure in inches with ``columns`` panels in a row; ``grid`` as for ``Figure.subplots``."""
+    figure = Chart(figsize=(width, height), layout="constrained")
+    panels = list(figure.subplots(1, columns, squeeze=False, **grid)[0])
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e3e3e3", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=_SMALL)
+        axes.xaxis.label.set_size(9.5)
+        axes.yaxis.label.set_size(9.5)
+    return figure, panels
+
+
+def line(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the ``index``-th line; they start again after six."""
+    color, dash, marker = _LINES[index % len(_LINES)]
+    return {"color": color, "linestyle": dash, "marker": marker, "markersize": 4.5, "linewidth": 1.5}
+
+
+def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
+    """One legend below all panels, each label once."""
+    handles = dict[str, Any]()
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower left",
+        ncols=columns,
+        fontsize=_SMALL,
+        frameon=False,
+        handlelength=3.2,
+        columnspacing=1.5,
+    )
+
+
+def perplexity_axis(axes: Axes, values: Iterable[float], lines: Iterable[float] = ()) -> float:
+    """Sets the vertical axis for perplexities, and returns the value beyond which they are to be drawn at its edge.
+
+    ``lines``: levels that must be visible. The scale is logarithmic where values span more than a factor of three.
+    """
+    shown, levels = np.array(list(values)), list(lines)
+    far = _FAR * max([float(np.median(shown)), float(shown.min()), *levels])
+    inside = [*shown[shown <= far].tolist(), *levels]
+    low, high = min(inside), max(inside)
+    cut = bool((shown > far).any())
+    top = far if cut else high
+    if top > 3 * low:
+        axes.set_yscale("log")
+        axes.set_ylim(low / (top / low) ** 0.06, top * (top / low) ** 0.06)
+        log_ticks(axes, "y", low, top)
+    else:
+        room = (top - low or 0.1 * top) * 0.08
+        axes.set_ylim(low - room, top + room)
+    axes.set_ylabel("perplexity (lower is better)")
+    return far if cut else math.inf
+
+
+def log_ticks(axes: Axes, which: str, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic axis, and enough of them where it spans less than a decade."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    decades = math.log10(high / low) if high > low > 0 else 0.0
+    if decades < 0.6:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        subs = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if decades < 1.2 else (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
+        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def number(value: float) -> str:
+    """Four significant digits, without an exponent where that stays short."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return f"{float(f'{value:.4g}'):.10g}"
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.3g}")
+
+
+def perplexity_text(value: float) -> str:
+    """Four significant digits, trailing zeros kept, so that a column of them lines up."""
+    return f"{value:#.4g}".rstrip(".") if value < 1e4 else number(value)
+
+
+def shown_value(value: Any) -> str:
+    """A setting's value in short; ``none`` for a choice that is null."""
+    if value is None:
+        return "none"
+    return number(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as one ``<svg>`` element, text as text, ids beginning with ``name`` so that a page may hold many."""
+    buffer = io.StringIO()
+    # Metadata would name web addresses; the salt makes ids, and so the file, the same every time.
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=metadata)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    return re.sub(r"DejaVu Sans'[^;\"]*", _FONTS, text)

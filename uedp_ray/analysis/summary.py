@@ -1,0 +1,157 @@
+"""A sweep in words: what was searched, what was found, what it cost, and what may be published.
+
+    dict(summary(load_sweep("runs/quickstart")))["May be published"]
+
+Every epsilon in the text carries unit, relation and delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from uedp_ray.analysis.figures import NOISELESS
+from uedp_ray.analysis.frames import STATES, UNITS, Sweep
+from uedp_ray.analysis.space import Parameter
+from uedp_ray.analysis.style import number, perplexity_text
+from uedp_ray.privacy.statement import show_epsilon
+
+_WORDS = {
+    "done": "finished",
+    "stopped": "stopped early",
+    "failed": "failed",
+    "refused": "refused before training",
+    "running": "not finished",
+}
+
+
+def relation(sweep: Sweep) -> str:
+    """The neighbouring relation as statements print it."""
+    return f"zero-out ({'declared' if sweep.settings['base']['bounds']['mode'] == 'declared' else 'fixed graph'})"
+
+
+def terms(sweep: Sweep) -> str:
+    """What an epsilon of the sweep means."""
+    return f"unit {sweep.unit}, {relation(sweep)}, {_delta(sweep)}"
+
+
+def _delta(sweep: Sweep) -> str:
+    return f"δ\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{sweep.delta:g}"
+
+
+def shown(epsilon: float | None, unknown: str = "not known") -> str:
+    """``show_epsilon`` for a column of a frame, where NaN is an epsilon that is not known."""
+    return unknown if epsilon is not None and math.isnan(epsilon) else show_epsilon(epsilon)
+
+
+def with_spread(perplexity: float, spread: float | None) -> str:
+    """``95.12 ± 1.3``; without the spread where there is one seed."""
+    return perplexity_text(perplexity) + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
+
+
+def ranges(parameter: Parameter) -> str:
+    """A searched setting in words."""
+    if parameter.is_choice:
+        text = "one of " + ", ".join("none" if value is None else str(value) for value in parameter.values)
+    else:
+        low, high = (number(value) for value in parameter.values)
+        text = f"{low} to {high}" + (", log scale" if parameter.is_log else "")
+        text += f", steps of {parameter.step}" if parameter.step > 1 else ""
+    for key, values in parameter.when.items():
+        text += f"; only where {key} is {' or '.join(map(str, values))}"
+    return text
+
+
+def summary(sweep: Sweep) -> list[tuple[str, str]]:
+    """Headed paragraphs of plain text."""
+    return [
+        ("Searched", _searched(sweep)),
+        ("Trials", _sentence(_trials(sweep))),
+        ("Found", _found(sweep)),
+        *([("ε of the chosen run", _spent(sweep, sweep.best))] if sweep.best else []),
+        ("Cost of choosing", _choosing(sweep)),
+        ("May be published", _sentence(sweep.selection["releasable"])),
+    ]
+
+
+def warnings(sweep: Sweep) -> list[str]:
+    """What a reader must know before showing this page to anybody."""
+    found = []
+    if not sweep.finished:
+        found.append("The sweep is not finished. Nothing here is final, and the price of choosing is not settled.")
+    if sweep.selection["rule"] == "repeat_and_select":
+        found.append(
+            "This page itself is private. Under the rule repeat_and_select only the winner may be released (its model, "
+            "score, configuration and ledger): other trials, their scores and their number are not paid for."
+        )
+    if "noiseless" in set(sweep.references["name"]):
+        found.append(f"The noiseless reference on this page: {NOISELESS}.")
+    return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _searched(sweep: Sweep) -> str:
+    budget, search = sweep.settings["budget"], sweep.settings["search"]
+    noise = (
+        "the noise of every trial is solved so that it meets the budget"
+        if budget["noise"] == "calibrated"
+        else "the noise is free, and points beyond the budget are refused before training"
+    )
+    settings = f"{len(sweep.space)} setting{'s' if len(sweep.space) > 1 else ''}"
+    seeds = search.get("seeds_per_trial", 1)
+    return (
+        f"{settings}, by the searcher {search['searcher']}, under the budget ε ≤ {sweep.target_epsilon:g} a run "
+        f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} a trial."
+    )
+
+
+def _trials(sweep: Sweep) -> str:
+    states = [f"{sweep.counts[state]} {_WORDS[state]}" for state in STATES if sweep.counts[state]]
+    asked = f"{sweep.planned_trials} asked for"
+    if sweep.selection["rule"] == "repeat_and_select":
+        asked = f"a secret random number, {sweep.planned_trials} in the mean"
+    return f"{asked}; {', '.join(states) or 'none begun'}"
+
+
+def _found(sweep: Sweep) -> str:
+    best = sweep.best
+    if best is None:
+        return "No trial finished within the budget: there is nothing to choose."
+    verb = "is the best" if sweep.finished else "is the best so far"
+    text = f"Trial {best['trial']} {verb}, with perplexity {with_spread(best['perplexity'], best['perplexity_std'])}"
+    text += f" over {best['seeds']} seeds" if best["seeds"] > 1 else ""
+    levels = dict(zip(sweep.references["name"], sweep.references["perplexity"], strict=True))
+    if "public-only" in levels:
+        text += f"; a model of public text only has {perplexity_text(levels['public-only'])} (ε = 0)"
+    if "noiseless" in levels:
+        text += f"; a noiseless one {perplexity_text(levels['noiseless'])} (no guarantee)"
+    return f"{text}. {_ties(best)}"
+
+
+def _ties(best: Mapping[str, Any]) -> str:
+    if best["seeds"] == 1:
+        return (
+            "With one seed a trial, the spread from noise and start is not known: close results may differ by chance."
+        )
+    if not best["tied"]:
+        return "The spread over seeds tells it apart from every other trial."
+    return f"By the spread over seeds it cannot be told apart from {', '.join(best['tied'])}."
+
+
+def _spent(sweep: Sweep, best: Mapping[str, Any]) -> str:
+    each = ", ".join(f"{unit} {shown(best['epsilon'][unit])}" for unit in UNITS)
+    return f"By unit: {each}; {relation(sweep)}, {_delta(sweep)}; upper bounds for this one run, not for its choice."
+
+
+def _choosing(sweep: Sweep) -> str:
+    price = sweep.selection
+    if not sweep.finished:
+        return str(price["text"])
+    total = sweep.best["epsilon_with_choice"] if sweep.best else price["epsilon"]
+    counted = "the chosen run and its choice" if sweep.best else "the trials"
+    text = f"Rule {price['rule']}: {counted} together cost ε = {shown(total)} ({terms(sweep)})."
+    return f"{text} {price['text']}" if price["rule"] == "public" else f"{text} Computed by: {price['accountant']}."

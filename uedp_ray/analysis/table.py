@@ -1,0 +1,96 @@
+"""The table of all trials, as text with the values it sorts by.
+
+trial_table(load_sweep("runs/quickstart")).columns[0].title    # "trial"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from uedp_ray.analysis.frames import Sweep
+from uedp_ray.analysis.space import labels
+from uedp_ray.analysis.style import number, shown_value
+from uedp_ray.analysis.summary import shown, terms, with_spread
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading; ``explained`` is its long form."""
+
+    title: str
+    explained: str
+    numeric: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``order`` is what the column sorts by; empty sorts last."""
+
+    text: str
+    order: str
+
+
+@dataclass(frozen=True)
+class TrialTable:
+    """Rows are (state, cells); cells are in the order of ``columns``."""
+
+    columns: list[Column]
+    rows: list[tuple[str, list[Cell]]]
+
+
+def trial_table(sweep: Sweep) -> TrialTable:
+    """Every trial, refused and failed ones with their reason, in the order in which they were asked for."""
+    names = labels(sweep.space)
+    columns = {
+        "trial": Column("trial", "its folder under trials/", False),
+        "state": Column("state", "done, stopped, failed, refused or running", False),
+        "perplexity": Column("perplexity", "held-out perplexity, ± one standard deviation over seeds", True),
+        "epsilon": Column("ε", f"of one run: {terms(sweep)}; rounded up", True),
+        "noise_multiplier": Column("z", "noise multiplier", True),
+        "rounds": Column("rounds", "of one run", True),
+        "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
+        **{key: Column(names[key], key, not parameter.is_choice) for key, parameter in sweep.space.items()},
+        "notes": Column("notes", "why a trial was refused, failed or stopped; whether it is the best", False),
+    }
+    if "method" not in sweep.space and sweep.trials["method"].nunique() > 1:
+        columns["method"] = Column("method", "method", False)
+    rows = [(row["state"], [_cell(sweep, row, key) for key in columns]) for _, row in sweep.trials.iterrows()]
+    return TrialTable(list(columns.values()), rows)
+
+
+def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
+    if key == "notes":
+        text = _notes(sweep, row)
+        return Cell(text, text)
+    value = row[key]
+    if pd.isna(value):
+        parameter = sweep.space.get(key)
+        chosen = parameter is not None and None in parameter.values and parameter.active(row)
+        return Cell("none", "none") if chosen else Cell(NOTHING, "")
+    return Cell(_text(row, key, value), str(value))
+
+
+def _text(row: pd.Series, key: str, value: Any) -> str:
+    if key == "perplexity":
+        return with_spread(value, row["perplexity_std"])
+    if key == "epsilon":
+        return shown(value)
+    return number(value) if key == "noise_multiplier" else shown_value(value)
+
+
+def _notes(sweep: Sweep, row: pd.Series) -> str:
+    found = []
+    if sweep.best is not None and row["trial"] == sweep.best["trial"]:
+        found.append("chosen" if sweep.finished else "best so far")
+    elif not pd.isna(row["tied_with_best"]) and row["tied_with_best"]:
+        found.append("cannot be told apart from the best")
+    if not pd.isna(row["pareto"]) and row["pareto"]:
+        found.append("on the Pareto front")
+    if not pd.isna(row["reason"]):
+        found.append(row["reason"])
+    return "; ".join(found)
