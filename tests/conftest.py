@@ -1,17 +1,21 @@
-"""Shared fixtures: a small corpus, a local Ray. Real corpora and models live outside the project and are looked up here."""
+"""Shared fixtures: a small corpus, a public model, a finished private run, a local Ray. Real data live outside the project."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.training.runs import NUM_USERS
+from tests.training.runs import NUM_USERS, run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import pretrain
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 
@@ -46,6 +50,29 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = SourceConfig(format="synthetic", num_users=num_users, part=part)
         prepare(source, folder / part, num_shards=2)
     return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished run: where it is, and what it returned."""
+
+    out: Path
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def pretrained(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    out = tmp_path_factory.mktemp("pretrained") / "out"
+    text = [{"format": "synthetic", "num_users": 60, "part": "public"}]
+    config = run_config(corpora, pretrain={"text": text, "num_steps": 40, "batch_size": 16, "learning_rate": 0.02})
+    return Done(out, pretrain(config, out))
+
+
+@pytest.fixture(scope="session")
+def private_run(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A run with calibrated noise, secret keys and no fault."""
+    out = tmp_path_factory.mktemp("private_run") / "run"
+    return Done(out, train(run_config(corpora), out, workers=0))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from tests.training.conftest import corpora, pretrained, private_run  # noqa: F401 - fixtures
+from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
 from uedp_ray.cli import main
 from uedp_ray.training.host import train
@@ -71,7 +71,7 @@ def written(folder, tree, name="run.yaml"):
 
 
 @pytest.fixture
-def run_file(tmp_path, corpora):  # noqa: F811
+def run_file(tmp_path, corpora):
     return written(tmp_path, run_tree(corpora, training={"num_rounds": 2, "device": "cpu"}))
 
 
@@ -111,7 +111,7 @@ def test_ctrl_c_says_how_to_go_on(command, run_file, tmp_path, monkeypatch):
     monkeypatch.setattr("uedp_ray.training.worker.run_rounds", interrupted)
     code, _, err = command("train", run_file, "--workers", "0", "--out", tmp_path / "run")
     assert code == 130
-    assert "--resume" in err.splitlines()[-1]
+    assert err.endswith(f"uedp-ray train {run_file} --workers 0 --out {tmp_path / 'run'} --resume\n")
 
 
 def test_calibrate_never_overshoots(answer):
@@ -123,7 +123,7 @@ def test_calibrate_never_overshoots(answer):
 
 
 @pytest.mark.parametrize("unit", ["user-entity", "user", "entity"])
-def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):  # noqa: F811
+def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):
     found = answer(
         "epsilon",
         "--ledger",
@@ -137,7 +137,7 @@ def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):  # n
     assert found["rounds"] == 5
 
 
-def test_a_ledger_tells_whether_bounds_were_declared_or_enforced(answer, corpora, private_run, tmp_path):  # noqa: F811
+def test_a_ledger_tells_whether_bounds_were_declared_or_enforced(answer, corpora, private_run, tmp_path):
     bounds = {"mode": "declared", "max_holders": 30, "max_sentences_per_entity": 60, "max_sentences_per_user": None}
     train(run_config(corpora, bounds=bounds, training={"num_rounds": 1}), tmp_path / "run", workers=0)
     for run, relation in ((tmp_path / "run", "zero_out (declared)"), (private_run.out, "zero_out (fixed-graph)")):
@@ -145,7 +145,7 @@ def test_a_ledger_tells_whether_bounds_were_declared_or_enforced(answer, corpora
         assert (found["relation"], found["guarantee"]) == (relation, True)
 
 
-def test_an_epsilon_that_is_infinite_is_null_in_json(answer, corpora, tmp_path):  # noqa: F811
+def test_an_epsilon_that_is_infinite_is_null_in_json(answer, corpora, tmp_path):
     config = run_config(corpora, privacy={"noise": "none", "noise_multiplier": None}, training={"num_rounds": 1})
     train(config, tmp_path / "run", workers=0)
     found = answer("epsilon", "--ledger", tmp_path / "run" / "ledger.jsonl")
@@ -176,7 +176,7 @@ def test_train_resume_and_predict(answer, command, run_file, tmp_path):
     assert "round 2/2" in err, "sparse progress where there is no terminal"
 
 
-def test_pretrain(answer, tmp_path, corpora):  # noqa: F811
+def test_pretrain(answer, tmp_path, corpora):
     text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
     path = written(tmp_path, run_tree(corpora, pretrain={"text": text, "num_steps": 3, "batch_size": 4}))
     found = answer("pretrain", path, "--out", tmp_path / "out")
@@ -185,7 +185,7 @@ def test_pretrain(answer, tmp_path, corpora):  # noqa: F811
     assert found["checkpoint"] == str((tmp_path / "out" / "model").resolve())
 
 
-def test_compare(answer, command, tmp_path, corpora):  # noqa: F811
+def test_compare(answer, command, tmp_path, corpora):
     text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
     base = run_tree(
         corpora, pretrain={"text": text, "num_steps": 3}, training={"num_rounds": 1, "device": "cpu"}, name="base"
@@ -285,7 +285,7 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
 
 
 @pytest.fixture
-def crashed(corpora, tmp_path, monkeypatch):  # noqa: F811
+def crashed(corpora, tmp_path, monkeypatch):
     """A run stopped in round 3 of 5, and its run file."""
     with monkeypatch.context() as patch:
         die("uedp_ray.training.driver:RunDriver.release", 4, False, kill=crash_now, set_attribute=patch.setattr)
@@ -294,7 +294,7 @@ def crashed(corpora, tmp_path, monkeypatch):  # noqa: F811
     return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")
 
 
-def test_another_config_cannot_resume_a_run(refused, crashed, corpora):  # noqa: F811
+def test_another_config_cannot_resume_a_run(refused, crashed, corpora):
     out, path = crashed
     wanted = run_config(corpora, privacy={**TREE["privacy"], "noise_multiplier": 9.0}).digest()[:12]
     refused(
@@ -371,6 +371,28 @@ def test_a_run_that_does_not_exist_predicts_nothing(refused, tmp_path):
     refused("predict", tmp_path, "--text", "the", parts=["RUN", str(tmp_path), "finished run"])
 
 
+@pytest.mark.slow
+def test_sweep_and_report(answer, command, tmp_path, corpora):
+    path, out = write_sweep(sweep_tree(corpora), tmp_path), tmp_path / "out"
+    found = answer("sweep", path, "--trials", 1, "--out", out)
+    assert set(found) >= {"best", "pareto", "trials", "selection", "sweep_dir"}
+    assert set(found["selection"]) >= {"rule", "epsilon"}
+    page = answer("report", out)["html"]
+    assert page == str(out / "report.html")
+    assert f"{found['best']['perplexity']:.2f}" in (out / "report.html").read_text()
+    code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
+    assert code == 0
+    assert "Price of choosing (composition)" in told
+    assert "2 done" in told
+    assert "trials: 2 done of 2" in error
+
+
+def test_a_bad_sweep_is_refused(refused, tmp_path, corpora):
+    tree = sweep_tree(corpora, space={"privacy.sigma": {"uniform": [0, 1]}})
+    refused("sweep", write_sweep(tree, tmp_path), parts=["space.privacy.sigma", "unknown setting"])
+    refused("report", tmp_path, parts=[str(tmp_path), "sweep"])
+
+
 def test_unknown_flags_and_commands_exit_with_2(command):
     assert command("train", "--epsilon", 3)[0] == 2
     assert command("fly")[0] == 2
@@ -379,5 +401,5 @@ def test_unknown_flags_and_commands_exit_with_2(command):
 def test_help_names_every_command(command):
     code, out, _ = command("--help")
     assert code == 0
-    for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "predict"):
+    for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "sweep", "report", "predict"):
         assert name in out

@@ -331,3 +331,15 @@ def test_a_sweep_that_is_running_is_not_run_twice(corpora, tmp_path, monkeypatch
     process.kill()
     process.communicate()
     shutil.rmtree(out, ignore_errors=True)
+
+
+def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="workers_per_trial"):
+        sweep(sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9}), out)
+    with pytest.raises(InputError, match="corpus"):
+        missing = {**sweep_tree(corpora)["base"], "corpus": {"source": {"path": "nowhere"}, "evaluation": {"path": "x"},
+                   "declared_num_users": 30}}  # fmt: skip
+        sweep(sweep_config(corpora, tmp_path, base=missing), out)
+    answer = sweep(sweep_config(corpora, tmp_path, search={"trials": 1}), out)
+    assert answer["counts"]["done"] == 1

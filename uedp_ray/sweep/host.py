@@ -72,16 +72,16 @@ def sweep(
     """
     folder = SweepDir(out.resolve())
     _refuse(config, folder, resume)
+    base = _searched_base(config)
     check_reachable(config)
     private_folder(folder.private)
     busy = InputError("--out", str(folder.root), "another process is running this sweep: stop one of the two")
     with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
-        dump_sweep_config(config, folder.config)
-        _lay_ground(config, folder, say, pretrain_progress)
+        _claim(config, folder)
         fix_terms(config, folder)
         study = Study.open(config, folder.journal)
         rows = Rows(config, folder)
-        _search(config, folder, study, rows, address, say, show)
+        _search(config, base, folder, study, rows, address, say, show, pretrain_progress)
         winner = _winner(config, folder, rows.read(study.trials), say, progress)
         references = _references(config, folder, say, progress)
         return _conclude(config, folder, rows.read(study.trials), winner, references)
@@ -96,6 +96,8 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
         if folder.root.exists() and any(path != folder.private for path in folder.root.iterdir()):
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
+    elif not folder.trials.exists():
+        return  # nothing of it was trained: what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
     elif load_sweep_config(folder.config).digest() != config.digest():
@@ -103,30 +105,38 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
         raise InputError("--resume", str(folder.root), remedy)
 
 
-def _lay_ground(config: SweepConfig, folder: SweepDir, say: Say, progress: PretrainProgress) -> None:
-    """Prepares what trials share, and the public model of the base."""
-    base = config.base
-    if config.search.rule == "public":
-        base = from_dict(RunConfig, set_keys(to_dict(base), config.search.public))
-        if base.corpus.source == config.base.corpus.source:
-            remedy = "rule public searches on public text: give corpus.source there"
-            raise InputError("search.public", dict(config.search.public), remedy)
-    say("preparing the corpora")
-    base = prepare_corpora(with_absolute_paths(base), folder.private / "corpora")
-    dump_config(base, folder.trial_base)
-    if base.pretrain.text:
-        say("pre-training on public text")
-        started(base, folder, progress=progress)
+def _searched_base(config: SweepConfig) -> RunConfig:
+    """The base of the trials: under rule ``public`` another text than the winner's."""
+    if config.search.rule != "public":
+        return config.base
+    base = from_dict(RunConfig, set_keys(to_dict(config.base), config.search.public))
+    if base.corpus.source == config.base.corpus.source:
+        remedy = "rule public searches on public text: give corpus.source there"
+        raise InputError("search.public", dict(config.search.public), remedy)
+    return base
+
+
+def _claim(config: SweepConfig, folder: SweepDir) -> None:
+    """Writes the sweep down; of one that never trained anything, and is another, nothing is kept."""
+    if not folder.trials.exists() and folder.config.exists():
+        if load_sweep_config(folder.config).digest() != config.digest():
+            for path in (folder.private / "corpora", folder.tokens):
+                shutil.rmtree(path, ignore_errors=True)
+        for file in (folder.journal, folder.terms, folder.pool):
+            file.unlink(missing_ok=True)
+    dump_sweep_config(config, folder.config)
 
 
 def _search(
     config: SweepConfig,
+    base: RunConfig,
     folder: SweepDir,
     study: Study,
     rows: Rows,
     address: str | None,
     say: Say,
     show: Show,
+    pretrain_progress: PretrainProgress,
 ) -> None:
     """Runs the trials that are left. Raises: KeyboardInterrupt if it was interrupted; what ``Feed.failure`` says."""
     points = planned_points(config, folder)
@@ -136,6 +146,47 @@ def _search(
     left = wanted - study.ended(count_refused=points is not None)
     if left <= 0:
         return
+    changed = _teller(study, rows, config, folder, wanted, show)
+    feed = Feed(study, left=left, count_refused=points is not None, changed=changed)
+    with ray_session(1, address):
+        at_once = _check_room(config, folder, left, say)
+        _lay_ground(base, folder, say, pretrain_progress)
+        say(f"searching: {left} trials, {at_once} at once")
+        _tune(config, folder, feed, at_once)
+    if feed.failure is not None:
+        raise feed.failure
+    if feed.unfinished:
+        raise KeyboardInterrupt
+
+
+def _lay_ground(base: RunConfig, folder: SweepDir, say: Say, progress: PretrainProgress) -> None:
+    """Prepares what trials share, and the public model of the base."""
+    say("preparing the corpora")
+    base = prepare_corpora(with_absolute_paths(base), folder.private / "corpora")
+    dump_config(base, folder.trial_base)
+    if base.pretrain.text:
+        say("pre-training on public text")
+        started(base, folder, progress=progress)
+
+
+def _check_room(config: SweepConfig, folder: SweepDir, left: int, say: Say) -> int:
+    """The preflight; returns how many trials run at once."""
+    resources = config.resources
+    room = check_cluster(
+        workers_per_trial=resources.workers_per_trial,
+        cpus_per_worker=resources.cpus_per_worker,
+        gpus_per_worker=resources.gpus_per_worker,
+        storage=folder.root,
+    )
+    for warning in room.warnings:
+        say(warning)
+    return min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
+
+
+def _teller(
+    study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, show: Show
+) -> Callable[[], None]:
+    """What is done after every change: the table is written as trials end, and whoever watches is told."""
     ended = [-1]
 
     def changed() -> None:
@@ -145,24 +196,7 @@ def _search(
             write_table(now, config, folder.table)
         show(_status(now, wanted))
 
-    feed = Feed(study, left=left, count_refused=points is not None, changed=changed)
-    resources = config.resources
-    with ray_session(1, address):
-        room = check_cluster(
-            workers_per_trial=resources.workers_per_trial,
-            cpus_per_worker=resources.cpus_per_worker,
-            gpus_per_worker=resources.gpus_per_worker,
-            storage=folder.root,
-        )
-        for warning in room.warnings:
-            say(warning)
-        at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
-        say(f"searching: {left} trials, {at_once} at once")
-        _tune(config, folder, feed, at_once)
-    if feed.failure is not None:
-        raise feed.failure
-    if feed.unfinished:
-        raise KeyboardInterrupt
+    return changed
 
 
 def _tune(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int) -> None:
@@ -282,6 +316,8 @@ def _exported(folder: SweepDir, run: Path) -> dict[str, Any]:
 
 
 def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progress) -> list[dict[str, Any]]:
+    if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
+        return []
     base = started(trial_base(config, folder).base, folder)
     rows = []
     if base.model.warm_start:

@@ -38,6 +38,10 @@ class SweepDir:
         return self.root / "result.json"
 
     @property
+    def trials(self) -> Path:
+        return self.root / "trials"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 
@@ -81,7 +85,7 @@ class SweepDir:
         """The run directories of a trial, one a seed."""
         name = trial_id(number)
         names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
-        return [self.root / "trials" / name for name in names]
+        return [self.trials / name for name in names]
 
     def pretrained(self, config: RunConfig) -> Path:
         """Where the public model of this shape, vocabulary and public text lies."""

@@ -1,0 +1,140 @@
+"""The terms of the price are fixed before the first trial; each rule agrees with the accountant that it names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from tests.sweep.sweeps import sweep_config, sweep_tree
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan, planned_events
+from uedp_ray.privacy import selection
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.sweep.candidates import judge
+from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.price import fix_terms, planned_points, price
+from uedp_ray.training.rundir import private_folder
+
+USERS = {"unit": "user", "target_epsilon": 2.0}
+METHOD = {"method": {"choice": ["user_dp"]}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    out = SweepDir(tmp_path / "out")
+    private_folder(out.private)
+    return out
+
+
+def write_ledgers(sweep, folder, points, *, rounds=None):
+    """What trials at these points leave when all goes well, or after fewer or more rounds."""
+    for trial, point in enumerate(points):
+        config = judge(sweep, point).config
+        mechanism = Plan.of(config).mechanism
+        for run in folder.runs(trial, sweep.search.seeds_per_trial):
+            run.mkdir(parents=True)
+            ledger = Ledger.create(run / "ledger.jsonl", {"run": run.name, "private": True, "bounds": "enforced"})
+            for number, event in enumerate(planned_events(config, mechanism.noise_multiplier)[:rounds]):
+                ledger.append(**event, round=number)
+
+
+def all_events(folder):
+    lines = [line for ledger in folder.root.glob("trials/*/ledger.jsonl") for line in ledger.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["kind"] == "round"]
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random"])
+def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(corpora, tmp_path, folder, searcher):
+    space = {"privacy.user_sampling_prob": {"choice": [0.2, 0.3, 0.4, 0.5]}}
+    search = {"searcher": searcher, "trials": None if searcher == "grid" else 3, "selection": "composition"}
+    sweep = sweep_config(corpora, tmp_path, space=space, search=search)
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert len(points) == (4 if searcher == "grid" else 3)
+    write_ledgers(sweep, folder, points, rounds=2)
+    found = price(sweep, folder, len(points))
+    configs = [judge(sweep, point).config for point in points]
+    whole = [event for config in configs for event in planned_events(config, Plan.of(config).noise_std)]
+    assert found["epsilon"] == pytest.approx(epsilon_of_events(whole, delta=1e-4))
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
+
+
+def test_points_fixed_beforehand_stay_as_they_are(corpora, tmp_path, folder):
+    search = {"searcher": "random", "trials": 3, "selection": "composition"}
+    sweep = sweep_config(corpora, tmp_path, search=search)
+    fix_terms(sweep, folder)
+    before = folder.terms.read_text(), planned_points(sweep, folder)
+    fix_terms(sweep_config(corpora, tmp_path, search={**search, "seed": 9}), folder)
+    assert (folder.terms.read_text(), planned_points(sweep, folder)) == before
+
+
+def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(corpora, tmp_path, folder):
+    sweep = sweep_config(corpora, tmp_path, search={"trials": 4, "seeds_per_trial": 2})
+    fix_terms(sweep, folder)
+    odometer = json.loads(folder.terms.read_text())["odometer"]
+    assert (odometer["runs"], odometer["delta"], odometer["accountant"]) == (8, 1e-4, "user-entity")
+    assert planned_points(sweep, folder) is None
+    point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
+    write_ledgers(sweep, folder, [point] * 4)
+    four = price(sweep, folder, 4)
+    together = epsilon_of_events(all_events(folder), delta=1e-4)
+    assert together < four["epsilon"] < 1.6 * together, "never below what fixed runs would cost"
+    assert price(sweep, folder, 1)["epsilon"] < four["epsilon"]
+    assert "8 runs" in four["text"]
+
+
+@pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
+def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_path, folder, law):
+    space = {**METHOD, "privacy.user_sampling_prob": {"choice": [0.02, 0.05]}}
+    search = {"searcher": "random", "trials": 8, "pool_size": 2, "law": law}
+    sweep = sweep_config(corpora, tmp_path, space=space, search=search, budget=USERS)
+    fix_terms(sweep, folder)
+    pool = json.loads(folder.pool.read_text())
+    assert {point["privacy.user_sampling_prob"] for point in pool["points"]} == {0.02, 0.05}
+    assert all(point in pool["points"] for point in planned_points(sweep, folder))
+    write_ledgers(sweep, folder, planned_points(sweep, folder))
+    found = price(sweep, folder, len(pool["draws"]))
+    each = [library_epsilon(sweep, point, law) for point in pool["points"]]
+    assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
+    assert found["rule"] == "repeat_and_select"
+
+
+def library_epsilon(sweep, point, law):
+    """dp_accounting's own figure for the best of a random number of runs at one point."""
+    config = judge(sweep, point).config
+    mechanism = Plan.of(config).mechanism
+    one_round = dp_event.PoissonSampledDpEvent(
+        mechanism.user_sampling_prob, dp_event.GaussianDpEvent(mechanism.noise_multiplier)
+    )
+    run = dp_event.SelfComposedDpEvent(one_round, config.training.num_rounds)
+    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": float("inf")}[law]
+    accountant = RdpAccountant(list(selection.renyi.ORDERS))
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(run, 8.0, shape))
+    return accountant.get_epsilon(sweep.budget.delta)
+
+
+def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp_path, folder):
+    space = {"privacy.user_sampling_prob": {"choice": [0.3, 0.4]}}
+    sweep = sweep_config(corpora, tmp_path, space=space, search={"searcher": "random", "trials": 2, "pool_size": 2})
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    write_ledgers(sweep, folder, points)
+    ledger = Ledger.open(folder.runs(0, 1)[0] / "ledger.jsonl")
+    for event in [event for event in ledger.events if event["kind"] == "round"][:3]:
+        ledger.append("round", round=event["round"], attempt=1, mechanism=event["mechanism"], private=True)
+    found = price(sweep, folder, len(points))
+    assert found["rule"] == "composition"
+    assert "Not by repeat_and_select" in found["text"]
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
+
+
+def test_repeat_and_select_refuses_a_vocabulary_from_private_text(corpora, tmp_path, folder):
+    noisy = {"kind": "noisy-threshold", "noise_multiplier": 20.0, "threshold_delta": 1e-6}
+    tree = sweep_tree(corpora)["base"] | {"vocabulary": noisy}
+    sweep = sweep_config(corpora, tmp_path, base=tree, search={"searcher": "random"})
+    with pytest.raises(InputError, match=r"base.vocabulary.kind.*public-words, or composition"):
+        fix_terms(sweep, folder)
