@@ -63,6 +63,10 @@ class Study:
                 directions=["minimize"] * (2 if multi else 1),
                 load_if_exists=True,
             )
+            if not study.get_trials(deepcopy=False):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                    study.set_metric_names(["perplexity", "epsilon"][: 1 + multi])
             # A seed that a resumed sweep repeated would repeat its points.
             study.sampler = _sampler(sweep, sweep.search.seed + len(study.get_trials(deepcopy=False)))
             return cls(sweep, study)
