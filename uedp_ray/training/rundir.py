@@ -34,7 +34,8 @@ from uedp_ray.plan import Plan, vocabulary_holders
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
-from uedp_ray.training.checkpoint import write_atomically
+from uedp_ray.training.checkpoint import COMMIT, write_atomically
+from uedp_ray.training.storage import Storage, open_storage
 
 Say = Callable[[str], None]
 
@@ -46,9 +47,10 @@ def write_json(path: Path, value: Any) -> None:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names of everything in a run directory."""
+    """Names of everything in a run directory, and the storage that it is a node's copy of, if it is one."""
 
     root: Path
+    storage: Storage = Storage(Path())
 
     @property
     def config(self) -> Path:
@@ -114,6 +116,23 @@ class RunDir:
 
     def load_config(self) -> RunConfig:
         return load_config(self.config)
+
+    def own(self) -> None:
+        """Takes the run over and goes on from what the storage holds: ledger, checkpoint, rounds, result."""
+        self.storage.take_over()
+        charged = self.storage.restore(self.ledger)
+        self.storage.get(self.result, self.statement, since=charged)  # of a start that others charged after: outdated
+        self.storage.get(self.rounds)
+        self.storage.get(self.checkpoint, commit=COMMIT)
+
+    def fetch(self) -> None:
+        """Makes this node's copy what a worker opens."""
+        parts = (self.config, self.key, self.vocabulary, self.sentence_weight, self.private / "corpus")
+        self.storage.get(self.setup, *parts, self.private / "evaluation")
+        if self.setup.exists():  # corpora and a public model may be those of the sweep
+            setup, start = json.loads(self.setup.read_text()), self.load_config().model.warm_start
+            shared = [Path(path) for path in (setup["corpus"], setup["evaluation"], start) if path]
+            self.storage.get(*(path for path in shared if not path.is_relative_to(self.root)))
 
 
 @dataclass(frozen=True)
