@@ -1,4 +1,4 @@
-"""Shared fixtures: a small corpus, a public model, a finished private run, a local Ray. Real data live outside the project."""
+"""Shared: a small corpus, a public model, a finished private run, a local Ray. Real data live outside the project."""
 
 from __future__ import annotations
 

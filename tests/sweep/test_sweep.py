@@ -337,9 +337,10 @@ def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(InputError, match="workers_per_trial"):
         sweep(sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9}), out)
-    with pytest.raises(InputError, match="corpus"):
-        missing = {**sweep_tree(corpora)["base"], "corpus": {"source": {"path": "nowhere"}, "evaluation": {"path": "x"},
-                   "declared_num_users": 30}}  # fmt: skip
-        sweep(sweep_config(corpora, tmp_path, base=missing), out)
+    base = sweep_tree(corpora)["base"]
+    base["corpus"] = {**base["corpus"], "source": {"path": "nowhere"}}
+    missing = sweep_config(corpora, tmp_path, base=base)
+    with pytest.raises(InputError, match="nowhere"):
+        sweep(missing, out)
     answer = sweep(sweep_config(corpora, tmp_path, search={"trials": 1}), out)
     assert answer["counts"]["done"] == 1
