@@ -116,13 +116,15 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     """
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
-    if not isinstance(model, AWDLSTM):
-        model.save_pretrained(path)  # type: ignore[operator]
-        return
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_model(model, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(model.config_dict(), indent=2))
+    if isinstance(model, AWDLSTM):
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_model(model, str(folder / "model.safetensors"))
+        (folder / "config.json").write_text(json.dumps(model.config_dict(), indent=2))
+    else:
+        model.save_pretrained(path)  # type: ignore[operator]
+    for weights in folder.glob("*.safetensors"):  # which safetensors writes for the owner alone
+        weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def load_model(path: str | Path) -> nn.Module:
