@@ -298,7 +298,9 @@ def sweep(
 @app.command()
 def report(
     sweeps: Annotated[list[Path], typer.Argument(help="Sweep directories.")],
-    out: Annotated[Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML page on one or several sweeps, and its figures."""

@@ -21,22 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, dump_config, from_dict, set_keys, to_dict
+from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.sweep.candidates import check_reachable, run_config
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
+from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.preflight import check_cluster
 from uedp_ray.sweep.price import fix_terms, planned_points, price
 from uedp_ray.sweep.results import Row, Rows, best, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.trial import run_trial, started, trial_base
-from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row
+from uedp_ray.training.groundwork import PretrainProgress, public_row
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.locks import locked
-from uedp_ray.training.rundir import RunDir, Say, private_folder, with_absolute_paths, write_json
+from uedp_ray.training.rundir import RunDir, Say, private_folder, write_json
+from uedp_ray.training.storage import open_storage
 
 Show = Callable[[dict[str, Any]], None]
 """Told counts of trials by state, and the best so far, after every change."""
@@ -49,7 +51,7 @@ _RETRIES = 3
 
 def sweep(
     config: SweepConfig,
-    out: Path,
+    out: Path | str,
     *,
     address: str | None = None,
     resume: bool = False,
@@ -62,7 +64,8 @@ def sweep(
 
     Args:
       config: the sweep.
-      out: the sweep directory; new unless ``resume``. Every node must see it under this path.
+      out: the sweep directory, which every node must see under this path, or a URL (``training.storage``); new unless
+        ``resume``.
       address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
       resume: go on with the sweep in ``out``; no trial runs twice.
       say, show, progress, pretrain_progress: told what goes on.
@@ -70,21 +73,28 @@ def sweep(
     Raises: InputError for what the user can mend; KeyboardInterrupt on Ctrl-C, after trials were stopped; OSError on a
     full disk. After any of them ``resume`` goes on.
     """
-    folder = SweepDir(out.resolve())
-    _refuse(config, folder, resume)
-    base = _searched_base(config)
-    check_reachable(config)
-    private_folder(folder.private)
+    storage = open_storage(out)
+    folder = SweepDir(storage.root, storage)
     busy = InputError("--out", str(folder.root), "another process is running this sweep: stop one of the two")
-    with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
-        _claim(config, folder)
-        fix_terms(config, folder)
-        study = Study.open(config, folder.journal)
-        rows = Rows(config, folder)
-        _search(config, base, folder, study, rows, address, say, show, pretrain_progress)
-        winner = _winner(config, folder, rows.read(study.trials), say, progress)
-        references = _references(config, folder, say, progress)
-        return _conclude(config, folder, rows.read(study.trials), winner, references)
+    with storage.exclusive():
+        storage.clear()
+        restore(folder)
+        _refuse(config, folder, resume)
+        base = _searched_base(config)
+        check_reachable(config)
+        private_folder(folder.private)
+        with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
+            storage.take_over()
+            restore(folder)
+            _claim(config, folder)
+            fix_terms(config, folder)
+            keep_terms(folder)
+            study = Study.open(config, folder.journal)
+            rows = GatheredRows(config, folder)
+            _search(config, base, folder, study, rows, address, say, show, pretrain_progress)
+            winner = _winner(config, folder, rows.read(study.trials), say, progress)
+            references = _references(config, folder, say, progress)
+            return _conclude(config, folder, rows.read(study.trials), winner, references)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
@@ -96,7 +106,7 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
         if folder.root.exists() and any(path != folder.private for path in folder.root.iterdir()):
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
-    elif not folder.trials.exists():
+    elif not folder.trials.exists() and folder.storage.url is None:
         return  # nothing of it was trained: what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
@@ -162,8 +172,13 @@ def _search(
 def _lay_ground(base: RunConfig, folder: SweepDir, say: Say, progress: PretrainProgress) -> None:
     """Prepares what trials share, and the public model of the base."""
     say("preparing the corpora")
-    base = prepare_corpora(with_absolute_paths(base), folder.private / "corpora")
-    dump_config(base, folder.trial_base)
+    if folder.storage.url and folder.trial_base.exists():  # the text need not be on this machine
+        folder.fetch()
+        base = load_config(folder.trial_base)
+    else:
+        base = prepared(base, folder, folder.private / "corpora")
+        dump_config(base, folder.trial_base)
+        folder.storage.put(folder.trial_base)
     if base.pretrain.text:
         say("pre-training on public text")
         started(base, folder, progress=progress)
@@ -186,14 +201,22 @@ def _check_room(config: SweepConfig, folder: SweepDir, left: int, say: Say) -> i
 def _teller(
     study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, show: Show
 ) -> Callable[[], None]:
-    """What is done after every change: the table is written as trials end, and whoever watches is told."""
+    """What is done after every change: the table is written as trials end, and whoever watches is told.
+
+    At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
+    """
     ended = [-1]
+    begun: list[dict[int, str]] = [{}]
 
     def changed() -> None:
         now = rows.read(study.trials)
+        if begun[0] != (states := {row["number"]: row["state"] for row in now if row["state"] != "refused"}):
+            folder.storage.append(folder.journal)
+            begun[0] = states
         if ended[0] != (count := sum(row["state"] != "running" for row in now)):
             ended[0] = count
             write_table(now, config, folder.table)
+            folder.storage.publish(folder.table)
         show(_status(now, wanted))
 
     return changed
@@ -202,10 +225,10 @@ def _teller(
 def _tune(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int) -> None:
     from ray import tune
 
-    root, resources = str(folder.root), config.resources
+    storage, resources = folder.storage, config.resources
 
     def trainable(trial: dict[str, Any]) -> None:
-        run_trial(trial, root=root, report=tune.report)
+        run_trial(trial, root=storage, report=tune.report)
 
     # A Ray Train group takes its own resources, and Ray knows no trial that holds nothing: it holds a byte.
     alone = resources.workers_per_trial == 1
@@ -299,25 +322,28 @@ def _winner(
         return _exported(folder, folder.root / min(found["run_dirs"]))
     say(f"training the winner, trial {found['trial']}, on private text")
     point = {key: found[key] for key in config.parsed_space if found[key] is not None}
-    base = prepare_corpora(with_absolute_paths(config.base), folder.private / "winner")
+    base = prepared(config.base, folder, folder.private / "winner")
     winner = started(run_config(dataclasses.replace(config, base=base), point), folder)
-    return _train(dataclasses.replace(winner, name="winner"), folder.winner, config, progress)
+    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, config, progress)
 
 
 def _exported(folder: SweepDir, run: Path) -> dict[str, Any]:
     """The run without its private part and without its number, which is as secret as how many there were."""
+    folder.storage.part(run).get(run / "model", run / "vocabulary")
     shutil.rmtree(folder.winner, ignore_errors=True)
-    shutil.copytree(run, folder.winner, ignore=shutil.ignore_patterns("private", "progress.json"))
+    shutil.copytree(run, folder.winner, ignore=shutil.ignore_patterns("private", "progress.json", ".whole"))
     exported = RunDir(folder.winner)
     dump_config(dataclasses.replace(exported.load_config(), name="winner"), exported.config)
-    result = json.loads(exported.result.read_text()) | {"run_dir": str(folder.winner)}
+    result = json.loads(exported.result.read_text()) | {"run_dir": folder.storage.address(folder.winner)}
     write_json(exported.result, result)
+    folder.storage.publish(folder.winner)
     return result
 
 
 def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progress) -> list[dict[str, Any]]:
     if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
         return []
+    folder.fetch()
     base = started(trial_base(config, folder).base, folder)
     rows = []
     if base.model.warm_start:
@@ -327,7 +353,7 @@ def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progr
     if settings is not None:
         say("training without privacy, for reference")
         noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
-        rows.append({"name": "noiseless", **_train(noiseless, folder.noiseless, config, progress)})
+        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, config, progress)})
     unit = config.budget.unit
     return [
         {
@@ -340,14 +366,14 @@ def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progr
     ]
 
 
-def _train(run: RunConfig, out: Path, config: SweepConfig, progress: Progress) -> dict[str, Any]:
-    workers = config.resources.workers_per_trial
+def _train(run: RunConfig, folder: SweepDir, out: Path, config: SweepConfig, progress: Progress) -> dict[str, Any]:
+    workers, storage = config.resources.workers_per_trial, folder.storage.part(out)
     return train(
         run,
-        out,
+        storage,
         workers=0 if workers == 1 else workers,
         cpus_per_worker=config.resources.cpus_per_worker,
-        resume=(out / "private").exists(),
+        resume=storage.begun(),
         progress=progress,
     )
 
@@ -373,9 +399,10 @@ def _conclude(
         "counts": _counts(rows),
         "selection": selection,
         "references": references,
-        "sweep_dir": str(folder.root),
+        "sweep_dir": folder.storage.address(folder.root),
     }
     write_json(folder.result, answer)
+    folder.storage.publish(folder.config, folder.terms, folder.journal, folder.table, folder.tensorboard, folder.result)
     return json.loads(folder.result.read_text())
 
 
@@ -390,7 +417,7 @@ def _best(
     if found is None:
         return None
     epsilon = {unit: found[f"epsilon_{unit}"] for unit in ACCOUNTANTS}
-    run_dir = str(folder.root / min(found["run_dirs"]))
+    run_dir = folder.storage.address(folder.root / min(found["run_dirs"]))
     answer = {key: found[key] for key in ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier")}
     total = selection["epsilon"]
     if winner is not None:

@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.training.storage import IN_PLACE, Storage
 
 
 @dataclass(frozen=True)
 class SweepDir:
-    """Paths under ``root``."""
+    """Paths under ``root``, and the storage that it is a node's copy of, if it is one."""
 
     root: Path
+    storage: Storage = IN_PLACE
+
+    def fetch(self) -> None:
+        """Makes this node's copy what trials open."""
+        corpora = self.private / "corpora"
+        self.storage.get(self.config, self.trial_base, corpora / "private", corpora / "evaluation")
 
     @property
     def config(self) -> Path:

@@ -24,6 +24,7 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
 from uedp_ray.training.groundwork import PretrainProgress, warm_started
 from uedp_ray.training.host import train
+from uedp_ray.training.storage import Storage, StorageError, open_storage
 
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
@@ -31,15 +32,16 @@ Report = Callable[[dict[str, Any]], None]
 DONE, FAILED, NO_SPACE = "done", "failed", "no space"
 
 
-def run_trial(trial: dict[str, Any], *, root: str, report: Report) -> None:
+def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report) -> None:
     """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported."""
-    folder = SweepDir(Path(root))
-    sweep = load_sweep_config(folder.config)
+    storage = open_storage(root)
+    folder = SweepDir(storage.root, storage)
     try:
-        perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report)
+        folder.fetch()
+        perplexity, epsilon = _train(load_sweep_config(folder.config), folder, trial["number"], trial["point"], report)
         outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
     except OSError as error:
-        no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        no_space = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
         outcome, reason = NO_SPACE if no_space else FAILED, str(error)
     except InputError as error:
         outcome, reason = FAILED, str(error)
@@ -60,7 +62,16 @@ def started(
     config: RunConfig, folder: SweepDir, progress: PretrainProgress = lambda step, steps, loss: None
 ) -> RunConfig:
     """The config starting from the public model of its shape, if there is public text to train it on."""
-    return warm_started(config, folder.pretrained(config), progress=progress) if config.pretrain.text else config
+    if not config.pretrain.text:
+        return config
+    model, storage = folder.pretrained(config), folder.storage
+    with storage.lock(model):
+        storage.get(model)
+        here = model.exists()
+        config = warm_started(config, model, progress=progress)
+        if not here:
+            storage.publish(model)
+    return config
 
 
 def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report) -> tuple[float, float]:
@@ -74,12 +85,13 @@ def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, repo
     results = []
     for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
         training = dataclasses.replace(config.training, seed=config.training.seed + seed)
+        storage = folder.storage.part(out)
         result = train(
             dataclasses.replace(config, name=out.name, training=training),
-            out,
+            storage,
             workers=0 if resources.workers_per_trial == 1 else resources.workers_per_trial,
             cpus_per_worker=resources.cpus_per_worker,
-            resume=(out / "private").exists(),
+            resume=storage.begun(),
             tokens=folder.tokens,
             observe=observe if seed == 0 else lambda row: None,
         )

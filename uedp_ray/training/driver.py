@@ -23,7 +23,7 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
 from uedp_ray.training.rounds import RoundState
-from uedp_ray.training.rundir import RunDir, write_json
+from uedp_ray.training.rundir import COMMIT, RunDir, write_json
 from uedp_ray.training.statement import write_statement
 
 Observe = Callable[[dict[str, Any]], None]
@@ -54,6 +54,7 @@ class RunDriver:
 
     def resume(self) -> None:
         """Loads the last whole checkpoint, if any, and sees how many rounds the budget still has."""
+        self.run.storage.get(self.run.checkpoint, commit=COMMIT)
         position = load_checkpoint(
             self.run.checkpoint, self.state, config_digest=self._digest, accountant=self.plan.config.privacy.protect
         )
@@ -92,6 +93,7 @@ class RunDriver:
 
     def charge(self, round_index: int, attempt: int) -> None:
         self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+        self.run.storage.append(self.run.ledger)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
         denominator = None if self.weights is None else self.weights.denominator
@@ -136,6 +138,8 @@ class RunDriver:
         save_checkpoint(
             self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, accountant, seq, digest)
         )
+        self.run.storage.put(self.run.rounds)
+        self.run.storage.put(self.run.checkpoint, commit=COMMIT)
 
     def _write_rows(self) -> None:
         buffer = pa.BufferOutputStream()
@@ -178,7 +182,7 @@ class RunDriver:
             "tokens_per_second": tokens * config.privacy.user_sampling_prob / self._seconds_a_round()
             if trained and tokens is not None
             else None,
-            "run_dir": str(self.run.root),
+            "run_dir": self.run.storage.address(self.run.root),
             "private": self.plan.private,
         }
         setup = json.loads(self.run.setup.read_text())
@@ -191,3 +195,7 @@ class RunDriver:
             categories=setup["categories"],
         )
         write_json(self.run.result, result)
+        run, storage = self.run, self.run.storage
+        storage.publish(run.config, run.ledger, run.rounds, run.vocabulary, run.model, run.statement)
+        storage.put(run.rounds, run.statement, run.result)
+        storage.publish(run.result)

@@ -27,6 +27,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.training.driver import Observe
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import RunDir, Say, prepare_run
+from uedp_ray.training.storage import Storage, open_storage
 from uedp_ray.training.worker import run_worker
 
 Progress = Callable[[dict[str, Any]], None]
@@ -34,7 +35,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 def train(
     config: RunConfig,
-    out: Path,
+    out: Path | str | Storage,
     *,
     workers: int | None = None,
     cpus_per_worker: int | None = None,
@@ -48,7 +49,7 @@ def train(
 
     Args:
       config: the run.
-      out: the run directory; must be new unless ``resume``.
+      out: the run directory, or a URL to keep it at (``training.storage``); must be new unless ``resume``.
       workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
       cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
       resume: continue the run in ``out``.
@@ -59,19 +60,22 @@ def train(
 
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
-    run = prepare_run(config, out, resume=resume, tokens=tokens, say=say)
-    if run.result.exists():  # nothing is left to do
+    storage = open_storage(out)
+    with storage.exclusive():
+        run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
+        if not run.result.exists():
+            num_workers = config.training.num_workers if workers is None else workers
+            with _watch(run, progress):
+                if num_workers == 0:
+                    device = pick_device(config)
+                    run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
+                else:
+                    say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
+                    _train_on_ray(run, config, num_workers, cpus_per_worker)
+            run.progress.unlink(missing_ok=True)
+        elif storage.url:  # it may have ended between writing the result and publishing it
+            storage.publish(run.result)
         return json.loads(run.result.read_text())
-    num_workers = config.training.num_workers if workers is None else workers
-    with _watch(run, progress):
-        if num_workers == 0:
-            device = pick_device(config)
-            run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
-        else:
-            say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
-            _train_on_ray(run, config, num_workers, cpus_per_worker)
-    run.progress.unlink(missing_ok=True)
-    return json.loads(run.result.read_text())
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -110,9 +114,9 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_wor
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
 
-    storage = run.private / "ray"
-    error = run.private / "error.json"
-    error.unlink(missing_ok=True)
+    # Two runs with one name and storage path would silently resume each other.
+    name = f"{config.name}-{uuid.uuid4().hex[:8]}"
+    storage, error = run.private / "ray", run.private / f"error-{name}.json"
     with ray_session(num_workers):
         resources = ray.cluster_resources()
         has_gpus = resources.get("GPU", 0) >= num_workers
@@ -122,15 +126,14 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_wor
         cpus = cpus_per_worker or max(1, int(resources.get("CPU", 1)) // num_workers)
         trainer = TorchTrainer(
             _ray_worker,
-            train_loop_config={"root": str(run.root)},
+            train_loop_config={"run": run, "error": error},
             scaling_config=ScalingConfig(
                 num_workers=num_workers,
                 use_gpu=config.training.device != "cpu" and has_gpus,
                 resources_per_worker={"CPU": cpus},
             ),
-            # Two runs with one name and storage path would silently resume each other.
             run_config=RayRunConfig(
-                name=f"{config.name}-{uuid.uuid4().hex[:8]}",
+                name=name,
                 storage_path=str(storage),
                 failure_config=FailureConfig(max_failures=3),
                 # Threads that spin while they wait slow a worker manyfold where something else needs its cores.
@@ -144,8 +147,11 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_wor
             reason = str(failure).strip().splitlines()[-1]
             raise RuntimeError(f"the workers failed; what was charged stays charged: {reason}") from failure
     shutil.rmtree(storage, ignore_errors=True)
+    run.storage.get(error, run.result)
     if error.exists():
-        raise InputError(**json.loads(error.read_text()))
+        fields = json.loads(error.read_text())
+        error.unlink()
+        raise InputError(**fields)
 
 
 @contextmanager
@@ -167,11 +173,12 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     import ray.train.torch
 
     context = ray.train.get_context()
-    run = RunDir(Path(settings["root"]))
-    error_file = run.private / "error.json"
+    run, error_file = settings["run"], settings["error"]
+    run.storage.get(error_file)
     if error_file.exists():  # the group that met it was ended below; there is nothing to try again
         return
     try:
+        run.fetch()
         run_worker(
             run,
             rank=context.get_world_rank(),
@@ -182,6 +189,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     except InputError as error:
         fields = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
         error_file.write_text(json.dumps(fields))
+        run.storage.publish(error_file)
         raise  # the other workers wait for this one: only a failure ends their waiting
 
 

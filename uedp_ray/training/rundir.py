@@ -16,6 +16,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ from uedp_ray.plan import Plan, vocabulary_holders
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
-from uedp_ray.training.checkpoint import COMMIT, write_atomically
-from uedp_ray.training.storage import Storage, open_storage
+from uedp_ray.training.checkpoint import write_atomically
+from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 
 Say = Callable[[str], None]
+COMMIT = "state.json"
+"""The file of a checkpoint that is written last."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -50,7 +53,7 @@ class RunDir:
     """Names of everything in a run directory, and the storage that it is a node's copy of, if it is one."""
 
     root: Path
-    storage: Storage = Storage(Path())
+    storage: Storage = IN_PLACE
 
     @property
     def config(self) -> Path:
@@ -118,20 +121,25 @@ class RunDir:
         return load_config(self.config)
 
     def own(self) -> None:
-        """Takes the run over and goes on from what the storage holds: ledger, checkpoint, rounds, result."""
+        """Takes the run over, and makes this node's copy what the storage holds of its course."""
         self.storage.take_over()
         charged = self.storage.restore(self.ledger)
-        self.storage.get(self.result, self.statement, since=charged)  # of a start that others charged after: outdated
-        self.storage.get(self.rounds)
-        self.storage.get(self.checkpoint, commit=COMMIT)
+        self.storage.get(self.result, self.statement, since=charged)  # those that others charged after are outdated
+        self.storage.get(self.config, self.rounds)
+
+    def close(self) -> None:
+        """Takes the run over for good, and publishes what it charged even if it never ended."""
+        self.own()
+        self.storage.publish(self.config, self.ledger, self.rounds)
 
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
-        parts = (self.config, self.key, self.vocabulary, self.sentence_weight, self.private / "corpus")
-        self.storage.get(self.setup, *parts, self.private / "evaluation")
+        corpora = self.private / "corpus", self.private / "evaluation"
+        self.storage.get(self.config, self.setup, self.key, self.vocabulary, self.sentence_weight, *corpora)
         if self.setup.exists():  # corpora and a public model may be those of the sweep
             setup, start = json.loads(self.setup.read_text()), self.load_config().model.warm_start
-            shared = [Path(path) for path in (setup["corpus"], setup["evaluation"], start) if path]
+            shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
+            shared += [Path(start).parent] if start else []
             self.storage.get(*(path for path in shared if not path.is_relative_to(self.root)))
 
 
@@ -152,48 +160,62 @@ class Prepared:
         config, setup = run.load_config(), json.loads(run.setup.read_text())
         vocabulary = Vocabulary.load(run.vocabulary)
         mechanism = setup["mechanism"]
-        corpus = open_corpus(setup["corpus"])
-        evaluation = setup["evaluation"]
+        corpus = open_corpus(run.root / setup["corpus"])
+        tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
             plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
             corpus=corpus,
-            tokens=_encode(setup["tokens"], corpus, vocabulary, config),
+            tokens=_encode(tokens, corpus, vocabulary, config),
             sentence_weight=np.load(run.sentence_weight, mmap_mode="r"),
             evaluation=None
             if evaluation is None
-            else _encode(setup["tokens"], open_corpus(evaluation), vocabulary, config),
+            else _encode(tokens, open_corpus(run.root / evaluation), vocabulary, config),
             vocabulary=vocabulary,
         )
 
 
 def prepare_run(
-    config: RunConfig, out: Path, *, resume: bool, tokens: Path | None = None, say: Say = lambda message: None
+    config: RunConfig,
+    out: Path | str | Storage,
+    *,
+    resume: bool,
+    tokens: Path | None = None,
+    say: Say = lambda message: None,
 ) -> RunDir:
-    """Makes ``out`` a run directory that workers can open.
+    """Makes ``out`` a run directory that workers can open, and takes it over.
 
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
-    run, config = RunDir(out.resolve()), with_absolute_paths(config)
+    storage, config = open_storage(out), with_absolute_paths(config)
+    run = RunDir(storage.root, storage)
     _refuse_private_start(config)
+    storage.clear()
+    storage.get(run.config, run.setup)
+    storage.restore(run.ledger)
     _claim(run, config, resume)
+    run.own()
+    run.fetch()
     private_folder(run.private)
     _write_config(config, run)
+    storage.put(run.config)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
         setup = json.loads(run.setup.read_text())
-        if open_corpus(setup["corpus"]).digest != setup["corpus_digest"]:
+        if open_corpus(run.root / setup["corpus"]).digest != setup["corpus_digest"]:
             raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
         return run
     say("reading the corpus")
     with within("corpus.source"):
-        corpus_path = prepared_source(config.corpus.source, run.private / "corpus")
+        folder = run.private / "corpus"
+        corpus_path = storage.adopt(prepared_source(config.corpus.source, folder), folder)
         corpus = open_corpus(corpus_path)
     evaluation_path = None
     if config.corpus.evaluation is not None:
         with within("corpus.evaluation"):
-            evaluation_path = prepared_source(config.corpus.evaluation, run.private / "evaluation")
+            folder = run.private / "evaluation"
+            evaluation_path = storage.adopt(prepared_source(config.corpus.evaluation, folder), folder)
             _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
@@ -203,11 +225,15 @@ def prepare_run(
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
         _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
+        storage.put(run.key)
         header = {"config_digest": config.digest(), "private": plan.private, "bounds": config.bounds.mode}
         ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
+        storage.append(run.ledger)
     if not run.vocabulary.exists():
         say("building the vocabulary")
-        make_vocabulary(config, corpus, bounded.sentence_weight, ledger).save(run.vocabulary)
+        charged = partial(storage.append, run.ledger)
+        make_vocabulary(config, corpus, bounded.sentence_weight, ledger, charged).save(run.vocabulary)
+        storage.put(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     tokens = (tokens or run.tokens).resolve()
@@ -217,28 +243,35 @@ def prepare_run(
     write_json(
         run.setup,
         {
-            "corpus": str(corpus_path),
+            "corpus": _within(run, corpus_path),
             "corpus_digest": corpus.digest,
-            "evaluation": None if evaluation_path is None else str(evaluation_path),
-            "tokens": str(tokens),
+            "evaluation": None if evaluation_path is None else _within(run, evaluation_path),
+            "tokens": _within(run, tokens),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": corpus.detectors,
             "categories": corpus.categories,
             "dropped_share": float(bounded.dropped_share),
         },
     )
+    storage.put(run.sentence_weight, run.setup)
     return run
+
+
+def _within(run: RunDir, path: Path) -> str:
+    """Relative where it lies in the run directory, which may be elsewhere on another machine."""
+    return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
 
 
 def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     """Refuses a folder that holds anything but the run that is asked for, or one that never began."""
-    if resume and not run.private.exists():
+    if resume and not run.storage.begun():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
     if run.config.exists() and _nothing_charged(run):
         if run.load_config().digest() != config.digest():  # what failed to start may be mended and tried again
-            _clear(run)
+            if run.storage.url is None:  # there, what another start put stays
+                _clear(run)
         elif not run.ledger.exists():
             run.config.unlink()
     if run.config.exists():
@@ -334,11 +367,13 @@ def make_vocabulary(
     corpus: Corpus | None = None,
     sentence_weight: np.ndarray | None = None,
     ledger: Ledger | None = None,
+    charged: Callable[[], None] = lambda: None,
 ) -> Vocabulary:
     """The vocabulary of a run: that of the warm start if there is one, else as configured.
 
-    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger before its words are used. It counts
-    only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
+    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
+    words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
+    users.
     """
     if config.model.warm_start:
         try:
@@ -355,6 +390,7 @@ def make_vocabulary(
     max_holders = vocabulary_holders(config)
     noise = GaussianNoise(config.privacy.test_noise_seed)
     ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
+    charged()
     return build_vocabulary(
         settings,
         private_texts=_untouched(corpus, sentence_weight),

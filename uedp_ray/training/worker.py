@@ -54,6 +54,8 @@ def run_worker(
     # What a killed driver left running ends within seconds; two drivers would charge each other's rounds.
     busy = InputError("--out", str(run.root), "another process is training this run: stop one of the two")
     with locked(run.lock, wait=_LOCK_WAIT, busy=busy) if reducer.is_driver else nullcontext():
+        if reducer.is_driver and not run.storage.owned:
+            run.own()
         _run(run, rank, num_workers, reducer, device, observe)
 
 

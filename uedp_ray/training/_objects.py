@@ -1,0 +1,186 @@
+"""Objects at a URL: durable writes, reads, listings. Any file system that pyarrow or fsspec knows.
+
+    objects = Objects("s3://bucket/runs/mine")
+    objects.write("private/key", b"…")          # when it returns, every later read and listing on any node sees it
+    objects.list("private")                     # {"private/key": 3}
+
+That is what object stores of today promise (S3, Google Cloud Storage, Azure), and one disk; not NFS, whose clients cache.
+A write that fails may leave an object cut short, or a whole one: names and contents must be such that either is safe.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from uedp_ray.errors import InputError
+from uedp_ray.training.checkpoint import sync_folder
+
+T = TypeVar("T")
+
+_WAITS = (1.0, 2.0, 4.0)
+"""Seconds before what failed is tried again."""
+_CHUNK = 1 << 23
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+_TEMPORARY = ".tmp"
+
+
+class StorageError(OSError):
+    """The storage cannot be reached, or refused. What is in it is whole."""
+
+
+def as_url(path: str | Path) -> str | None:
+    """The URL that ``path`` is, also where a ``Path`` has swallowed one of its slashes; None for a path."""
+    match = _URL.fullmatch(str(path))
+    if match is None:
+        return None
+    scheme, rest = match.groups()
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}".rstrip("/")
+
+
+def below(url: str, name: str) -> str:
+    """The URL of ``name`` under ``url``; a query (``?region=…``) stays at the end."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=posixpath.join(parts.path, name))) if name else url
+
+
+class Objects:
+    """What lies below a URL; keys are relative. Pickles as its URL.
+
+    Raises: InputError for a URL that cannot be opened; ``StorageError`` from every method, after several tries.
+    """
+
+    def __init__(self, url: str):
+        self.url = url
+        self._fs, base = _open(url)
+        self._base = base.rstrip("/")
+
+    def __reduce__(self) -> tuple[type[Objects], tuple[str]]:
+        return Objects, (self.url,)
+
+    def list(self, folder: str = "") -> dict[str, int]:
+        """Size in bytes of every object below ``folder``, by key, in order; nothing if there is no such folder."""
+
+        def action() -> dict[str, int]:
+            if isinstance(self._fs, fs.PyFileSystem):
+                self._fs.handler.fs.invalidate_cache()  # fsspec remembers listings: other nodes would go unseen
+            found = self._fs.get_file_info(fs.FileSelector(self._path(folder), recursive=True, allow_not_found=True))
+            start = len(self._base.lstrip("/")) + 1
+            sizes = {info.path.lstrip("/")[start:]: info.size for info in found if info.is_file}
+            return {key: sizes[key] for key in sorted(sizes) if not key.endswith(_TEMPORARY)}
+
+        return self._tried("list", folder, action)
+
+    def is_empty(self) -> bool:
+        selector = fs.FileSelector(self._base, allow_not_found=True)
+        return not self._tried("list", "", lambda: self._fs.get_file_info(selector))
+
+    def kind(self, key: str) -> str | None:
+        """``file``, ``folder`` or None."""
+        found = self._tried("look up", key, lambda: self._fs.get_file_info(self._path(key)))
+        return {fs.FileType.File: "file", fs.FileType.Directory: "folder"}.get(found.type)
+
+    def read(self, key: str) -> bytes:
+        def action() -> bytes:
+            with self._fs.open_input_stream(self._path(key), compression=None) as file:
+                return file.read()
+
+        return self._tried("read", key, action)
+
+    def download(self, key: str, path: Path) -> None:
+        def action() -> None:
+            with self._fs.open_input_stream(self._path(key), compression=None) as source, path.open("wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK)
+
+        self._tried("read", key, action)
+
+    def write(self, key: str, content: bytes) -> None:
+        self._tried("write", key, lambda: self._write(key, io.BytesIO(content)))
+
+    def upload(self, path: Path, key: str) -> None:
+        def action() -> None:
+            with path.open("rb") as file:
+                self._write(key, file)
+
+        self._tried("write", key, action)
+
+    def delete(self, key: str) -> None:
+        self._tried("delete", key, lambda: self._fs.delete_file(self._path(key)))
+
+    def hide(self, folder: str) -> None:
+        """Makes ``folder`` its owner's alone on a disk; elsewhere the bucket's permissions decide."""
+        if isinstance(self._fs, fs.LocalFileSystem):
+            Path(self._path(folder)).mkdir(parents=True, exist_ok=True)
+            Path(self._path(folder)).chmod(0o700)
+
+    def _write(self, key: str, source: BinaryIO) -> None:
+        path = self._path(key)
+        if isinstance(self._fs, fs.LocalFileSystem):  # the one that neither replaces as a whole nor syncs
+            _write_local(Path(path), source)
+            return
+        try:
+            self._stream(path, source)
+        except FileNotFoundError:  # object stores have no folders; where there are some, they are made
+            self._fs.create_dir(posixpath.dirname(path), recursive=True)
+            source.seek(0)
+            self._stream(path, source)
+
+    def _stream(self, path: str, source: BinaryIO) -> None:
+        with self._fs.open_output_stream(path, compression=None) as out:
+            shutil.copyfileobj(source, out, _CHUNK)
+
+    def _path(self, key: str) -> str:
+        return posixpath.join(self._base, key) if key else self._base
+
+    def _tried(self, verb: str, key: str, action: Callable[[], T]) -> T:
+        for wait in (*_WAITS, None):
+            try:
+                return action()
+            except Exception as error:  # every file system raises errors of its own kinds
+                if wait is None:
+                    reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+                    raise StorageError(f"{self.url}: cannot {verb} {key or 'it'}: {reason}") from error
+                time.sleep(wait)
+        raise AssertionError
+
+
+def _write_local(path: Path, source: BinaryIO) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")  # several may write the same
+    with temporary.open("wb") as file:
+        shutil.copyfileobj(source, file, _CHUNK)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def _open(url: str) -> tuple[Any, str]:
+    parts = urlsplit(url)
+    if ":" in parts.netloc.rpartition("@")[0]:
+        remedy = "a URL holds no password: give credentials as the environment or the machine's role has them"
+        raise InputError("--out", f"{parts.scheme}://…", remedy)
+    try:
+        return fs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        found, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except (ValueError, ImportError) as error:
+        remedy = f"cannot be opened (pyarrow: {reason}; fsspec: {error}): check the URL, or install what it needs"
+        raise InputError("--out", url, remedy) from None
+    return fs.PyFileSystem(fs.FSSpecHandler(found)), path
