@@ -65,7 +65,9 @@ def test_save_and_load(architecture: str, tmp_path: Path) -> None:
     torch.testing.assert_close(loss(loaded), loss(model), rtol=0, atol=0)
     assert FlatParameters(loaded).num == FlatParameters(model).num  # still tied
     assert {p.suffix for p in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
-    assert len({p.stat().st_mode for p in (tmp_path / "model").iterdir()}) == 1, "whoever may read one file may read all"
+    assert len({p.stat().st_mode for p in (tmp_path / "model").iterdir()}) == 1, (
+        "whoever may read one file may read all"
+    )
 
 
 @pytest.mark.parametrize("network", ["gpt2", "llama", "awd_lstm"])
