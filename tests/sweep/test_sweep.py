@@ -168,7 +168,8 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
     winner = tmp_path / "out" / "winner"
     assert answer["best"]["run_dir"] == str(winner)
     assert not (winner / "private").exists()
-    number = f'"{answer["best"]["trial"]}', f"/{answer['best']['trial']}", f"name: '{answer['best']['trial']}"
+    trial = answer["best"]["trial"]
+    number = f'"{trial}"', f"/{trial}", f"name: '{trial}'"
     for file in ("config.yaml", "result.json", "privacy.md", "ledger.jsonl"):
         text = (winner / file).read_text()
         assert not any(mark in text for mark in number), "the winner's number says how many there were at least"
