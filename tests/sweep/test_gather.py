@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree
+from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.sweep.test_sweep import charged, check_whole, command, journal_states, long_sweep, table, wait_until
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
@@ -33,7 +33,7 @@ def node(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(corpora, tmp_path_factory):
-    """A finished sweep at a URL: the bucket, the config, the answer."""
+    """A finished sweep at a URL: the bucket, the config, the answer, and what the storage knew as trials were handed out."""
     folder = tmp_path_factory.mktemp("done")
     config = sweep_config(
         corpora,
@@ -42,11 +42,23 @@ def done(corpora, tmp_path_factory):
         search={"trials": 2},
         references={"noiseless": {"training.num_rounds": 2}},
     )
-    return folder / "bucket/sweep", config, sweep(config, f"file://{folder}/bucket/sweep")
+    url, handed, suggest = f"file://{folder}/bucket/sweep", [], Feed.suggest
+
+    def looked_at(self, trial_id):
+        trial = suggest(self, trial_id)
+        if isinstance(trial, dict):
+            mirror = Mirror(url, folder / "looks")
+            assert mirror.restore(mirror.root / "study.journal")
+            handed.append((trial["number"], journal_states(mirror.root)))
+        return trial
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "suggest", looked_at)
+        return folder / "bucket/sweep", config, sweep(config, url), handed
 
 
 def test_what_is_published_reads_like_a_sweep_directory(done):
-    bucket, _, answer = done
+    bucket, _, answer, _ = done
     url = f"file://{bucket}"
     assert answer["counts"]["done"] == 2
     assert answer["sweep_dir"] == url
@@ -69,7 +81,7 @@ def test_what_is_published_reads_like_a_sweep_directory(done):
 def test_another_node_resumes_to_the_same_answer_and_other_sweeps_are_refused(
     done, corpora, tmp_path, node, monkeypatch
 ):
-    bucket, config, answer = done
+    bucket, config, answer, _ = done
     shutil.rmtree(node)
     assert sweep(config, f"file://{bucket}", resume=True) == answer
     with pytest.raises(InputError, match="holds a sweep already: add --resume"):
@@ -79,13 +91,17 @@ def test_another_node_resumes_to_the_same_answer_and_other_sweeps_are_refused(
         sweep(other, f"file://{bucket}", resume=True)
     with pytest.raises(InputError, match="no sweep to resume"):
         sweep(config, f"file://{bucket}-2", resume=True)
+    with pytest.raises(InputError, match="a copy for reading"):
+        sweep(config, local_copy(f"file://{bucket}"), resume=True)
+    with pytest.raises(InputError, match="name the URL"):
+        sweep(config, bucket, resume=True)
     monkeypatch.setenv("UEDP_RAY_WORK", str(tmp_path))
     with pytest.raises(InputError, match="set UEDP_RAY_WORK so that they are there again"):
         sweep(config, f"file://{bucket}", resume=True)
 
 
 def test_a_trial_that_ended_is_closed_to_whoever_still_runs_it(done, tmp_path):
-    bucket, config, answer = done
+    bucket, config, answer, _ = done
     late = Mirror(f"file://{bucket}/trials/0000", tmp_path)
     late.take_over()
     assert late.restore(late.root / "ledger.jsonl")
@@ -96,22 +112,10 @@ def test_a_trial_that_ended_is_closed_to_whoever_still_runs_it(done, tmp_path):
         late.append(late.root / "ledger.jsonl")
 
 
-def test_a_trial_is_in_the_storage_before_it_begins(corpora, tmp_path, monkeypatch):
-    url, seen = f"file://{tmp_path}/bucket/sweep", []
-    suggest = Feed.suggest
-
-    def checked(self, trial_id):
-        handed = suggest(self, trial_id)
-        if isinstance(handed, dict):
-            mirror = Mirror(url, tmp_path / "looks")
-            assert mirror.restore(mirror.root / "study.journal")
-            seen.append((handed["number"], journal_states(mirror.root)))
-        return handed
-
-    monkeypatch.setattr(Feed, "suggest", checked)
-    sweep(sweep_config(corpora, tmp_path, search={"trials": 2}), url)
-    assert [number for number, _ in seen] == [0, 1]
-    assert all(len(states) == number + 1 for number, states in seen)
+def test_a_trial_is_in_the_storage_before_it_begins(done):
+    handed = done[3]
+    assert [number for number, _ in handed] == [0, 1]
+    assert all(len(states) == number + 1 for number, states in handed)
 
 
 def test_the_winner_of_repeat_and_select_is_fetched_and_published(corpora, tmp_path):
@@ -162,16 +166,21 @@ def test_a_driver_lost_with_its_node_loses_nothing(corpora, tmp_path, node):
 
 
 def test_of_two_drivers_the_earlier_stops_and_what_it_began_is_charged(corpora, tmp_path):
-    path, url = long_sweep(corpora, tmp_path), f"file://{tmp_path}/bucket/sweep"
+    base = sweep_tree(corpora)["base"]
+    base["training"] |= {"num_rounds": 20, "checkpoint_every": 10}
+    space = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
+    path = write_sweep(sweep_tree(corpora, base=base, space=space), tmp_path)
+    url, runs = f"file://{tmp_path}/bucket/sweep", tmp_path / "bucket/sweep/trials"
     first = command(path, url)
-    wait_until(lambda: len(list((tmp_path / "bucket/sweep/trials").glob("*/private/*/ledger.jsonl/*"))) > 20)
+    wait_until(lambda: list(runs.glob("*/private/*/ledger.jsonl/*")))
     Mirror(url, tmp_path / "elsewhere").take_over()
     _, error = first.communicate(timeout=300)
     assert first.returncode == 2, error
     assert "another start has taken it over" in error
     before = charged(kept(url, tmp_path))
+    assert before
     answer = sweep(load_sweep_config(path), url, resume=True)
-    copy = local_copy(url)
-    check_whole(copy, answer)
-    assert charged(copy) == charged(kept(url, tmp_path))
-    assert all(charged(copy)[name] >= count for name, count in before.items())
+    assert answer["counts"]["done"] == len(answer["trials"]) == 3
+    assert sum(row["charged"] for row in answer["trials"]) == sum(charged(local_copy(url)).values())
+    assert charged(local_copy(url)) == charged(kept(url, tmp_path))
+    assert all(charged(local_copy(url))[name] >= count for name, count in before.items())

@@ -28,19 +28,19 @@ from uedp_ray.training._objects import Objects
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
-from uedp_ray.training.storage import Mirror, StorageError, local_copy, open_storage
+from uedp_ray.training.storage import Mirror, StorageError, folder_only, local_copy, open_storage
 
 MOMENTS = [
-    ("uedp_ray.training.storage:Mirror.take_over", 1),
+    ("uedp_ray.training.mirror:Mirror.take_over", 1),
     ("uedp_ray.training.rundir:_write_key", 1),
     ("uedp_ray.training.rundir:Ledger.create", 1),
-    *[("uedp_ray.training.storage:Mirror.append", nth) for nth in (1, 2, 5)],
+    *[("uedp_ray.training.mirror:Mirror.append", nth) for nth in (1, 2, 5)],
     *[("uedp_ray.training._objects:Objects.upload", nth) for nth in (1, 5, 40, 45, 50)],
     ("uedp_ray.training._objects:Objects.delete", 1),
     ("uedp_ray.training.driver:RunDriver.release", 4),
     ("uedp_ray.training.driver:save_checkpoint", 2),
-    ("uedp_ray.training.storage:Mirror.publish", 1),
-    ("uedp_ray.training.storage:Mirror.publish", 2),
+    ("uedp_ray.training.mirror:Mirror.publish", 1),
+    ("uedp_ray.training.mirror:Mirror.publish", 2),
 ]
 
 
@@ -109,7 +109,7 @@ def charged(url):
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_node_lost_at_any_moment_loses_nothing(fixed, uninterrupted, url, node, where, nth, after):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uedp_ray.training.storage._THREADS", 1)
+        patch.setattr("uedp_ray.training.mirror._THREADS", 1)
         released = record_releases(patch)
         crash(fixed, url, where, nth, after=after)
     assert [event["round"] for event in kept_events(url)][: len(released)] == released
@@ -146,15 +146,15 @@ def test_an_event_is_in_the_storage_before_its_round_is_released(corpora, url, m
 
 
 def test_a_vocabulary_is_charged_in_the_storage_before_its_words_are_used(corpora, url, monkeypatch):
-    from uedp_ray.training import rundir
+    from uedp_ray.training import words
 
     def checked(*args, **kwargs):
         raise Crash
 
-    monkeypatch.setattr(rundir, "build_vocabulary", checked)
-    words = {"kind": "noisy-threshold", "noise_multiplier": 5.0, "threshold_delta": 1e-6}
+    monkeypatch.setattr(words, "build_vocabulary", checked)
+    noisy = {"kind": "noisy-threshold", "noise_multiplier": 5.0, "threshold_delta": 1e-6}
     with pytest.raises(Crash):
-        train(run_config(corpora, vocabulary=words), url, workers=0)
+        train(run_config(corpora, vocabulary=noisy), url, workers=0)
     mirror = open_storage(url)
     assert mirror.restore(mirror.root / "ledger.jsonl")
     assert [event["kind"] for event in read_ledger(mirror.root / "ledger.jsonl")] == ["open", "vocabulary"]
@@ -375,6 +375,12 @@ def test_a_result_that_others_charged_after_is_outdated(corpora, url, tmp_path):
     assert result["epsilon"]["user-entity"] == pytest.approx(epsilon_of_events(everything, delta=1e-4), rel=1e-12)
 
 
+def test_where_a_folder_is_needed_a_url_is_refused(tmp_path):
+    assert folder_only(tmp_path) == tmp_path
+    with pytest.raises(InputError, match="only train and sweep"):
+        folder_only(Path("s3://bucket/x"))
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -408,6 +414,9 @@ def test_a_copy_of_what_is_at_a_url_is_not_gone_on_with(corpora, url, tmp_path):
     crash(run_config(corpora), url, "uedp_ray.training.driver:RunDriver.release", 4)
     shutil.copytree(tmp_path / "bucket/run", tmp_path / "copy")
     with pytest.raises(InputError, match="name the URL"):
+        train(run_config(corpora), tmp_path / "copy", workers=0, resume=True)
+    shutil.rmtree(tmp_path / "copy" / "private")
+    with pytest.raises(InputError, match="no run to resume"):
         train(run_config(corpora), tmp_path / "copy", workers=0, resume=True)
 
 

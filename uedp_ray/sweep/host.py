@@ -64,7 +64,7 @@ def sweep(
 
     Args:
       config: the sweep.
-      out: the sweep directory, which every node must see under this path, or a URL (``training.storage``); new unless
+      out: the sweep directory, which every node must see under this path, or a URL (``training.mirror``); new unless
         ``resume``.
       address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
       resume: go on with the sweep in ``out``; no trial runs twice.
@@ -110,6 +110,10 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
         return  # nothing of it was trained: what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
+    elif not folder.storage.begun():
+        raise InputError(
+            "--resume", str(folder.root), "has no private/: it is a copy for reading, name the sweep itself"
+        )
     elif load_sweep_config(folder.config).digest() != config.digest():
         remedy = f"is of another sweep file: resume with {folder.config}, or name another folder"
         raise InputError("--resume", str(folder.root), remedy)

@@ -23,7 +23,7 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.local import seeded
-from uedp_ray.training.rundir import make_vocabulary, public_sentences
+from uedp_ray.training.words import make_vocabulary, public_sentences
 
 _HELD_OUT = 50
 """One public sentence in this many is kept out of training, for the perplexity that is reported."""

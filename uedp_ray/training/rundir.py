@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,20 +23,19 @@ from typing import Any
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
-from uedp_ray.corpus import readers
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
-from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.jsontext import to_json
-from uedp_ray.plan import Plan, vocabulary_holders
+from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
+from uedp_ray.training.words import make_vocabulary
 
 Say = Callable[[str], None]
 COMMIT = "state.json"
@@ -348,62 +347,6 @@ def prepared_source(source: SourceConfig, folder: Path) -> Path:
     if not (folder / "corpus.json").exists():
         prepare(source, folder)
     return folder.resolve()
-
-
-def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = None) -> Iterator[str]:
-    """Sentences of public text, in order, up to ``max_words`` words."""
-    words = 0
-    for source in sources:
-        with within("public text"):
-            for sentence in readers.read(source):
-                yield sentence.text
-                words += len(sentence.text.split())
-                if max_words is not None and words >= max_words:
-                    return
-
-
-def make_vocabulary(
-    config: RunConfig,
-    corpus: Corpus | None = None,
-    sentence_weight: np.ndarray | None = None,
-    ledger: Ledger | None = None,
-    charged: Callable[[], None] = lambda: None,
-) -> Vocabulary:
-    """The vocabulary of a run: that of the warm start if there is one, else as configured.
-
-    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
-    words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
-    users.
-    """
-    if config.model.warm_start:
-        try:
-            return Vocabulary.load(config.model.warm_start)
-        except InputError:
-            remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
-            raise InputError("model.warm_start", config.model.warm_start, remedy) from None
-    settings = config.vocabulary
-    if settings.kind != "noisy-threshold":
-        text = settings.public_text or config.pretrain.text
-        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
-    if corpus is None or sentence_weight is None or ledger is None:
-        raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
-    max_holders = vocabulary_holders(config)
-    noise = GaussianNoise(config.privacy.test_noise_seed)
-    ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
-    charged()
-    return build_vocabulary(
-        settings,
-        private_texts=_untouched(corpus, sentence_weight),
-        max_holders=max_holders,
-        noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
-    )
-
-
-def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str]]:
-    """Each user's texts of full weight."""
-    for user, texts in corpus.texts():
-        first = int(corpus.user_offsets[user])
-        yield [text for i, text in enumerate(texts) if sentence_weight[first + i] == 1.0]
 
 
 def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:

@@ -1,0 +1,384 @@
+"""A run or a sweep at a URL, and this node's copy of it; how starts of it on several nodes keep out of each other's way.
+
+    mirror = Mirror("s3://bucket/runs/mine", Path("/scratch"))
+    mirror.take_over()                                  # this start owns the run; the one before it can release no more
+    mirror.append(mirror.root / "ledger.jsonl")         # returns when the new lines are safe, and this start still owns it
+
+At a URL every start writes below a name of its own, and nothing that another start wrote is ever written again:
+
+    private/owners/000002-9f…                           claims; the greatest owns the run
+    private/000002-9f…/ledger.jsonl/START-END           bytes START to END of an append-only file; the first holds all before
+    private/000002-9f…/…                                key, prepared text, checkpoint: each as the newest start has it
+    config.yaml, model/, result.json …                  what may be read by others, laid out as in a folder
+
+Why no charged release is lost. A start (1) writes its claim, (2) lists the claims and gives up unless its own is the
+greatest, (3) reads the ledger of the newest start that has one. For every event it (4) writes the new bytes, (5) lists the
+claims again, and (6) only then lets the round out. Suppose a start O released an event, and N, of a greater claim, got past
+(2). O's (5) did not see N's claim, so it began before N's (1) was over; O's (4) was over before that, and N's (3) began
+after: N has the event, and N's first write holds it for those who come later. A start that finds itself overtaken in (5)
+releases nothing: its last event is charged for nothing, or not at all. This takes no lock and no conditional write, only
+that a read or a listing sees every write that was over before it began.
+
+What remains: for the time of one round two starts may both compute, not release. A start that is halted between its last
+look at the claims and the copying of results may put older copies of ``result.json``, ``privacy.md`` and the like over newer
+ones; what starts and sweeps read themselves are not these copies. ``private/`` is as private as on a disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from uedp_ray.errors import InputError
+from uedp_ray.training._objects import Objects, StorageError, below
+from uedp_ray.training.checkpoint import write_atomically
+from uedp_ray.training.locks import locked
+
+OWNERS = "private/owners"
+_START = re.compile(r"\d{6}-[0-9a-f]{8}")
+_PART = re.compile(r"(\d{12})-(\d{12})")
+_WHOLE = ".whole"
+"""Written last into the copy of a folder, of random content: who has the same has the same copy."""
+_THREADS = 8
+_LOCK_WAIT = 60.0
+_FETCH_WAIT = 3600.0
+"""Seconds to wait for another process of the node that fetches the corpora."""
+
+
+class Storage:
+    """A folder that every node sees. Nothing is copied; ``Mirror`` says what each method is for."""
+
+    url: str | None = None
+    owned = True
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def lock(self, path: Path) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def part(self, path: Path) -> Storage:
+        return Storage(path)
+
+    def address(self, path: Path) -> str:
+        return str(path)
+
+    def begun(self) -> bool:
+        return (self.root / "private").exists()
+
+    def clear(self) -> None: ...
+
+    def take_over(self) -> None: ...
+
+    def append(self, path: Path) -> None: ...
+
+    def restore(self, path: Path) -> str:
+        return ""
+
+    def put(self, *paths: Path, commit: str = _WHOLE) -> None: ...
+
+    def get(self, *paths: Path, commit: str = _WHOLE, since: str = "") -> None: ...
+
+    def publish(self, *paths: Path) -> None: ...
+
+    def adopt(self, path: Path, folder: Path) -> Path:
+        return path
+
+
+class Mirror(Storage):
+    """What lies at a URL, and this node's copy of it under ``root``. Pickles without its claim.
+
+    Args:
+      url: of a run or a sweep.
+      work: under which every node keeps its copies: the same on all of them, since configurations name paths there.
+      parent: the sweep that a run belongs to.
+
+    Raises: ``StorageError`` from every method, if the storage fails for good.
+    """
+
+    def __init__(self, url: str, work: Path, parent: Mirror | None = None):
+        super().__init__(work / folder_of(url))
+        self.url, self._objects, self._work, self._parent = url, Objects(url), work, parent
+        self._start: str | None = None
+        self._lost: Exception | None = None
+        """Why this start may do nothing more; raised again whenever it tries, lest somebody caught it."""
+        self._sent: dict[Path, int] = {}
+        self._replaced: set[str] = set()
+
+    def __reduce__(self) -> tuple[type[Mirror], tuple[str, Path, Mirror | None]]:
+        return Mirror, (self._objects.url, self._work, self._parent)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """One process of this node at a time. Raises: InputError if another keeps it for a minute."""
+        busy = InputError(
+            "--out", self.address(self.root), "another process of this node is at it: stop one of the two"
+        )
+        return locked(self._lock_file("start"), wait=_LOCK_WAIT, busy=busy)
+
+    def lock(self, path: Path) -> AbstractContextManager[None]:
+        """Processes of this node do the block one after the other, for each path."""
+        busy = InputError(
+            "--out", str(path), "another process of this node has been at it for an hour: see what it does"
+        )
+        return locked(self._lock_file(str(path)), wait=_FETCH_WAIT, busy=busy)
+
+    def _lock_file(self, purpose: str) -> Path:
+        # Not under ``root``, which is cleared: whoever holds a lock that was removed would hold nothing.
+        name = hashlib.sha256(f"{self._objects.url}\0{purpose}".encode()).hexdigest()[:24]
+        return self._work / ".locks" / name
+
+    def part(self, path: Path) -> Mirror:
+        """A run of this sweep, with claims of its own; from there on ``get`` also fetches what the sweep's runs share."""
+        return Mirror(below(self._objects.url, self._name(path)), self._work, parent=self)
+
+    def address(self, path: Path) -> str:
+        """The URL of a path, without query."""
+        return below(self._objects.url, self._name(path)).partition("?")[0]
+
+    @property
+    def owned(self) -> bool:  # type: ignore[override]
+        """Whether this process has taken over; not that nobody has since."""
+        return self._start is not None and self._lost is None
+
+    def begun(self) -> bool:
+        """Whether any start ever claimed it."""
+        return bool(self._claims())
+
+    def clear(self) -> None:
+        """Forgets this node's copy: a start trusts nothing that a node kept."""
+        if self.root.exists():
+            shutil.rmtree(self.root)
+
+    def take_over(self) -> None:
+        """Claims it: steps (1) and (2). Raises: InputError if another start came in between, or strangers live there."""
+        claims = self._claims()
+        if not claims and not self._objects.is_empty():
+            raise InputError("--out", self.address(self.root), "is not empty and holds no run: name another place")
+        number = 1 + max((int(claim[:6]) for claim in claims), default=0)
+        self._start, self._lost = f"{number:06d}-{secrets.token_hex(4)}", None
+        self._sent.clear()
+        self._objects.hide("private")
+        try:
+            self._objects.write(f"{OWNERS}/{self._start}", socket.gethostname().encode())
+        except StorageError as error:
+            raise unusable(self._objects.url, error) from error
+        self._check()
+
+    def append(self, path: Path) -> None:
+        """Keeps what was appended to a file since the last call: steps (4) and (5).
+
+        Raises: ``StorageError`` or InputError if it must not be acted upon; the start owns nothing from then on.
+        """
+        start, sent, size = self._owner(), self._sent.get(path, 0), path.stat().st_size
+        try:
+            with path.open("rb") as file:
+                file.seek(sent)
+                content = file.read(size - sent)
+            if content:
+                self._objects.write(f"private/{start}/{self._name(path)}/{sent:012d}-{size:012d}", content)
+            self._check()
+        except StorageError as error:
+            reason = f"{error}; not recorded for certain, so nothing of it was released: run again with --resume"
+            self._lost = StorageError(reason)
+            raise self._lost from error
+        self._sent[path] = size
+
+    def restore(self, path: Path) -> str:
+        """Makes ``path`` what was appended up to now: step (3). Returns the start that has it, or "" if there is none.
+
+        Raises: InputError if a part is missing.
+        """
+        index = self._objects.list("private")
+        for start in reversed(_starts(index)):
+            prefix = f"private/{start}/{self._name(path)}/"
+            ends: dict[int, int] = {}
+            for key, size in index.items():
+                part = _PART.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+                # What is shorter than its name says was never finished, so nothing followed from it.
+                if part and size == int(part[2]) - int(part[1]):
+                    ends[int(part[1])] = max(int(part[2]), ends.get(int(part[1]), 0))
+            if 0 not in ends:
+                continue
+            content = b""
+            while len(content) in ends:
+                first, end = len(content), ends.pop(len(content))
+                content += self._objects.read(f"{prefix}{first:012d}-{end:012d}")
+            if ends:
+                where = self.address(path.parent) + f"/{prefix}{min(ends):012d}…"
+                raise InputError(
+                    path.name, where, "what comes before it is missing: restore the objects of the storage"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+            return start
+        path.unlink(missing_ok=True)
+        return ""
+
+    def put(self, *paths: Path, commit: str = _WHOLE) -> None:
+        """Keeps files and folders as this start's, in order. Other starts get them until they put their own.
+
+        ``commit``: the file of a folder that is written last, and without which the folder does not count.
+        """
+        start = self._owner()
+        for path in paths:
+            name = self._name(path)
+            self._send(f"private/{start}/{name}", path, commit)
+            if path.is_dir() and name not in self._replaced:  # checkpoints are large, and those of old starts of no use
+                self._replaced.add(name)
+                index = self._objects.list("private")
+                older = tuple(f"private/{other}/{name}/" for other in _starts(index) if other < start)
+                for key in index:
+                    if key.startswith(older):
+                        self._objects.delete(key)
+
+    def publish(self, *paths: Path) -> None:
+        """Copies to where others look for them, in order; what does not exist is passed over. Needs no claim."""
+        if self._start is not None:
+            self._check()
+        for path in paths:
+            if path.exists():
+                self._send(self._name(path), path, _WHOLE)
+
+    def get(self, *paths: Path, commit: str = _WHOLE, since: str = "") -> None:
+        """Makes each path what the newest start has put, or else what was published; what is not there goes.
+
+        Args:
+          commit: as in ``put``. A folder is fetched only if its commit file is another one than here.
+          since: nothing of an earlier start counts, nor what was published.
+        """
+        own = [path for path in paths if path.is_relative_to(self.root)]
+        if self._parent is not None:
+            self._parent.get(*(path for path in paths if path not in own))
+        if not own:
+            return
+        with self.lock(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+            index = self._objects.list("private")
+            for path in own:
+                key = self._newest(self._name(path), commit, since, index)
+                if key is None:
+                    _remove(path)
+                elif key.endswith(f"/{commit}"):
+                    self._get_folder(key.removesuffix(f"/{commit}"), path, commit)
+                else:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(path, self._objects.read(key))
+
+    def adopt(self, path: Path, folder: Path) -> Path:
+        """Sees to it that nodes can ``get`` a corpus, copying it to ``folder`` if it lies elsewhere; returns its path."""
+        if not path.is_relative_to(self.root):
+            if self._parent is not None and path.is_relative_to(self._parent.root):
+                return path
+            shutil.copytree(path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("cache"))
+            path = folder
+        self.put(path)
+        return path
+
+    def _claims(self) -> list[str]:
+        names = (key.rpartition("/")[2] for key in self._objects.list(OWNERS))
+        return sorted(name for name in names if _START.fullmatch(name))
+
+    def _owner(self) -> str:
+        if self._lost is not None:
+            raise self._lost
+        assert self._start is not None
+        return self._start
+
+    def _check(self) -> None:
+        if max(self._claims(), default="") != self._owner():
+            remedy = "another start has taken it over, and this one released nothing since: stop one of the two"
+            self._lost = InputError("--out", self.address(self.root), remedy)
+            raise self._lost
+
+    def _newest(self, name: str, commit: str, since: str, index: dict[str, int]) -> str | None:
+        """The key of a file, or of a folder's commit file."""
+        for start in reversed(_starts(index)):
+            if start < since:
+                return None
+            for key in (f"private/{start}/{name}", f"private/{start}/{name}/{commit}"):
+                if key in index:
+                    return key
+        published = None if since else self._objects.kind(name)
+        if published == "folder":
+            return f"{name}/{commit}" if self._objects.kind(f"{name}/{commit}") else None
+        return name if published else None
+
+    def _get_folder(self, prefix: str, path: Path, commit: str) -> None:
+        mark, new = self._objects.read(f"{prefix}/{commit}"), path.with_name(f".{path.name}.new")
+        if (path / commit).exists() and (path / commit).read_bytes() == mark:
+            return
+        _remove(new)
+        keys = [key for key in self._objects.list(prefix) if key != f"{prefix}/{commit}"]
+        download(self._objects, {key: new / key.removeprefix(f"{prefix}/") for key in keys})
+        new.mkdir(parents=True, exist_ok=True)
+        (new / commit).write_bytes(mark)
+        _remove(path)
+        os.replace(new, path)
+
+    def _send(self, key: str, path: Path, commit: str) -> None:
+        if path.is_file():
+            self._objects.upload(path, key)
+            return
+        if commit == _WHOLE:
+            (path / _WHOLE).write_text(secrets.token_hex(16))
+        files = {f"{key}/{name}": file for name, file in _files(path).items() if name != commit}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(self._objects.upload, files.values(), files))
+        self._objects.upload(path / commit, f"{key}/{commit}")
+        for old in self._objects.list(key).keys() - files.keys() - {f"{key}/{commit}"}:
+            self._objects.delete(old)
+
+    def _name(self, path: Path) -> str:
+        name = path.relative_to(self.root).as_posix()
+        return "" if name == "." else name
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """By relative name; a corpus's cache of findings is of use only where the text is."""
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path for name, path in found.items() if not name.startswith("cache/")}
+
+
+def _starts(index: dict[str, int]) -> list[str]:
+    names = {key.split("/")[1] for key in index}
+    return sorted(name for name in names if _START.fullmatch(name))
+
+
+def download(objects: Objects, files: dict[str, Path]) -> None:
+    """Fetches objects, by key, to paths."""
+    for folder in {path.parent for path in files.values()}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(objects.download, files, files.values()))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def unusable(url: str, error: StorageError) -> InputError:
+    """What the user is told of a storage that fails before anything is done."""
+    return InputError("--out", url, f"cannot be used ({error}): check the name, the permissions and the credentials")
+
+
+def folder_of(url: str) -> Path:
+    """Like the URL, so that a run's folder lies in that of its sweep; a query tells like URLs apart."""
+    parts = urlsplit(url)
+    scheme = parts.scheme + (f"-{hashlib.sha256(parts.query.encode()).hexdigest()[:8]}" if parts.query else "")
+    names = [name for name in parts.path.split("/") if name not in ("", ".", "..")]
+    return Path(scheme, parts.netloc or "_", *names)

@@ -1,0 +1,75 @@
+"""The vocabulary of a run: of its warm start, of public text, or of the private corpus under noise, which is charged.
+
+make_vocabulary(config).encode_batch(["they met in the park"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus import readers
+from uedp_ray.corpus.store import Corpus
+from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
+from uedp_ray.errors import InputError, within
+from uedp_ray.plan import vocabulary_holders
+from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.noise import GaussianNoise
+
+
+def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = None) -> Iterator[str]:
+    """Sentences of public text, in order, up to ``max_words`` words."""
+    words = 0
+    for source in sources:
+        with within("public text"):
+            for sentence in readers.read(source):
+                yield sentence.text
+                words += len(sentence.text.split())
+                if max_words is not None and words >= max_words:
+                    return
+
+
+def make_vocabulary(
+    config: RunConfig,
+    corpus: Corpus | None = None,
+    sentence_weight: np.ndarray | None = None,
+    ledger: Ledger | None = None,
+    charged: Callable[[], None] = lambda: None,
+) -> Vocabulary:
+    """The vocabulary of a run: that of the warm start if there is one, else as configured.
+
+    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
+    words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
+    users.
+    """
+    if config.model.warm_start:
+        try:
+            return Vocabulary.load(config.model.warm_start)
+        except InputError:
+            remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
+            raise InputError("model.warm_start", config.model.warm_start, remedy) from None
+    settings = config.vocabulary
+    if settings.kind != "noisy-threshold":
+        text = settings.public_text or config.pretrain.text
+        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
+    if corpus is None or sentence_weight is None or ledger is None:
+        raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
+    max_holders = vocabulary_holders(config)
+    noise = GaussianNoise(config.privacy.test_noise_seed)
+    ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
+    charged()
+    return build_vocabulary(
+        settings,
+        private_texts=_untouched(corpus, sentence_weight),
+        max_holders=max_holders,
+        noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
+    )
+
+
+def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str]]:
+    """Each user's texts of full weight."""
+    for user, texts in corpus.texts():
+        first = int(corpus.user_offsets[user])
+        yield [text for i, text in enumerate(texts) if sentence_weight[first + i] == 1.0]
