@@ -46,9 +46,9 @@ class StandIn:
         return answers
 
 
-def check(cluster, storage, *, workers=1, cpus=1, gpus=0.0):
+def check(cluster, storage, *, workers=1, cpus=1, gpus=0.0, url=None):
     return check_cluster(
-        workers_per_trial=workers, cpus_per_worker=cpus, gpus_per_worker=gpus, storage=storage, cluster=cluster
+        workers_per_trial=workers, cpus_per_worker=cpus, gpus_per_worker=gpus, storage=storage, url=url, cluster=cluster
     )
 
 
@@ -176,6 +176,23 @@ def test_storage_is_left_as_it_was_found(tmp_path):
     check(StandIn([(1, 0)] * 2), tmp_path)
     check(StandIn([(1, 0)] * 2), tmp_path / "new" / "folder")
     assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
+
+
+def test_a_url_is_tried_from_every_node_and_left_as_it_was_found(tmp_path):
+    url, copies = f"file://{tmp_path}/bucket", tmp_path / "copies"
+    copies.mkdir()
+    assert check(StandIn([(1, 0)] * 2), copies, url=url).nodes == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(InputError) as refused:
+        check(StandIn([(1, 0)] * 2, sees={1: lambda folder: folder.replace("bucket", "other")}), copies, url=url)
+    assert str(refused.value).startswith(f"--out = '{url}': 10.0.0.1 (11111111) cannot use it: ")
+    assert "the same credentials" in str(refused.value)
+
+
+def test_a_node_that_cannot_keep_copies_is_refused(tmp_path):
+    (tmp_path / "copies").write_text("")
+    with pytest.raises(InputError, match=r"cannot use it: .*UEDP_RAY_WORK that it can write"):
+        check(StandIn([(1, 0)]), tmp_path / "copies", url=f"file://{tmp_path}/bucket")
 
 
 def test_a_full_disk_is_refused_with_figures(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ point can be refused, and does not resume (measured with Ray 2.60).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -34,14 +35,26 @@ class Feed(Searcher):
         self._study, self._left, self._count_refused, self._changed = study, left, count_refused, changed
         self._running: dict[str, Asked] = {}
         self.failure: Exception | None = None
-        """Why the search gave up, if it did."""
+        """Why the search gave up, if it did: Tune wraps what a searcher raises into errors of its own."""
 
     @property
     def unfinished(self) -> int:
         """Trials handed out of which nothing was heard: those that an interruption cut off."""
         return len(self._running)
 
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        with self._giving_up():
+            return self._suggest(trial_id)
+
+    def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         refusals = 0
         while self._left > 0 and self.failure is None:
             asked = self._study.ask()
@@ -60,28 +73,29 @@ class Feed(Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if trial_id in self._running and "outcome" not in result:
-            self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
-            self._changed()
+            with self._giving_up():
+                self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
+                self._changed()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         asked = self._running.pop(trial_id, None)
-        if asked is None:
-            return
-        outcome = (result or {}).get("outcome")
+        if asked is not None:
+            with self._giving_up():
+                self._tell(asked.number, result or {}, error)
+                self._changed()
+
+    def _tell(self, number: int, result: dict[str, Any], error: bool) -> None:
+        outcome = result.get("outcome")
         if error:
-            self._study.fail(asked.number, "its process died, and died again when it was started anew")
+            self._study.fail(number, "its process died, and died again when it was started anew")
         elif outcome == DONE:
-            assert result is not None
-            self._study.finish(asked.number, perplexity=result["perplexity"], epsilon=result["epsilon"])
+            self._study.finish(number, perplexity=result["perplexity"], epsilon=result["epsilon"])
         elif outcome == NO_SPACE:  # no fault of the point: it stays begun, for --resume
-            assert result is not None
             self.failure = OSError(f"{result['reason']}; free space and run again with --resume")
         elif outcome is not None:
-            assert result is not None
-            self._study.fail(asked.number, result["reason"])
+            self._study.fail(number, result["reason"])
         else:
-            self._study.stop(asked.number)
-        self._changed()
+            self._study.stop(number)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the journal is the state."""

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from uedp_ray.errors import InputError
+from uedp_ray.training._objects import Objects, below
 
 PACKAGES = ("uedp-ray", "ray", "torch", "transformers", "optuna", "numpy", "pyarrow", "dp-accounting")
 MIN_FREE_BYTES = 10**9
@@ -124,6 +125,7 @@ def check_cluster(
     cpus_per_worker: float,
     gpus_per_worker: float,
     storage: Path,
+    url: str | None = None,
     cluster: Cluster | None = None,
 ) -> Report:
     """Checks the cluster of the open Ray session.
@@ -131,6 +133,7 @@ def check_cluster(
     Args:
       workers_per_trial, cpus_per_worker, gpus_per_worker: what one trial takes; CPUs above 0.
       storage: the sweep's folder, the same path on every node. It is made if need be, and left as it was found.
+      url: where the sweep is kept, if that is at a URL; ``storage`` is then each node's own copy.
       cluster: a stand-in for tests; None is the Ray session.
 
     Raises: InputError for the one problem found, or for all of them, a line each, if there are several.
@@ -138,18 +141,21 @@ def check_cluster(
     cluster = RayCluster() if cluster is None else cluster
     nodes, storage = cluster.nodes(), storage.absolute()
     trials, failures = _room(nodes, workers_per_trial, cpus_per_worker, gpus_per_worker)
+    nonce = secrets.token_hex(16)
     with ExitStack() as stack:
-        nonce, folder = secrets.token_hex(16), None
+        place: Place | None = None
         try:
-            folder = stack.enter_context(_meeting_point(storage, nonce))
+            opened = _in_folder(storage, nonce) if url is None else _at_url(url, nonce)
+            place = stack.enter_context(opened)
             failures += _space(storage)
         except OSError as error:
-            remedy = f"the driver cannot write there ({error.strerror}): name a folder that every node can write"
-            failures.append(InputError("--out", str(storage), remedy))
-        probe = make_probe()
-        answers = cluster.ask(nodes, probe, None if folder is None else str(folder), nonce)
-        if folder is not None:
-            failures += _storage(nodes, answers, storage, folder, nonce)
+            reason = error.strerror or error
+            remedy = f"the driver cannot write there ({reason}): name a place that every node can write"
+            failures.append(InputError("--out", url or str(storage), remedy))
+        probe = make_probe(None if url is None else str(storage))
+        answers = cluster.ask(nodes, probe, None if place is None else place.name, nonce)
+        if place is not None:
+            failures += _storage(nodes, answers, url or str(storage), place, nonce)
     failures += _software(nodes, answers, probe(None, nonce, "")["software"])
     if len(failures) == 1:
         raise failures[0]
@@ -162,8 +168,8 @@ def check_cluster(
     return Report(len(nodes), trials, tuple(warnings))
 
 
-def make_probe() -> Probe:
-    """The question put to every node.
+def make_probe(copies: str | None = None) -> Probe:
+    """The question put to every node; ``copies`` is where it is to keep its copies of what is at a URL.
 
     It is made anew here because a nested function travels to the node by value: a node that has another uedp_ray, or none,
     can answer too. So it imports what it uses, and only what every Python has.
@@ -174,6 +180,7 @@ def make_probe() -> Probe:
         import fcntl
         import hashlib
         import platform
+        import tempfile
         from importlib import metadata, util
         from pathlib import Path
 
@@ -190,7 +197,19 @@ def make_probe() -> Probe:
         software["uedp_ray source"] = digest.hexdigest()[:12]
 
         problem = None
-        if folder is not None:
+        if folder is not None and copies is not None:
+            try:
+                Path(copies).mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=copies) as file:
+                    file.write(bytes(1))
+                from uedp_ray.training._objects import Objects
+
+                if Objects(folder).read("nonce").decode() != nonce:
+                    problem = "reads something else there than the driver wrote"
+                Objects(folder).write(node_id, nonce.encode())
+            except Exception as error:  # whatever the file system raises, or the package where it is another one
+                problem = f"cannot use it: {error}"
+        elif folder is not None:
             try:
                 with (Path(folder) / "nonce").open("r+") as file:
                     try:
@@ -208,9 +227,20 @@ def make_probe() -> Probe:
     return probe
 
 
+class Place(NamedTuple):
+    """Where the driver and the nodes leave each other files to find."""
+
+    name: str
+    read: Callable[[str], str]
+    remedy: str
+
+
 @contextmanager
-def _meeting_point(storage: Path, nonce: str) -> Iterator[Path]:
-    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind."""
+def _in_folder(storage: Path, nonce: str) -> Iterator[Place]:
+    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind.
+
+    Files are opened by name: NFS may list a folder as it was.
+    """
     made = [path for path in (storage, *storage.parents) if not path.exists()]
     folder = None
     try:
@@ -221,13 +251,27 @@ def _meeting_point(storage: Path, nonce: str) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield folder
+            remedy = "mount shared storage with file locks at that path on every node, or give a storage URL"
+            yield Place(str(folder), lambda name: (folder / name).read_text(), f"{remedy}; one user id everywhere")
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         for path in made:
             with suppress(OSError):
                 path.rmdir()
+
+
+@contextmanager
+def _at_url(url: str, nonce: str) -> Iterator[Place]:
+    folder = below(url, f"private/preflight-{nonce[:8]}")
+    objects = Objects(folder)
+    try:
+        objects.write("nonce", nonce.encode())
+        remedy = "give every node what the URL needs, the same credentials, and a UEDP_RAY_WORK that it can write"
+        yield Place(folder, lambda name: objects.read(name).decode(), remedy)
+    finally:
+        for key in objects.list():
+            objects.delete(key)
 
 
 def _room(nodes: Sequence[Node], workers: int, cpus: float, gpus: float) -> tuple[int, list[InputError]]:
@@ -258,26 +302,23 @@ def _space(storage: Path) -> list[InputError]:
 
 
 def _storage(
-    nodes: Sequence[Node], answers: dict[str, Answer], storage: Path, folder: Path, nonce: str
+    nodes: Sequence[Node], answers: dict[str, Answer], storage: str, place: Place, nonce: str
 ) -> list[InputError]:
-    """Nodes that do not share ``storage`` with the driver. Files are opened by name: NFS may list a folder as it was."""
-    remedy = (
-        "mount shared storage with file locks at that path on every node, or give a storage URL; one user id everywhere"
-    )
+    """Nodes that do not share ``storage`` with the driver."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
         answer = answers[node.node_id]
-        if "error" in answer:  # told with the software
+        if "storage" not in answer:
             continue
         problem = answer["storage"]
         if problem is None:
             with suppress(OSError):
-                if (folder / node.node_id).read_text() == nonce:
+                if place.read(node.node_id) == nonce:
                     continue
             problem = "writes there, but the driver does not see it"
         found.setdefault(problem, []).append(node)
     return [
-        InputError("--out", str(storage), f"{_names(there)} {problem}; {remedy}") for problem, there in found.items()
+        InputError("--out", storage, f"{_names(there)} {problem}; {place.remedy}") for problem, there in found.items()
     ]
 
 

@@ -202,3 +202,11 @@ def _type(dimension: Dimension) -> pa.DataType:
 
 def _cell(value: Any, kind: pa.DataType) -> Any:
     return str(value) if kind == pa.string() and value is not None else value
+
+
+def count_states(rows: list[Row]) -> dict[str, int]:
+    """Trials by state; ``asked`` counts the refused too."""
+    states = [row["state"] for row in rows]
+    return {"asked": len(rows)} | {
+        state: states.count(state) for state in ("done", "stopped", "failed", "refused", "running")
+    }

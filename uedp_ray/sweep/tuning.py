@@ -1,0 +1,103 @@
+"""The search on Ray Tune: which trial runs where, when one is stopped early, and which trackers are told."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import uuid
+from contextlib import redirect_stdout
+from typing import Any
+
+from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.feed import Feed
+from uedp_ray.sweep.layout import SweepDir, trial_id
+from uedp_ray.sweep.trial import run_trial
+
+_RETRIES = 3
+"""Times that a trial whose process died is started anew: it goes on from its checkpoint."""
+
+
+def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int) -> None:
+    """Runs trials until the feed has no more. Raises: what ``feed.failure`` says; KeyboardInterrupt on Ctrl-C."""
+    import ray
+    from ray import tune
+
+    storage, resources = folder.storage, config.resources
+
+    def trainable(trial: dict[str, Any]) -> None:
+        run_trial(trial, root=storage, report=tune.report)
+
+    # A Ray Train group takes its own resources. Its trial stays beside the driver, by a mark of that node: a node that dies
+    # takes workers along, which Ray Train replaces, and never the trial, whose group would go on holding its CPUs.
+    alone = resources.workers_per_trial == 1
+    beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    taken = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker} if alone else beside
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, taken),
+        tune_config=tune.TuneConfig(
+            search_alg=feed,
+            scheduler=_scheduler(config),
+            num_samples=-1,  # until the feed has no more
+            max_concurrent_trials=at_once,
+            reuse_actors=True,
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(
+            name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
+            storage_path=str(folder.tensorboard),
+            failure_config=tune.FailureConfig(max_failures=_RETRIES),
+            callbacks=_trackers(config, folder),
+            verbose=0,
+        ),
+    )
+    for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite perplexity of failed trials
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with redirect_stdout(io.StringIO()):  # Tune prints banners even when told not to; the table says how trials ended
+        try:
+            tuner.fit()
+        except Exception:
+            if feed.failure is None:
+                raise
+    if feed.failure is not None:
+        raise feed.failure
+    if feed.unfinished:
+        raise KeyboardInterrupt
+
+
+def _name(trial: Any) -> str:
+    return trial_id(trial.config["number"])
+
+
+def _scheduler(config: SweepConfig) -> Any:
+    from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+
+    search = config.search
+    common = {"time_attr": "round", "metric": "perplexity", "mode": "min"}
+    if search.early_stopping == "asha":
+        longest = max(_most_rounds(config), search.grace_rounds) + 1  # it stops whatever gets there
+        return ASHAScheduler(max_t=longest, grace_period=search.grace_rounds, **common)
+    if search.early_stopping == "median":
+        return MedianStoppingRule(grace_period=search.grace_rounds, min_samples_required=3, **common)
+    return FIFOScheduler()
+
+
+def _most_rounds(config: SweepConfig) -> int:
+    searched = config.parsed_space.get("training.num_rounds")
+    return max(searched.ends) if searched else config.base.training.num_rounds
+
+
+def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
+    """Callbacks of Ray beside TensorBoard's, which Tune always has."""
+    callbacks: list[Any] = []
+    name = config.base.name
+    if "mlflow" in config.trackers:
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        callbacks.append(MLflowLoggerCallback(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"), experiment_name=name))
+    if "wandb" in config.trackers:
+        from ray.air.integrations.wandb import WandbLoggerCallback
+
+        callbacks.append(WandbLoggerCallback(project=name, dir=str(folder.root)))
+    return callbacks
