@@ -44,7 +44,7 @@ start() {
     mkdir "$STATE/$node" && touch "$STATE/$node.log"
     # A session of its own: kill can then reach every process of the node.
     setsid ray start "${role[@]}" --block --node-ip-address "127.0.0.$((node + 1))" --temp-dir "$STATE/$node" \
-      --num-cpus "${CPUS:-1}" --num-gpus "${GPUS:-0}" --object-store-memory "${OBJECT_STORE_BYTES:-500000000}" \
+      --dashboard-agent-listen-port 0 --num-cpus "${CPUS:-1}" --num-gpus "${GPUS:-0}" --object-store-memory "${OBJECT_STORE_BYTES:-500000000}" \
       >"$STATE/$node.log" 2>&1 &
     echo $! >"$STATE/$node.pid"
     until grep -q "Ray runtime started" "$STATE/$node.log"; do

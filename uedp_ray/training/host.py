@@ -13,10 +13,11 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,18 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS")
-    ray.init(
-        address=address or "local",
-        num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
-        include_dashboard=None if address else False,
-        log_to_driver=False,
-        logging_level="error",
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # where Ray tells of lost nodes; standard output is for answers
+        ray.init(
+            address=address or "local",
+            num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_worker: int | None) -> None:
@@ -116,21 +118,20 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_wor
 
     # Two runs with one name and storage path would silently resume each other.
     name = f"{config.name}-{uuid.uuid4().hex[:8]}"
-    storage, error = run.private / "ray", run.private / f"error-{name}.json"
+    storage, error, group = run.private / "ray", run.private / f"error-{name}.json", run.private / "group"
     with ray_session(num_workers):
-        resources = ray.cluster_resources()
-        has_gpus = resources.get("GPU", 0) >= num_workers
+        _free(run, group)
+        has_gpus = ray.cluster_resources().get("GPU", 0) >= num_workers
         if config.training.device == "cuda" and not has_gpus:
             raise InputError("training.device", "cuda", f"the cluster has no GPU for each of {num_workers} workers")
-        # A worker's threads follow its CPUs, so an idle core is a core wasted.
-        cpus = cpus_per_worker or max(1, int(resources.get("CPU", 1)) // num_workers)
+        use_gpu = config.training.device != "cpu" and has_gpus
         trainer = TorchTrainer(
             _ray_worker,
-            train_loop_config={"run": run, "error": error},
+            train_loop_config={"run": run, "error": error, "group": group},
             scaling_config=ScalingConfig(
                 num_workers=num_workers,
-                use_gpu=config.training.device != "cpu" and has_gpus,
-                resources_per_worker={"CPU": cpus},
+                use_gpu=use_gpu,
+                resources_per_worker={"CPU": cpus_per_worker or _cpus_for(num_workers, use_gpu)},
             ),
             run_config=RayRunConfig(
                 name=name,
@@ -147,11 +148,47 @@ def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_wor
             reason = str(failure).strip().splitlines()[-1]
             raise RuntimeError(f"the workers failed; what was charged stays charged: {reason}") from failure
     shutil.rmtree(storage, ignore_errors=True)
+    group.unlink(missing_ok=True)
     run.storage.get(error, run.result)
     if error.exists():
         fields = json.loads(error.read_text())
         error.unlink()
         raise InputError(**fields)
+
+
+def _cpus_for(num_workers: int, use_gpu: bool) -> int:
+    """CPUs of a worker, as many as let all workers fit: its threads follow them, so an idle core is a core wasted.
+
+    Raises: InputError if they do not fit with one CPU each: Ray would wait for room for good, deaf to Ctrl-C.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+    def room(cpus: int) -> int:
+        return sum(
+            int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if use_gpu else num_workers)) for node in nodes
+        )
+
+    if room(1) < num_workers:
+        remedy = f"the cluster has room for {room(1)}: ask for fewer, or add nodes"
+        raise InputError("training.num_workers", num_workers, remedy)
+    most = int(max(node.get("CPU", 0) for node in nodes))
+    return next(cpus for cpus in range(most, 0, -1) if room(cpus) >= num_workers)
+
+
+def _free(run: RunDir, group: Path) -> None:
+    """Takes back what the group of a killed trial holds: Ray's own cleaner needs a dashboard, and one Ray a machine."""
+    import ray
+    from ray.util.placement_group import PlacementGroup
+
+    run.storage.get(group)
+    if group.exists():
+        held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
+        # What another job held ended with it, or is alive.
+        if held.hex().endswith(ray.get_runtime_context().get_job_id()):
+            ray.util.remove_placement_group(PlacementGroup(held))
+        group.unlink()
 
 
 @contextmanager
@@ -177,6 +214,9 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     run.storage.get(error_file)
     if error_file.exists():  # the group that met it was ended below; there is nothing to try again
         return
+    if context.get_world_rank() == 0:
+        settings["group"].write_text(ray.util.get_current_placement_group().id.hex())
+        run.storage.publish(settings["group"])
     try:
         run.fetch()
         run_worker(
