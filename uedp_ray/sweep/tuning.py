@@ -99,5 +99,6 @@ def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
     if "wandb" in config.trackers:
         from ray.air.integrations.wandb import WandbLoggerCallback
 
-        callbacks.append(WandbLoggerCallback(project=name, dir=str(folder.root)))
+        mode = os.environ.get("WANDB_MODE")  # the callback logs from a process of a node, which may not have it
+        callbacks.append(WandbLoggerCallback(project=name, dir=str(folder.root), mode=mode))
     return callbacks
