@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tests.training.runs import Crash
+from uedp_ray import files
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
-from uedp_ray.training import checkpoint
-from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
+from uedp_ray.files import write_atomically
+from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.rounds import RoundState, server_optimizer
 
 MINE = {"config_digest": "a" * 64, "accountant": "user-entity"}
@@ -86,7 +87,7 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(saved, monkeypatch, momen
         if target.name == moment:
             raise Crash
 
-    monkeypatch.setattr(checkpoint.os, "replace", killed)
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(Crash):
         save(saved, step(fresh(), 4))
     monkeypatch.undo()
@@ -113,7 +114,7 @@ class FullDisk:
 
 @pytest.mark.parametrize(("nth", "name"), [(1, "round-000004.safetensors"), (3, "state.json")])
 def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_to_do(saved, monkeypatch, nth, name):
-    monkeypatch.setattr(checkpoint.os, "fsync", FullDisk(nth))
+    monkeypatch.setattr(os, "fsync", FullDisk(nth))
     with pytest.raises(OSError, match="No space left") as raised:
         save(saved, step(fresh(), 4))
     monkeypatch.undo()
@@ -141,7 +142,7 @@ def test_a_short_write_keeps_the_old_file(tmp_path, monkeypatch):
         def write(self, content):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "open", lambda *_: Full(), raising=False)
+    monkeypatch.setattr(files, "open", lambda *_: Full(), raising=False)
     with pytest.raises(OSError, match="file keeps its last whole state"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

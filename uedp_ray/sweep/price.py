@@ -18,6 +18,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_json
 from uedp_ray.plan import Plan, planned_events
 from uedp_ray.privacy.events import UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
@@ -29,7 +30,6 @@ from uedp_ray.sweep.candidates import judge, random_points, run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
-from uedp_ray.training.rundir import write_json
 
 RELEASABLE = {
     "public": "everything of the search, which used public text only; and the winner, at its own epsilon",

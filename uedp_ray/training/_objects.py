@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from uedp_ray.errors import InputError
-from uedp_ray.training.checkpoint import sync_folder
+from uedp_ray.files import sync_folder
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically
 from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1
@@ -34,38 +34,6 @@ class Position:
     accountant: str
     ledger_seq: int
     ledger_digest: str
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes, syncs and renames; on failure (a full disk, say) the old file stays and the partial one goes.
-
-    Raises: OSError naming the file and what is safe.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        reason = error.strerror or str(error)
-        raise OSError(
-            error.errno,
-            f"{reason}; {path.name} keeps its last whole state: free space and run again with --resume",
-            str(path),
-        ) from error
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None:

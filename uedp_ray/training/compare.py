@@ -29,9 +29,10 @@ from uedp_ray.config import (
     set_keys,
 )
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_json
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.host import Progress, ray_session, train
-from uedp_ray.training.rundir import Say, write_json
+from uedp_ray.training.rundir import Say
 
 
 @dataclasses.dataclass(frozen=True)

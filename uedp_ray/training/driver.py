@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import torch
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically, write_json
 from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
-from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint, write_atomically
+from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.rounds import RoundState
-from uedp_ray.training.rundir import COMMIT, RunDir, write_json
+from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.statement import write_statement
 
 Observe = Callable[[dict[str, Any]], None]

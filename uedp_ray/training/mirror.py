@@ -38,8 +38,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically
 from uedp_ray.training._objects import Objects, StorageError, below
-from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.locks import locked
 
 OWNERS = "private/owners"

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,22 +28,16 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.jsontext import to_json
+from uedp_ray.files import write_json
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary
 
 Say = Callable[[str], None]
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all; see ``jsontext``."""
-    write_atomically(path, to_json(value).encode())
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.published import published_epsilon
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.training.checkpoint import write_atomically
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",

@@ -14,13 +14,13 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.checkpoint import write_atomically
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.local import LocalUpdate
