@@ -69,8 +69,9 @@ def write_sweep(
     """Writes the directory and returns it; ``fixed`` settings are laid over the base."""
     path.mkdir(parents=True)
     space = SPACE if space is None else space
+    free = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.5} if noise == "free" else {}
     base = methods.overlay(
-        from_dict(RunConfig, BASE), {"privacy.protect": unit, "privacy.delta": delta, **(fixed or {})}
+        from_dict(RunConfig, BASE), {"privacy.protect": unit, "privacy.delta": delta, **free, **(fixed or {})}
     )
     rows = [_trial(path, number, base, space, noise, seeds) for number in range(trials)]
     done = sorted((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"])
@@ -189,7 +190,7 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
     settings = dict(point)
     method = settings.pop("method", None)
     if noise == "free":
-        settings |= {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.5 + number % 4}
+        settings["privacy.noise_multiplier"] = 1.5 + number % 4
     config = methods.apply(base, method, settings) if method else methods.overlay(base, settings)
     plan = Plan.of(config)
     rounds = config.training.num_rounds // (3 if state == "stopped" else 1)

@@ -125,17 +125,21 @@ def _with_perplexities(sweep, of):
     rows["training.server_learning_rate"] = np.exp(generator.uniform(np.log(1e-3), np.log(3e-2), 60))
     rows["privacy.user_sampling_prob"] = np.exp(generator.uniform(np.log(0.05), np.log(0.5), 60))
     rows["perplexity"] = of(rows["training.server_learning_rate"], rows["privacy.user_sampling_prob"])
-    space = {key: sweep.space[key] for key in ("training.server_learning_rate", "privacy.user_sampling_prob")}
-    return dataclasses.replace(sweep, trials=rows, space=space)
+    sweep = _searching(sweep, "training.server_learning_rate", "privacy.user_sampling_prob")
+    return dataclasses.replace(sweep, trials=rows)
+
+
+def _searching(sweep, *keys):
+    """The sweep, had it searched only these of its settings."""
+    space = {key: sweep.sweep_config.space[key] for key in keys}
+    return dataclasses.replace(sweep, sweep_config=dataclasses.replace(sweep.sweep_config, space=space))
 
 
 def test_importance_of_few_trials_is_not_shown(small, private):
     with pytest.raises(NothingToShow, match="Only 3 trials have finished"):
         importance.importance(load_sweep(private))
-    sweep = load_sweep(small)
-    one = dataclasses.replace(sweep, space={"training.num_rounds": sweep.space["training.num_rounds"]})
     with pytest.raises(NothingToShow, match="Only one setting"):
-        importance.importance(one)
+        importance.importance(_searching(load_sweep(small), "training.num_rounds"))
 
 
 def test_utility_is_shown_against_q_s_or_else_what_was_searched(small, tmp_path):
@@ -145,9 +149,8 @@ def test_utility_is_shown_against_q_s_or_else_what_was_searched(small, tmp_path)
     assert axes.get_xscale() == "log"
     best = (sweep.best["params"]["privacy.user_sampling_prob"], sweep.best["perplexity"])
     assert best in drawn(axes)
-    without = {key: value for key, value in sweep.space.items() if "prob" not in key}
     with pytest.raises(NothingToShow, match="No sampling probability was searched"):
-        figures.utility(dataclasses.replace(sweep, space=without))
+        figures.utility(_searching(sweep, "training.num_rounds"))
     space = {"privacy.extended_sampling_prob": {"uniform": [0.0, 1.0]}, **SPACE}
     panels = figures.utility(load_sweep(write_sweep(tmp_path / "s", trials=3, space=space))).axes
     assert [axes.get_xlabel() for axes in panels] == ["q_s: extended_sampling_prob", "q_u: user_sampling_prob"]

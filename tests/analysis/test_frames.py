@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
-from tests.analysis.sweeps import SPACE, UNUSUAL, read_result, write_sweep
-from uedp_ray.analysis.frames import DEFAULT_TRIALS, check_comparable, join, load_sweep, rank
-from uedp_ray.analysis.space import labels, parse_space
+from tests.analysis.sweeps import BASE, SPACE, UNUSUAL, read_result, write_sweep
+from uedp_ray.analysis.frames import check_comparable, join, load_sweep, rank
+from uedp_ray.analysis.space import labels, point_of
+from uedp_ray.analysis.summary import summary
+from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import epsilons
-from uedp_ray.sweep import config as sweep_config
+from uedp_ray.sweep.config import DEFAULT_TRIALS, dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.space import Space
 
 
 def test_the_frame_has_the_documented_dtypes_and_the_files_values(small):
@@ -112,6 +114,17 @@ def test_a_copied_sweep_finds_its_chosen_run(small, tmp_path):
     assert (sweep.best_run / "privacy.md").exists()
 
 
+def test_a_copy_is_read_without_the_text_and_the_variables_that_it_was_made_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATA_OF_THIS_MACHINE", str(tmp_path / "data"))
+    source = {"format": "jsonl", "path": "$DATA_OF_THIS_MACHINE/notes.jsonl"}
+    made = write_sweep(tmp_path / "s", trials=2, fixed={"corpus.source": source})
+    dump_sweep_config(load_sweep_config(made / "sweep.yaml"), made / "sweep.yaml")
+    monkeypatch.delenv("DATA_OF_THIS_MACHINE")
+    sweep = load_sweep(made.rename(tmp_path / "elsewhere"))
+    assert sweep.sweep_config.base.corpus.source.path == str(tmp_path / "data" / "notes.jsonl")
+    assert list(sweep.space) == list(SPACE)
+
+
 def test_a_sweep_that_is_not_finished(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path / "s", finished=False))
     done = sweep.trials[sweep.trials["state"] == "done"]
@@ -119,10 +132,21 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert sweep.best["perplexity"] == done["perplexity"].min()
     assert sweep.best["params"]["training.num_rounds"] in (10, 20, 30)
     assert sweep.best_run == sweep.run_dirs(sweep.best["trial"])[0]
+    assert sweep.best["tied"] is None
     assert sweep.counts == {"asked": 12, "done": 8, "stopped": 1, "failed": 1, "refused": 1, "running": 1}
     assert sweep.selection["rule"] == "composition"
     assert sweep.selection["epsilon"] is None
     assert "nothing yet" in sweep.selection["releasable"]
+
+
+def test_the_best_so_far_is_stated_as_the_best(seeded, tmp_path):
+    best = read_result(seeded)["best"]
+    copy = shutil.copytree(seeded, tmp_path / "copy")
+    (copy / "result.json").unlink()
+    assert load_sweep(copy).best == best | {
+        "epsilon_with_choice": None,
+        "run_dir": best["run_dir"][-len("trials/0000-0") :],
+    }
 
 
 @pytest.mark.parametrize("missing", ["sweep.yaml", "trials.parquet"])
@@ -148,60 +172,65 @@ def test_sweeps_join_for_reading_but_only_like_ones_are_ranked(small, seeded, ot
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("overrides", "field"),
     [
-        ({"budget": {"unit": "user"}}, "unit of small"),
-        ({"base": {"corpus": {"evaluation": {"num_users": 9}}}}, "evaluation text of small"),
-        ({"base": {"vocabulary": {"max_size": 9}}}, "vocabulary of small"),
+        (["budget.unit=user", "base.privacy.protect=user"], "unit of small"),
+        (["base.corpus.evaluation.num_users=9"], "evaluation text of small"),
+        (["base.vocabulary.max_size=9"], "vocabulary of small"),
+        (["base.model.max_length=9"], "max_length of small"),
     ],
 )
-def test_nothing_is_ranked_across_scales(small, change, field):
+def test_nothing_is_ranked_across_scales(small, overrides, field):
     sweep = load_sweep(small)
-    tree = yaml.safe_load(yaml.safe_dump(dict(sweep.settings)))
-    _merge(tree, change)
     with pytest.raises(InputError, match=field):
-        check_comparable([sweep, dataclasses.replace(sweep, settings=tree)])
+        check_comparable([sweep, _changed(sweep, *overrides)])
 
 
-def _merge(tree, change):
-    for key, value in change.items():
-        if isinstance(value, dict):
-            _merge(tree[key], value)
-        else:
-            tree[key] = value
+def _changed(sweep, *overrides):
+    return dataclasses.replace(sweep, sweep_config=load_sweep_config(sweep.path / "sweep.yaml", overrides))
 
 
-def test_a_space_as_its_sweep_file_has_it():
-    space = parse_space(
+def test_a_trial_as_a_point_of_the_space():
+    space = Space.parse(
         {
-            "a.rate": {"log_uniform": ["1e-3", 0.1]},
-            "a.steps": {"integer": [10, 35], "step": 10},
-            "a.mixed": {"choice": [1, "two", None]},
-            "b.rate": {"uniform": [0, 2], "when": {"a.mixed": ["1", "two"]}},
-        }
+            "training.server_learning_rate": {"choice": [0.01, "1e-3"]},  # mixed, and so a column of text
+            "privacy.sentence_clip_norm": {"choice": [None, 0.4]},
+            "bounds.max_sentences_per_user": {"choice": [None, 5], "when": {"privacy.sentence_clip_norm": None}},
+            "training.num_rounds": {"integer": [10, 35], "step": 10},
+        },
+        from_dict(RunConfig, BASE),
     )
-    assert space["a.rate"].scaled(0.01) == pytest.approx(0.5)
-    assert space["a.rate"].at(0.5) == pytest.approx(0.01)
-    assert space["a.steps"].values == (10, 30)
-    assert space["a.mixed"].values == ("1", "two", None)  # a column of them is text
-    assert space["a.mixed"].scaled("two") == 0.5
-    assert space["b.rate"].active({"a.mixed": "two"})
-    assert not space["b.rate"].active({"a.mixed": None})
-    assert labels(space) == {"a.rate": "a.rate", "a.steps": "steps", "a.mixed": "mixed", "b.rate": "b.rate"}
+    rows = pd.DataFrame([["1e-3", pd.NA, pd.NA, 20], ["0.01", 0.4, pd.NA, pd.NA]], columns=list(space))
+    assert [point_of(space, row) for _, row in rows.iterrows()] == [
+        dict(zip(space, ["1e-3", None, None, 20], strict=True)),
+        {"training.server_learning_rate": 0.01, "privacy.sentence_clip_norm": 0.4},
+    ]
 
 
-def test_the_planned_number_of_trials(small):
+def test_every_ledger_is_at_its_fixed_position(seeded):
+    sweep = load_sweep(seeded)
+    files = sweep.ledger_files()
+    assert len(files) == 12 * 2
+    refused = list(sweep.trials["state"]).index("refused")
+    assert [number for number, file in enumerate(files) if file is None] == [2 * refused, 2 * refused + 1]
+    assert files[2 * 4 + 1] == sweep.run_dirs("0004")[1] / "ledger.jsonl"
+
+
+def test_short_names_are_whole_where_they_would_be_the_same():
+    keys = ["a.rate", "a.steps", "b.rate"]
+    assert labels(keys) == {"a.rate": "a.rate", "a.steps": "steps", "b.rate": "b.rate"}
+
+
+def test_the_planned_number_of_trials_is_that_of_the_sweep(small):
     sweep = load_sweep(small)
-    assert sweep.planned_trials == 12
-    search = {**sweep.settings["search"], "trials": None}
-    left_out = dataclasses.replace(sweep, settings={**sweep.settings, "search": search})
-    assert left_out.planned_trials == DEFAULT_TRIALS == sweep_config.DEFAULT_TRIALS
+    assert dict(summary(sweep))["Trials"].startswith("12 asked for")
+    assert dict(summary(_changed(sweep, "search.trials=null")))["Trials"].startswith(f"{DEFAULT_TRIALS} asked for")
 
 
 def test_importing_the_package_loads_no_pandas_and_reading_loads_no_training():
     code = (
         "import sys, uedp_ray; assert 'pandas' not in sys.modules; import uedp_ray.analysis.report; "
-        "print(*(name for name in ('torch', 'ray', 'matplotlib.pyplot', 'uedp_ray.training', 'uedp_ray.sweep', "
-        "'uedp_ray.plan') if name in sys.modules))"
+        "heavy = 'ray', 'torch', 'transformers', 'matplotlib.pyplot', 'uedp_ray.training'; "
+        "print(*(name for name in heavy if name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

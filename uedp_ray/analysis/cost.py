@@ -66,7 +66,7 @@ def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:
     spent = spent_by_best(sweep)
     if spent is None or spent.others or sweep.best is None:
         return
-    trials, rounds = sweep.planned_trials, spent.rounds * sweep.best["seeds"]
+    trials, rounds = sweep.sweep_config.num_trials, spent.rounds * sweep.best["seeds"]
     settings: dict[str, Any] = {"delta": sweep.delta, "accountant": sweep.unit}
     if rule != "repeat_and_select":
         for law in ("logarithmic", "geometric"):

@@ -156,12 +156,12 @@ def utility(sweep: Sweep) -> Figure:
     for axes, key in zip(panels, keys, strict=True):
         shown = trials[trials[key].notna()]
         _points(axes, sweep, shown, shown[key].astype(float), far)
-        parameter = sweep.space[key]
-        if parameter.is_log:
+        dimension = sweep.space[key]
+        if dimension.is_log:
             axes.set_xscale("log")
-            log_ticks(axes, "x", *parameter.values)
-        if not parameter.is_choice:
-            axes.set_xlim(parameter.at(-0.03), parameter.at(1.03))
+            log_ticks(axes, "x", *dimension.values)
+        if not dimension.is_choice:
+            axes.set_xlim(dimension.at(-0.03), dimension.at(1.03))
         axes.set_xlabel(_SYMBOLS[key] + labels(sweep.space)[key])
         if axes is not panels[0]:
             axes.set_ylabel("")

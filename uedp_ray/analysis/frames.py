@@ -26,15 +26,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uedp_ray.analysis.space import Parameter, parse_space
-from uedp_ray.config import RunConfig, load_config, read_yaml
+from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.sweep.space import Space
 
 UNITS = ("user-entity", "user", "entity")
-DEFAULT_TRIALS = 32
-"""What the sweep takes where ``search.trials`` is left out."""
-STATES = ("done", "stopped", "failed", "refused", "running")
 _DTYPES = {
     "trial": "string",
     "number": "int64",
@@ -68,13 +66,11 @@ class Sweep:
 
     path: Path
     name: str
-    settings: Mapping[str, Any]
-    """``sweep.yaml`` as nested values."""
+    sweep_config: SweepConfig
+    """``sweep.yaml``."""
     trials: pd.DataFrame
-    space: Mapping[str, Parameter]
-    """The searched settings by dotted key."""
     counts: Mapping[str, int]
-    """Points tried (``asked``), and how many are in each of ``STATES``."""
+    """Points tried (``asked``), and how many are in each state."""
     best: Mapping[str, Any] | None
     """As in ``result.json``; of a sweep that is not finished, the best so far; None where no trial is done."""
     best_run: Path | None
@@ -86,23 +82,22 @@ class Sweep:
     finished: bool
 
     @property
+    def space(self) -> Space:
+        """The searched settings by dotted key."""
+        return self.sweep_config.parsed_space
+
+    @property
     def unit(self) -> str:
         """Whose epsilon the budget bounds."""
-        return self.settings["budget"]["unit"]
+        return self.sweep_config.budget.unit
 
     @property
     def delta(self) -> float:
-        return float(self.settings["budget"]["delta"])
+        return self.sweep_config.budget.delta
 
     @property
     def target_epsilon(self) -> float:
-        return float(self.settings["budget"]["target_epsilon"])
-
-    @property
-    def planned_trials(self) -> int:
-        """Trials to train, as set before the first one; their mean number under ``repeat_and_select``."""
-        search = self.settings["search"]
-        return len(self.trials) if search["searcher"] == "grid" else search["trials"] or DEFAULT_TRIALS
+        return self.sweep_config.budget.target_epsilon
 
     @property
     def pareto(self) -> pd.DataFrame:
@@ -127,6 +122,14 @@ class Sweep:
         """Every event of the run, its digest chain verified. Raises: InputError naming the first line that fails."""
         return read_ledger(self.run_dirs(trial)[seed] / "ledger.jsonl")
 
+    def ledger_files(self) -> list[Path | None]:
+        """The ledger of every run of every trial, at its fixed position; None for a run that never began."""
+        seeds = self.sweep_config.search.seeds_per_trial
+        found: list[Path | None] = []
+        for names in self.trials["run_dirs"]:
+            found += [self.path / name / "ledger.jsonl" for name in names] + [None] * (seeds - len(names))
+        return found
+
     def rounds(self, trial: str) -> pd.DataFrame:
         """``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
         files = [folder / "rounds.parquet" for folder in self.run_dirs(trial)]
@@ -135,23 +138,23 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Reads a sweep directory, finished or not. Raises: InputError where the folder is none."""
+    """Reads a sweep directory or a copy of one, finished or not. The text that its trials read need not be there.
+
+    Raises: InputError where the folder is none, or where another version wrote what this one does not know.
+    """
     path = Path(path)
     if not ((path / "sweep.yaml").is_file() and (path / "trials.parquet").is_file()):
         remedy = "is no sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
         raise InputError("sweep", str(path), remedy)
-    settings = read_yaml(path / "sweep.yaml")
-    space = parse_space(settings["space"])
-    trials = _read_trials(path / "trials.parquet", space)
+    config = load_sweep_config(path / "sweep.yaml")
     finished = (path / "result.json").is_file()
-    result = json.loads((path / "result.json").read_text()) if finished else _so_far(trials, settings)
+    result = json.loads((path / "result.json").read_text()) if finished else _so_far(path / "trials.parquet", config)
     references = pd.DataFrame(result["references"], columns=["name", "perplexity", "epsilon"])
     return Sweep(
         path=path,
         name=path.resolve().name,
-        settings=settings,
-        trials=trials,
-        space=space,
+        sweep_config=config,
+        trials=_read_trials(path / "trials.parquet", config.parsed_space),
         counts=result["counts"],
         best=result["best"],
         best_run=_best_run(path, result),
@@ -197,7 +200,7 @@ _SCALES = ("unit", "delta", "evaluation text", "vocabulary", "max_length")
 
 
 def _scale(sweep: Sweep) -> tuple[Any, ...]:
-    base = sweep.settings["base"]
+    base = to_dict(sweep.sweep_config.base)
     text, words, length = base["corpus"]["evaluation"], base["vocabulary"], base["model"]["max_length"]
     return sweep.unit, sweep.delta, text, words, length
 
@@ -207,7 +210,7 @@ def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & trials["perplexity"].notna()]
 
 
-def _read_trials(path: Path, space: Mapping[str, Parameter]) -> pd.DataFrame:
+def _read_trials(path: Path, space: Space) -> pd.DataFrame:
     frame = pq.read_table(path).to_pandas(types_mapper=_NULLABLE.get)
     missing = [name for name in (*_DTYPES, *space) if name not in frame]
     if missing:
@@ -216,46 +219,20 @@ def _read_trials(path: Path, space: Mapping[str, Parameter]) -> pd.DataFrame:
     return frame.astype(_DTYPES | ranges)
 
 
-def _so_far(trials: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _so_far(table: Path, config: SweepConfig) -> dict[str, Any]:
     """What ``result.json`` will hold, as far as it can be told before the sweep ends."""
-    budget = settings["budget"]
-    states = trials["state"].value_counts()
-    done = finished_trials(trials).sort_values("perplexity")
-    best = None
-    if not done.empty:
-        row = done.iloc[0]
-        best = {
-            "trial": row["trial"],
-            "perplexity": float(row["perplexity"]),
-            "perplexity_std": None if pd.isna(row["perplexity_std"]) else float(row["perplexity_std"]),
-            "seeds": int(row["seeds"]),
-            "epsilon": {unit: float(row[f"epsilon_{unit}"]) for unit in UNITS},
-            "epsilon_with_choice": None,
-            "delta": budget["delta"],
-            "unit": budget["unit"],
-            "noise_multiplier": None if pd.isna(row["noise_multiplier"]) else float(row["noise_multiplier"]),
-            "params": {key: row[key] for key in settings["space"] if not pd.isna(row[key])},
-            "run_dir": row["run_dirs"][0],
-            "tied": None,
-        }
-    from uedp_ray.privacy.selection import default_rule  # loads the accountants
+    from uedp_ray.sweep.results import count_states, stated  # loads the trainer
 
-    search = settings["search"]
-    rule = search["selection"]
-    if rule == "default":
-        rule = default_rule(search["searcher"], early_stopping=search["early_stopping"] != "none")
+    rows = pq.read_table(table).to_pylist()
     return {
-        "best": best,
-        "counts": {
-            "asked": len(trials),
-            **{state: int(states.get(state, 0)) for state in STATES},
-        },
+        "best": stated(rows, config),
+        "counts": count_states(rows),
         "selection": {
-            "rule": rule,
+            "rule": config.search.rule,
             "epsilon": None,
-            "delta": budget["delta"],
-            "unit": budget["unit"],
-            "accountant": budget["unit"],
+            "delta": config.budget.delta,
+            "unit": config.budget.unit,
+            "accountant": config.budget.unit,
             "releasable": "nothing yet: the sweep is not finished, and its price is not settled",
             "text": "The price of choosing is computed when the sweep ends.",
         },

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import optuna
@@ -22,8 +21,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from uedp_ray.analysis.figures import comparable_trials
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import Parameter, labels
+from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import BLACK, BLUE, NothingToShow, chart, legend
+from uedp_ray.sweep.space import Dimension, Point
 
 LEAST_TRIALS = 8
 _BEST_SHARE = 0.25
@@ -36,8 +36,8 @@ def importances(sweep: Sweep) -> pd.DataFrame:
     Raises: NothingToShow with too few trials, or fewer than two settings.
     """
     trials = _assessed(sweep)
-    points = [_point(sweep, row) for _, row in trials.iterrows()]
-    distributions = {key: _distribution(parameter) for key, parameter in sweep.space.items()}
+    points = [point_of(sweep.space, row) for _, row in trials.iterrows()]
+    distributions = {key: _distribution(dimension) for key, dimension in sweep.space.items()}
     perplexities = trials["perplexity"].to_numpy()
     generator = np.random.default_rng(0)
     with _quiet():
@@ -84,29 +84,17 @@ def _assessed(sweep: Sweep) -> pd.DataFrame:
     return trials
 
 
-def _point(sweep: Sweep, row: pd.Series) -> dict[str, Any]:
-    """The settings that exist at a trial, as plain values."""
-    point = {}
-    for key, parameter in sweep.space.items():
-        value = row[key]
-        if not pd.isna(value):
-            point[key] = value.item() if isinstance(value, np.generic) else value
-        elif None in parameter.values and parameter.active(row):
-            point[key] = None
-    return point
-
-
-def _distribution(parameter: Parameter) -> BaseDistribution:
-    if parameter.is_choice:
-        return CategoricalDistribution(parameter.values)
-    low, high = parameter.values
-    if parameter.kind == "integer":
-        return IntDistribution(low, high, step=parameter.step)
-    return FloatDistribution(low, high, log=parameter.is_log)
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if dimension.is_choice:
+        return CategoricalDistribution(dimension.values)
+    low, high = dimension.values
+    if dimension.kind == "integer":
+        return IntDistribution(low, high, step=dimension.step)
+    return FloatDistribution(low, high, log=dimension.is_log)
 
 
 def _shares(
-    points: list[dict[str, Any]], distributions: dict[str, BaseDistribution], perplexities: np.ndarray
+    points: list[Point], distributions: dict[str, BaseDistribution], perplexities: np.ndarray
 ) -> dict[str, float]:
     study = optuna.create_study(direction="minimize")
     study.add_trials(

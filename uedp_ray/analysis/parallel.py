@@ -7,20 +7,22 @@ Axes follow the scale that was searched; a setting that a trial does not have li
 
 from __future__ import annotations
 
+import functools
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from uedp_ray.analysis.figures import chosen_label, comparable_trials
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import Parameter, labels
+from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import BLACK, GREY, chart, legend, number, perplexity_axis, shown_value
+from uedp_ray.sweep.space import Dimension, Point
 
 _ABSENT = -0.14
 
@@ -32,8 +34,7 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
     figure, (axes,) = chart(max(7.0, 1.25 * (len(names) + 1)), 4.2)
     far = perplexity_axis(axes, trials["perplexity"])
     low, high = axes.get_ylim()
-    is_log = axes.get_yscale() == "log"
-    scale = Parameter("perplexity", "log_uniform" if is_log else "uniform", (low, high))
+    along = functools.partial(_share, low=low, high=high, is_log=axes.get_yscale() == "log")
     ticks = [value for value in axes.get_yticks() if low <= value <= high]
     _bare(axes)
     columns = list(sweep.space.values())
@@ -42,10 +43,11 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
     for index in reversed(range(len(trials))):
         row = trials.iloc[index]
         best = row["role"] == "best"
-        heights = [_height(each, row) for each in columns]
+        point = point_of(sweep.space, row)
+        heights = [_height(each, point) for each in columns]
         axes.plot(
             range(len(columns) + 1),
-            [*heights, scale.scaled(min(row["perplexity"], far, high))],
+            [*heights, along(min(row["perplexity"], far, high))],
             color=BLACK if best else shades_RC[index],
             linewidth=2.6 if best else 1.1,
             linestyle=":" if row["role"] == "stopped" else "-",
@@ -57,7 +59,7 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
         )
     for position, each in enumerate(columns):
         _coordinate(axes, position, *_ticks_of(each))
-    _coordinate(axes, len(columns), [scale.scaled(tick) for tick in ticks], [number(tick) for tick in ticks])
+    _coordinate(axes, len(columns), [along(tick) for tick in ticks], [number(tick) for tick in ticks])
     if any(each.when for each in columns):
         axes.axhline(_ABSENT, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
         beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": 8}
@@ -79,18 +81,29 @@ def _bare(axes: Axes) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _height(parameter: Parameter, row: pd.Series) -> float:
-    value = row[parameter.key]
-    if pd.isna(value):
-        return parameter.scaled(None) if None in parameter.values and parameter.active(row) else _ABSENT
-    return parameter.scaled(value)
+def _share(value: float, low: float, high: float, is_log: bool) -> float:
+    """How far along an axis a value lies, from 0 to 1."""
+    if low == high:  # one choice, or an integer whose step is longer than its range
+        return 0.5
+    return math.log(value / low) / math.log(high / low) if is_log else (value - low) / (high - low)
 
 
-def _ticks_of(parameter: Parameter) -> tuple[list[float], list[str]]:
-    if parameter.is_choice:
-        return [parameter.scaled(value) for value in parameter.values], [shown_value(v) for v in parameter.values]
-    low, high = parameter.values
-    return [0.0, 0.5, 1.0], [number(low), f"{parameter.at(0.5):.2g}", number(high)]
+def _place(dimension: Dimension, value: Any) -> float:
+    if dimension.is_choice:
+        return _share(dimension.values.index(value), 0, len(dimension.values) - 1, is_log=False)
+    low, high = dimension.values
+    return _share(value, low, high, dimension.is_log)
+
+
+def _height(dimension: Dimension, point: Point) -> float:
+    return _place(dimension, point[dimension.key]) if dimension.key in point else _ABSENT
+
+
+def _ticks_of(dimension: Dimension) -> tuple[list[float], list[str]]:
+    if dimension.is_choice:
+        return [_place(dimension, value) for value in dimension.values], [shown_value(v) for v in dimension.values]
+    low, high = dimension.values
+    return [0.0, 0.5, 1.0], [number(low), f"{dimension.at(0.5):.2g}", number(high)]
 
 
 def _coordinate(axes: Axes, position: int, heights: Sequence[float], texts: Sequence[str]) -> None:

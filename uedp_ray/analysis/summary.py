@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from uedp_ray.analysis.figures import NOISELESS
-from uedp_ray.analysis.frames import STATES, UNITS, Sweep
-from uedp_ray.analysis.space import Parameter
+from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, perplexity_text
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.sweep.space import Dimension
 
 _WORDS = {
     "done": "finished",
@@ -28,7 +28,7 @@ _WORDS = {
 
 def relation(sweep: Sweep) -> str:
     """The neighbouring relation as statements print it."""
-    return f"zero-out ({'declared' if sweep.settings['base']['bounds']['mode'] == 'declared' else 'fixed graph'})"
+    return f"zero-out ({'declared' if sweep.sweep_config.base.bounds.mode == 'declared' else 'fixed graph'})"
 
 
 def terms(sweep: Sweep) -> str:
@@ -50,15 +50,15 @@ def with_spread(perplexity: float, spread: float | None) -> str:
     return perplexity_text(perplexity) + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
 
 
-def ranges(parameter: Parameter) -> str:
+def ranges(dimension: Dimension) -> str:
     """A searched setting in words."""
-    if parameter.is_choice:
-        text = "one of " + ", ".join("none" if value is None else str(value) for value in parameter.values)
+    if dimension.is_choice:
+        text = "one of " + ", ".join("none" if value is None else str(value) for value in dimension.values)
     else:
-        low, high = (number(value) for value in parameter.values)
-        text = f"{low} to {high}" + (", log scale" if parameter.is_log else "")
-        text += f", steps of {parameter.step}" if parameter.step > 1 else ""
-    for key, values in parameter.when.items():
+        low, high = (number(value) for value in dimension.values)
+        text = f"{low} to {high}" + (", log scale" if dimension.is_log else "")
+        text += f", steps of {dimension.step}" if dimension.step > 1 else ""
+    for key, values in dimension.when.items():
         text += f"; only where {key} is {' or '.join(map(str, values))}"
     return text
 
@@ -95,25 +95,26 @@ def _sentence(text: str) -> str:
 
 
 def _searched(sweep: Sweep) -> str:
-    budget, search = sweep.settings["budget"], sweep.settings["search"]
+    search = sweep.sweep_config.search
     noise = (
         "the noise of every trial is solved so that it meets the budget"
-        if budget["noise"] == "calibrated"
+        if sweep.sweep_config.budget.noise == "calibrated"
         else "the noise is free, and points beyond the budget are refused before training"
     )
     settings = f"{len(sweep.space)} setting{'s' if len(sweep.space) > 1 else ''}"
-    seeds = search.get("seeds_per_trial", 1)
+    seeds = search.seeds_per_trial
     return (
-        f"{settings}, by the searcher {search['searcher']}, under the budget ε ≤ {sweep.target_epsilon:g} a run "
+        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} a run "
         f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} a trial."
     )
 
 
 def _trials(sweep: Sweep) -> str:
-    states = [f"{sweep.counts[state]} {_WORDS[state]}" for state in STATES if sweep.counts[state]]
-    asked = f"{sweep.planned_trials} asked for"
+    states = [f"{sweep.counts[state]} {words}" for state, words in _WORDS.items() if sweep.counts[state]]
+    planned = sweep.sweep_config.num_trials
+    asked = f"{planned} asked for"
     if sweep.selection["rule"] == "repeat_and_select":
-        asked = f"a secret random number, {sweep.planned_trials} in the mean"
+        asked = f"a secret random number, {planned} in the mean"
     return f"{asked}; {', '.join(states) or 'none begun'}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import labels
+from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
 
@@ -54,7 +54,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
-        **{key: Column(names[key], key, not parameter.is_choice) for key, parameter in sweep.space.items()},
+        **{key: Column(names[key], key, not dimension.is_choice) for key, dimension in sweep.space.items()},
         "notes": Column("notes", "why a trial was refused, failed or stopped; whether it is the best", False),
     }
     if "method" not in sweep.space and sweep.trials["method"].nunique() > 1:
@@ -69,9 +69,7 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
         return Cell(text, text)
     value = row[key]
     if pd.isna(value):
-        parameter = sweep.space.get(key)
-        chosen = parameter is not None and None in parameter.values and parameter.active(row)
-        return Cell("none", "none") if chosen else Cell(NOTHING, "")
+        return Cell("none", "none") if key in point_of(sweep.space, row) else Cell(NOTHING, "")
     return Cell(_text(row, key, value), str(value))
 
 

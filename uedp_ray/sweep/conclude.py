@@ -10,17 +10,17 @@ from typing import Any
 
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, dump_config
-from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.files import write_json
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.gather import prepared
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import price
-from uedp_ray.sweep.results import Row, best, count_states, write_table
+from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.trial import started, trial_base
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
-from uedp_ray.training.rundir import RunDir, Say, write_json
+from uedp_ray.training.rundir import RunDir, Say
 
 
 def conclude(config: SweepConfig, folder: SweepDir, rows: list[Row], say: Say, progress: Progress) -> dict[str, Any]:
@@ -121,25 +121,14 @@ def _best(
     selection: dict[str, Any],
     winner: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
-    found = best(rows)
-    if found is None:
+    answer = stated(rows, config)
+    if answer is None:
         return None
-    epsilon = {unit: found[f"epsilon_{unit}"] for unit in ACCOUNTANTS}
-    run_dir = folder.storage.address(folder.root / min(found["run_dirs"]))
-    answer = {key: found[key] for key in ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier")}
-    total = selection["epsilon"]
-    if winner is not None:
-        run_dir = winner["run_dir"]
-    if winner is not None and config.search.rule == "public":  # the trials were about other text
-        epsilon, total = winner["epsilon"], winner["epsilon"][config.budget.unit]
-        answer |= {"perplexity": winner["perplexity"], "perplexity_std": None, "seeds": 1}
-    tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
-    return answer | {
-        "epsilon": epsilon,
-        "epsilon_with_choice": total,
-        "delta": config.budget.delta,
-        "unit": config.budget.unit,
-        "params": {key: found[key] for key in config.parsed_space if found[key] is not None},
-        "run_dir": run_dir,
-        "tied": None if found["tied_with_best"] is None else tied,
-    }
+    if winner is None:
+        run_dir = folder.storage.address(folder.root / answer["run_dir"])
+        return answer | {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
+    answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": winner["run_dir"]}
+    if config.search.rule == "public":  # the trials were about other text
+        answer |= {key: winner[key] for key in ("perplexity", "epsilon")} | {"perplexity_std": None, "seeds": 1}
+        answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
+    return answer

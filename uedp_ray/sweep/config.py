@@ -31,9 +31,9 @@ from uedp_ray.config import (
     to_dict,
 )
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
 from uedp_ray.sweep.space import Space
-from uedp_ray.training.checkpoint import write_atomically
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 EarlyStopping = Literal["none", "asha", "median"]

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
+from uedp_ray.files import write_atomically
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -29,7 +30,6 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension, Point
 from uedp_ray.sweep.study import REASON, refused
-from uedp_ray.training.checkpoint import write_atomically
 
 Row = dict[str, Any]
 
@@ -163,6 +163,27 @@ def ranked(rows: list[Row]) -> list[Row]:
 def best(rows: Iterable[Row]) -> Row | None:
     """The trial of least (mean) perplexity among those trained to their end."""
     return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
+
+
+def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
+    """The best trial as ``result.json`` has it, before its choice is paid; its run directory within the sweep's.
+
+    None where no trial was trained to its end.
+    """
+    found = best(rows)
+    if found is None:
+        return None
+    tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
+    return {
+        **{key: found[key] for key in ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier")},
+        "epsilon": {unit: found[f"epsilon_{unit}"] for unit in ACCOUNTANTS},
+        "epsilon_with_choice": None,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "params": {key: found[key] for key in sweep.parsed_space if found[key] is not None},
+        "run_dir": min(found["run_dirs"]),
+        "tied": None if found["tied_with_best"] is None else tied,
+    }
 
 
 def _dominates(one: Row, other: Row) -> bool:

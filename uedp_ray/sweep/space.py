@@ -59,35 +59,44 @@ class Dimension:
     when: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
 
     @property
+    def is_choice(self) -> bool:
+        return self.kind == "choice"
+
+    @property
+    def is_log(self) -> bool:
+        return self.kind == "log_uniform"
+
+    @property
     def ends(self) -> tuple[Any, ...]:
         """The ends of a range, or all choices."""
         return self.values
+
+    def at(self, share: float) -> float:
+        """The value of a range at a share of the way, on its scale."""
+        low, high = self.values
+        return low * (high / low) ** share if self.is_log else low + share * (high - low)
 
     def active(self, point: Mapping[str, Any]) -> bool:
         """Whether the dimension exists at a point."""
         return all(key in point and point[key] in values for key, values in self.when.items())
 
     def suggest(self, trial: optuna.Trial) -> Scalar:
-        if self.kind == "choice":
+        if self.is_choice:
             return trial.suggest_categorical(self.key, self.values)
         low, high = self.values
         if self.kind == "integer":
             return trial.suggest_int(self.key, low, high, step=self.step)
-        return trial.suggest_float(self.key, low, high, log=self.kind == "log_uniform")
+        return trial.suggest_float(self.key, low, high, log=self.is_log)
 
     def grid(self) -> list[Any]:
         """The values a grid takes. Raises: InputError for a range without ``points``."""
-        if self.kind == "choice":
+        if self.is_choice:
             return list(self.values)
-        low, high = self.values
         if self.kind == "integer":
-            return list(range(low, high + 1, self.step))
+            return list(range(self.values[0], self.values[1] + 1, self.step))
         if self.points is None:
             raise InputError(f"space.{self.key}", dict(self.spec), "a grid needs points: n for a range, or a choice")
-        shares = [i / max(self.points - 1, 1) for i in range(self.points)]
-        if self.kind == "uniform":
-            return [low + share * (high - low) for share in shares]
-        return [low * (high / low) ** share for share in shares]
+        return [self.at(i / max(self.points - 1, 1)) for i in range(self.points)]
 
 
 class Space(dict[str, Dimension]):
