@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -147,12 +148,18 @@ def print_comparison(answer: dict[str, Any]) -> None:
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     best, unit = answer["best"], answer["selection"]["unit"]
-    table = Table(title="Held-out perplexity, and ε of each run alone")
+    table = Table(
+        title="Held-out perplexity, and ε of each run alone",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
+    )
     searched = list(best["params"]) if best else []
-    for name in ("trial", "perplexity", f"ε {unit}"):
+    for name in ("trial", "perplexity", f"ε\n{unit}"):
         table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
     for key in searched:
-        table.add_column(key.split(".")[-1].replace("_", " "), justify="right", overflow="fold")
+        table.add_column(key.split(".")[-1].replace("_", "\n"), justify="right", no_wrap=True)
     for row in sorted(answer["references"], key=lambda row: -row["perplexity"]):
         table.add_row(row["name"], f"{row['perplexity']:.1f}", show_epsilon(row["epsilon"], "∞"))
     done = sorted((row for row in answer["trials"] if row["state"] == "done"), key=lambda row: row["perplexity"])
@@ -161,7 +168,10 @@ def print_sweep(answer: dict[str, Any]) -> None:
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
         cells = (f"{row['perplexity']:.1f}{spread}{tied}", show_epsilon(row["epsilon"], "∞"))
         table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a log has room for every setting
+        console.width = max(console.width, 160)
+    console.print(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends}; the best {min(len(done), _SHOWN)} are shown."]
