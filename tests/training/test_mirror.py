@@ -1,0 +1,319 @@
+"""Runs at a URL: whatever is killed or lost, nothing that was released is missing from the ledger there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.training.runs import TEST_NOISE, TREE, Crash, events, parameters, run_config, run_tree
+from tests.training.urls import charged, crash, kept_events
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training import _objects
+from uedp_ray.training._objects import Objects
+from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.host import train
+from uedp_ray.training.predict import predict
+from uedp_ray.training.storage import Mirror, StorageError, local_copy, open_storage
+
+pytestmark = pytest.mark.usefixtures("node")
+
+
+MOMENTS = [
+    ("uedp_ray.training.mirror:Mirror.take_over", 1),
+    ("uedp_ray.training.rundir:_write_key", 1),
+    ("uedp_ray.training.rundir:Ledger.create", 1),
+    *[("uedp_ray.training.mirror:Mirror.append", nth) for nth in (1, 2, 5)],
+    *[("uedp_ray.training._objects:Objects.upload", nth) for nth in (1, 5, 40, 45, 50)],
+    ("uedp_ray.training._objects:Objects.delete", 1),
+    ("uedp_ray.training.driver:RunDriver.release", 4),
+    ("uedp_ray.training.driver:save_checkpoint", 2),
+    ("uedp_ray.training.mirror:Mirror.publish", 1),
+    ("uedp_ray.training.mirror:Mirror.publish", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def fixed(corpora):
+    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fixed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    return out, train(fixed, out, workers=0)
+
+
+def record_releases(patch):
+    """The rounds that are released from now on."""
+    released, release = [], RunDriver.release
+
+    def recorded(self, total, round_index):
+        released.append(round_index)
+        return release(self, total, round_index)
+
+    patch.setattr(RunDriver, "release", recorded)
+    return released
+
+
+@pytest.mark.parametrize(("where", "nth"), MOMENTS, ids=[f"{w.rpartition(':')[2]}-{n}" for w, n in MOMENTS])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_node_lost_at_any_moment_loses_nothing(fixed, uninterrupted, url, node, where, nth, after):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uedp_ray.training.mirror._THREADS", 1)
+        released = record_releases(patch)
+        crash(fixed, url, where, nth, after=after)
+    assert [event["round"] for event in kept_events(url)][: len(released)] == released
+    shutil.rmtree(node("a"))
+    node("b")
+    result = train(fixed, url, workers=0, resume=open_storage(url).begun())
+    out, expected = uninterrupted
+    assert {key: result[key] for key in ("perplexity", "rounds")} == {k: expected[k] for k in ("perplexity", "rounds")}
+    root = open_storage(url).root
+    open_storage(url).get(root / "checkpoint", commit="state.json")
+    assert torch.equal(parameters(root), parameters(out))
+    assert (root / "rounds.parquet").read_bytes() == (out / "rounds.parquet").read_bytes()
+    published = local_copy(url)
+    assert events(published) == kept_events(url)
+    assert {path.name for path in published.iterdir()} == {path.name for path in out.iterdir()} - {
+        "private",
+        "checkpoint",
+    }
+    assert json.loads((published / "result.json").read_text()) == result
+    assert predict(published, ["the"])
+
+
+def test_an_event_is_in_the_storage_before_its_round_is_released(corpora, url, monkeypatch):
+    release, seen = RunDriver.release, []
+
+    def checked(self, total, round_index):
+        assert charged(url)[-1] == (round_index, 0)
+        seen.append(round_index)
+        return release(self, total, round_index)
+
+    monkeypatch.setattr(RunDriver, "release", checked)
+    train(run_config(corpora), url, workers=0)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_vocabulary_is_charged_in_the_storage_before_its_words_are_used(corpora, url, monkeypatch):
+    from uedp_ray.training import words
+
+    def checked(*args, **kwargs):
+        raise Crash
+
+    monkeypatch.setattr(words, "build_vocabulary", checked)
+    noisy = {"kind": "noisy-threshold", "noise_multiplier": 5.0, "threshold_delta": 1e-6}
+    with pytest.raises(Crash):
+        train(run_config(corpora, vocabulary=noisy), url, workers=0)
+    mirror = open_storage(url)
+    assert mirror.restore(mirror.root / "ledger.jsonl")
+    assert [event["kind"] for event in read_ledger(mirror.root / "ledger.jsonl")] == ["open", "vocabulary"]
+
+
+def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, url, node, monkeypatch):
+    write = Objects.write
+    monkeypatch.setattr(_objects, "_WAITS", ())
+
+    def failing(self, key, content):
+        if "ledger.jsonl" in key and b'"round":3' in content:
+            self._tried("write", key, lambda: 1 / 0)
+        write(self, key, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "write", failing)
+        released = record_releases(patch)
+        with pytest.raises(StorageError, match=r"cannot write .*nothing of it was released: run again with --resume"):
+            train(run_config(corpora), url, workers=0)
+    assert released == [0, 1, 2]
+    assert charged(url) == [(0, 0), (1, 0), (2, 0)]
+    assert len(events(open_storage(url).root)) == 4, "the node's own ledger has more, and does not count"
+    train(run_config(corpora), url, workers=0, resume=True)
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
+
+
+def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(_objects, "_WAITS", (0.0, 0.0))
+    answers = [OSError("reset"), RuntimeError("busy"), None]
+
+    def unsteady(self, path, source):
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    objects = Objects("memory://unsteady")
+    monkeypatch.setattr(Objects, "_stream", unsteady)
+    objects.write("x", b"1")
+    assert answers == []
+    answers += [OSError("reset")] * 3
+    with pytest.raises(StorageError, match="memory://unsteady: cannot write x: reset"):
+        objects.write("x", b"1")
+
+
+def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
+    config, release = run_config(corpora), "uedp_ray.training.driver:RunDriver.release"
+    crash(config, url, release, 4)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
+    stale = (open_storage(url).root / "ledger.jsonl").read_bytes()
+    node("b")
+    crash(config, url, release, 3, resume=True)  # rounds 2, 3 and 4; its checkpoint is of round 4
+    node("a")
+    assert (open_storage(url).root / "ledger.jsonl").read_bytes() == stale
+    root = open_storage(url).root
+    (root / "result.json").write_text('{"epsilon": "a lie"}')
+    (root / "trials").mkdir()
+    assert train(config, url, workers=0, resume=True)["rounds"] == 5
+    assert not (root / "trials").exists()
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("moment", ["charge", "release"])
+def test_of_two_starts_the_later_goes_on_and_the_earlier_releases_nothing_more(corpora, url, node, monkeypatch, moment):
+    """The later one begins, and ends, just before the earlier one charges round 2, or just before it releases it."""
+    config, released, original, calls = (
+        run_config(corpora),
+        record_releases(monkeypatch),
+        getattr(RunDriver, moment),
+        [],
+    )
+
+    def overtaken(self, *args, **kwargs):
+        calls.append(moment)
+        if len(calls) == 3:
+            node("b")
+            train(config, url, workers=0, resume=True)
+            node("a")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(RunDriver, moment, overtaken)
+    if moment == "release":
+        released = record_releases(monkeypatch)
+    with pytest.raises(InputError, match="another start has taken it over"):
+        train(config, url, workers=0)
+    late = [(2, 1)] if moment == "release" else []  # charged before the later start looked, so it has it too
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), *late, (3, 0), (4, 0)]
+    assert len(released) <= len(charged(url)), "nothing was released that is not charged"
+    assert events(local_copy(url)) == kept_events(url)
+
+
+class Turns:
+    """Threads that take turns at every look at the storage, in an order drawn from a seed."""
+
+    def __init__(self, seed):
+        self.random, self.ready, self.turn = random.Random(seed), set(), threading.Condition()
+        self.holder = None
+
+    def step(self):
+        me = threading.get_ident()
+        with self.turn:
+            self.ready.add(me)
+            self._next(me)
+            self.turn.wait_for(lambda: self.holder == me)
+
+    def _next(self, me):
+        if self.holder in (None, me):
+            self.holder = self.random.choice(sorted(self.ready))
+            self.turn.notify_all()
+
+    def end(self):
+        me = threading.get_ident()
+        with self.turn:
+            self.ready.discard(me)
+            if self.holder == me:
+                self.holder = self.random.choice(sorted(self.ready)) if self.ready else None
+                self.turn.notify_all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_the_order_of_steps_nothing_released_is_missing(seed, tmp_path, monkeypatch):
+    """Three starts append what they may, and release it; every order of their steps is as good as any."""
+    url, turns, released, barrier = f"memory://fence-{seed}/run", Turns(seed), [], threading.Barrier(3)
+    with monkeypatch.context() as patch:
+        for name in ("list", "read", "write"):
+            original = getattr(Objects, name)
+
+            def stepped(self, *args, original=original):
+                turns.step()
+                return original(self, *args)
+
+            patch.setattr(Objects, name, stepped)
+
+        def start(name):
+            mirror = Mirror(url, tmp_path / name)
+            path = mirror.root / "ledger.jsonl"
+            turns.ready.add(threading.get_ident())
+            barrier.wait()
+            for _ in range(3):  # a start that was overtaken may be tried again
+                try:
+                    mirror.take_over()
+                    mirror.restore(path)
+                    for event in range(4):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        line = f"{name}-{event}-{random.random()}\n"
+                        with path.open("a") as file:
+                            file.write(line)
+                        mirror.append(path)
+                        released.append(line)
+                except InputError:
+                    continue
+            turns.end()
+
+        threads = [threading.Thread(target=start, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    last = Mirror(url, tmp_path / "last")
+    last.take_over()
+    assert last.restore(last.root / "ledger.jsonl")
+    lines = (last.root / "ledger.jsonl").read_text().splitlines(keepends=True)
+    assert len(released) >= 4
+    assert set(released) <= set(lines)
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.slow
+def test_a_command_killed_in_mid_run_goes_on_elsewhere(fixed, corpora, uninterrupted, url, tmp_path, node):
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(run_tree(corpora, privacy={**TREE["privacy"], **TEST_NOISE})))
+    command = [sys.executable, "-m", "uedp_ray", "train", str(run_file), "--out", url, "--workers", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "bucket/run/private").glob("*/ledger.jsonl/*"))) < 4:  # the first opens it
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    before = charged(url)
+    assert len(before) >= 2
+    shutil.rmtree(node("a"))
+    node("b")
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=os.environ)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["perplexity"] == uninterrupted[1]["perplexity"]
+    assert charged(url)[: len(before)] == before
+    assert torch.equal(parameters(open_storage(url).root), parameters(uninterrupted[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_a_ray_train_group_at_a_url(fixed, uninterrupted, url, tmp_path):
+    result = train(fixed, url, workers=2)
+    assert result["perplexity"] == pytest.approx(uninterrupted[1]["perplexity"], rel=1e-5)
+    assert len(charged(url)) == 5
+    starts = sorted(path.name for path in (tmp_path / "bucket/run/private/owners").iterdir())
+    assert len(starts) == 2, "the command's, and that of the worker of rank 0"
+    wrong = run_config(Path(fixed.corpus.source.path).parent, training={"server_learning_rate": 1e30, "num_rounds": 2})
+    with pytest.raises(InputError, match="not finite"):
+        train(wrong, f"{url}-2", workers=2)
