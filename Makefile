@@ -15,7 +15,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/uedp-ray report $(OUT)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/pytest --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95 --durations=25
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

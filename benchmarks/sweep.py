@@ -5,6 +5,8 @@
 Prints wall seconds of a whole sweep (Ray's start, trials, table, price; corpora and the public model are there before) over
 the seconds that its trials take when they are trained one after another in one process, divided by the cores; then the mean
 seconds to refuse a point. Both parts of the ratio are taken in one run, with one thread a trial.
+
+Two idle cores: sweep 419 s, bare training 688 s, ratio 1.22; a refused point 0.085 s.
 """
 
 from __future__ import annotations

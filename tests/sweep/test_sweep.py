@@ -189,14 +189,6 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     assert sources[0] == sources[1] != sources[2]
 
 
-def test_trials_of_several_workers_train_on_a_ray_train_group(corpora, tmp_path):
-    config = sweep_config(corpora, tmp_path, search={"trials": 2}, resources={"workers_per_trial": 2})
-    answer = sweep(config, tmp_path / "out")
-    assert answer["counts"]["done"] == 2
-    for name in ("0000", "0001"):
-        assert len(list((tmp_path / "out" / "trials" / name / "private").glob("diagnostics-*.json"))) == 2
-
-
 def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_trained(corpora, tmp_path):
     config = sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9})
     with pytest.raises(InputError, match=r"resources\.workers_per_trial"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 
 import pytest
@@ -17,7 +18,7 @@ from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.trial import run_trial
-from uedp_ray.training import checkpoint, worker
+from uedp_ray.training import worker
 from uedp_ray.training.rundir import private_folder
 
 POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
@@ -79,7 +80,7 @@ def test_a_full_disk_ends_the_search_and_the_trial_is_begun_again_later(folder, 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     reports = []
     run_trial(handed, root=str(folder.root), report=reports.append)
     feed.on_trial_complete("a", reports[-1])

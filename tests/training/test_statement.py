@@ -37,7 +37,7 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
         "noise multiplier 1)",
         "user's update 1;",
         "sentence's gradient 0.1",
-        "3 users hold one entity",
+        "users that hold one entity: at most 3",
         "detector missed",
         "## Not covered",
     ):

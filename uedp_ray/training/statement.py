@@ -103,27 +103,29 @@ def statement(
         "",
         f"- Protected unit asked for: {privacy.protect}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
-        f"- Releases charged: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
-        + (f", of which {replayed} rounds were repeated after a crash" if replayed else ""),
+        f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
+        + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
+        + ".",
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
     ]
     if plan.mechanism is not None:
+        clip = "none" if privacy.sentence_clip_norm is None else f"{privacy.sentence_clip_norm:g}"
         lines += [
             f"- Noise: Gaussian, standard deviation {plan.noise_std:.6g} in the sum of user updates "
             f"(noise multiplier {plan.mechanism.noise_multiplier:.6g}), added once by the driver.",
             f"- Clipping: a user's update {privacy.l2_clip_norm:g}; a sentence's gradient "
-            f"{privacy.sentence_clip_norm if privacy.sentence_clip_norm is not None else 'none'}; so one entity moves one "
-            f"user's update by at most {config.entity_clip_norm:g}.",
+            f"{clip}; so one entity moves one user's update by at most {config.entity_clip_norm:g}.",
         ]
     if bounds.mode != "none":
         beyond = {"m": f" ({bounds.entity_bound} beyond)", "K": f" ({bounds.holder_bound} beyond)"}
         if bounds.mode == "declared":
             beyond = dict.fromkeys(beyond, "")
         lines.append(
-            f"- Contribution bounds, {bounds.mode}: {bounds.max_sentences_per_entity} sentences of a user hold one "
-            f"entity{beyond['m']}, {bounds.max_holders} users hold one entity{beyond['K']}."
+            f"- Contribution bounds, {bounds.mode}: sentences of one user that hold one entity: at most "
+            f"{bounds.max_sentences_per_entity}{beyond['m']}; users that hold one entity: at most "
+            f"{bounds.max_holders}{beyond['K']}."
         )
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
