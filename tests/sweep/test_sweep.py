@@ -231,7 +231,7 @@ def wait_until(condition, seconds=180):
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, "it never happened"
-        time.sleep(0.02)
+        time.sleep(0.2)
 
 
 def check_whole(out, answer):
