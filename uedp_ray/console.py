@@ -174,7 +174,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     console.print(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
-    lines = [f"Trials: {ends}; the best {min(len(done), _SHOWN)} are shown."]
+    lines = [f"Trials: {ends}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
     if best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
