@@ -101,9 +101,15 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "accountant": _accountant(rule, sweep.search.adaptive),
-        "releasable": RELEASABLE[rule],
+        "releasable": RELEASABLE[rule] + _but_noiseless(rule, sweep),
         "text": _text(rule, epsilon, sweep, sum(bool(events) for events in ledgers)) + note,
     }
+
+
+def _but_noiseless(rule: str, sweep: SweepConfig) -> str:
+    """Under rule ``public`` that reference is of public text, and under ``repeat_and_select`` all of it is private anyway."""
+    private = rule == "composition" and sweep.references.noiseless is not None
+    return ", all of it without the noiseless line" if private else ""
 
 
 def _accountant(rule: str, adaptive: bool) -> str:
