@@ -107,7 +107,7 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
 
 
 def _but_noiseless(rule: str, sweep: SweepConfig) -> str:
-    """Under rule ``public`` that reference is of public text, and under ``repeat_and_select`` all of it is private anyway."""
+    """Under rule ``public`` that reference is of public text, and under ``repeat_and_select`` all of it is private."""
     private = rule == "composition" and sweep.references.noiseless is not None
     return ", all of it without the noiseless line" if private else ""
 
