@@ -13,6 +13,7 @@ import yaml
 
 from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
+from uedp_ray.analysis.style import perplexity_text
 from uedp_ray.cli import main
 from uedp_ray.training.host import train
 
@@ -379,7 +380,7 @@ def test_sweep_and_report(answer, command, tmp_path, corpora):
     assert set(found["selection"]) >= {"rule", "epsilon"}
     page = answer("report", out)["html"]
     assert page == str(out / "report.html")
-    assert f"{found['best']['perplexity']:.2f}" in (out / "report.html").read_text()
+    assert perplexity_text(found["best"]["perplexity"]) in (out / "report.html").read_text()
     code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
     assert code == 0
     assert "Price of choosing (composition)" in told

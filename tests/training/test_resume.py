@@ -181,7 +181,7 @@ def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again
     assert result["epsilon"]["user-entity"] == pytest.approx(epsilon_of_events(every, delta=1e-4), rel=1e-12)
     once = [event for event in every if event.get("attempt", 0) == 0]
     assert result["epsilon"]["user-entity"] > 1.02 * epsilon_of_events(once, delta=1e-4)
-    assert "2 rounds were repeated" in (out / "privacy.md").read_text()
+    assert "charged again: 2." in (out / "privacy.md").read_text()
 
 
 @pytest.mark.parametrize("nth", [2, 4])
