@@ -110,13 +110,13 @@ def check_reachable(sweep: SweepConfig) -> None:
 def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
     """The point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
     space = sweep.parsed_space
-    values = {key: dimension.ends[0] for key, dimension in space.items()}
+    values = {key: dimension.values[0] for key, dimension in space.items()}
     best = judge(sweep, space.at(values)).excess
     improved = True
     while improved:
         improved = False
         for key, dimension in space.items():
-            for value in dimension.ends:
+            for value in dimension.values:
                 excess = judge(sweep, space.at(values | {key: value})).excess
                 if excess < best:
                     best, values, improved = excess, values | {key: value}, True

@@ -124,11 +124,9 @@ def _best(
     answer = stated(rows, config)
     if answer is None:
         return None
-    if winner is None:
-        run_dir = folder.storage.address(folder.root / answer["run_dir"])
-        return answer | {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
-    answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": winner["run_dir"]}
-    if config.search.rule == "public":  # the trials were about other text
+    run_dir = folder.storage.address(folder.root / answer["run_dir"]) if winner is None else winner["run_dir"]
+    answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
+    if winner is not None and config.search.rule == "public":  # the trials were about other text
         answer |= {key: winner[key] for key in ("perplexity", "epsilon")} | {"perplexity_std": None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer

@@ -190,7 +190,7 @@ class SweepConfig:
         if target and free:
             remedy = "nothing is solved with free noise: search privacy.noise_multiplier"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
-        if target and any(value > self.budget.target_epsilon for value in target.ends):
+        if target and any(value > self.budget.target_epsilon for value in target.values):
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
         if self.search.searcher == "nsga2" and not (noise or target):

@@ -66,11 +66,6 @@ class Dimension:
     def is_log(self) -> bool:
         return self.kind == "log_uniform"
 
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        """The ends of a range, or all choices."""
-        return self.values
-
     def at(self, share: float) -> float:
         """The value of a range at a share of the way, on its scale."""
         low, high = self.values
@@ -231,7 +226,7 @@ def _conditions(field: str, tree: Any) -> dict[str, tuple[Scalar, ...]]:
 def _check_values(dimension: Dimension, base: RunConfig) -> None:
     """Refuses a value that its own setting cannot take. What several settings forbid together is refused point by point."""
     key = dimension.key
-    for value in dimension.ends:
+    for value in dimension.values:
         try:
             if key == "method":
                 methods.apply(base, str(value))

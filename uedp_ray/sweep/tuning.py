@@ -85,7 +85,7 @@ def _scheduler(config: SweepConfig) -> Any:
 
 def _most_rounds(config: SweepConfig) -> int:
     searched = config.parsed_space.get("training.num_rounds")
-    return max(searched.ends) if searched else config.base.training.num_rounds
+    return max(searched.values) if searched else config.base.training.num_rounds
 
 
 def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
