@@ -1,8 +1,22 @@
-"""Nodes that keep copies of what is at a URL."""
+"""A run with fixed noise, to compare others with, and nodes that keep copies of what is at a URL."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests.training.runs import TEST_NOISE, TREE, run_config
+from uedp_ray.training.host import train
+
+
+@pytest.fixture(scope="module")
+def fixed(corpora):
+    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fixed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    return out, train(fixed, out, workers=0)
 
 
 @pytest.fixture

@@ -45,17 +45,6 @@ MOMENTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def fixed(corpora):
-    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(fixed, tmp_path_factory):
-    out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    return out, train(fixed, out, workers=0)
-
-
 def record_releases(patch):
     """The rounds that are released from now on."""
     released, release = [], RunDriver.release

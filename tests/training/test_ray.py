@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from tests.training.runs import TEST_NOISE, TREE, events, parameters, run_config
+from tests.training.runs import events, parameters, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -21,20 +21,9 @@ from uedp_ray.training.host import train
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
-@pytest.fixture(scope="module")
-def fixed(corpora):
-    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
-
-
-@pytest.fixture(scope="module")
-def in_process(fixed, tmp_path_factory):
-    out = tmp_path_factory.mktemp("in_process") / "run"
-    return out, train(fixed, out, workers=0)
-
-
 @pytest.mark.parametrize("num_workers", [1, 4])
-def test_any_number_of_workers_gives_the_model_of_one_process(fixed, in_process, tmp_path, num_workers):
-    out, expected = in_process
+def test_any_number_of_workers_gives_the_model_of_one_process(fixed, uninterrupted, tmp_path, num_workers):
+    out, expected = uninterrupted
     rows = []
     result = train(fixed, tmp_path / "run", workers=num_workers, progress=rows.append)
     assert len(list((tmp_path / "run" / "private").glob("diagnostics-*.json"))) == num_workers, "all of them took part"
@@ -84,7 +73,7 @@ def test_a_killed_worker_is_replaced_and_its_rounds_are_charged_again(corpora, t
     assert torch.isfinite(parameters(out)).all()
 
 
-def test_what_the_user_can_mend_comes_back_as_that(fixed, in_process, tmp_path):
+def test_what_the_user_can_mend_comes_back_as_that(fixed, uninterrupted, tmp_path):
     train(fixed, tmp_path / "run", workers=0)
     (tmp_path / "run" / "result.json").unlink()
     state = tmp_path / "run" / "checkpoint" / "state.json"
