@@ -27,7 +27,7 @@ def test_round_trip_through_yaml(tmp_path):
 
 def test_a_key_given_twice_is_refused(tmp_path):
     (tmp_path / "run.yaml").write_text("privacy: {target_epsilon: 8}\nname: x\nprivacy: {target_epsilon: 1}\n")
-    with pytest.raises(InputError, match=r"'privacy' is given twice.*line 1"):
+    with pytest.raises(InputError, match=r"line 3: key 'privacy' is given twice"):
         load_config(tmp_path / "run.yaml")
 
 
@@ -81,8 +81,19 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
         ({"training__adam_betas": [0.9, 1.0]}, "training.adam_betas", "below 1"),
         ({"training__seed": 10**20}, "training.seed", "below"),
         ({"privacy__test_noise_seed": -1}, "privacy.test_noise_seed", "0 or more"),
-        ({"corpus__source": {"format": "conll"}}, "path", "file or folder"),
-        ({"corpus__source": {"format": "csv", "path": "x"}}, "format", "conll"),
+        ({"corpus__source": {"format": "conll"}}, "corpus.source.path", "file or folder"),
+        ({"corpus__source": {"format": "csv", "path": "x"}}, "corpus.source.format", "conll"),
+        ({"corpus__source": {"format": "synthetic", "seed": -1}}, "corpus.source.seed", "0 or more"),
+        ({"pretrain__text": [{"format": "synthetic", "part": "x"}]}, "pretrain.text[0].part", "held_out"),
+        ({"bounds__max_holders": 101}, "bounds.max_holders", "declared_num_users = 100"),
+        ({"model__lora_alpha": 0}, "model.lora_alpha", "above 0"),
+        ({"privacy__delta": float("nan")}, "privacy.delta", "finite number"),
+        ({"training__server_learning_rate": 10**400}, "training.server_learning_rate", "expected a number"),
+        ({"training__num_rounds": 10**5000}, "training.num_rounds", "below"),
+        ({"model__warm_start": "a\0b"}, "model.warm_start", "printable"),
+        ({"model__warm_start": "a\ud800b"}, "model.warm_start", "printable"),
+        ({"name": "../../etc"}, "name", "under runs/"),
+        ({"corpus": None}, "corpus", "mapping"),
         ({"model__lora_targets": "c_attn"}, "model.lora_targets", "list"),
     ],
 )
@@ -103,6 +114,18 @@ def test_bad_files(tmp_path):
         load_config(tmp_path / "run.yaml", ["privacy.delta"])
     with pytest.raises(InputError, match="not YAML"):
         load_config(tmp_path / "run.yaml", ["privacy.delta=["])
+
+
+def test_the_errors_are_one_line_however_large_the_value_is():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    values = ["x\ny" * 10**6, 10**5000, deep, {"k" * 10**6: [[[[["v"]]]]]}, b"\0" * 10**6, {1: 2, "a": 3}, "\ud800"]
+    for value in values:
+        line = str(InputError("a.b\n" * 1000, value, "use\r4"))
+        assert line.isprintable()
+        assert len(line) < 1000
+        line.encode()
 
 
 def test_the_errors_are_one_line_and_survive_pickling():
@@ -144,8 +167,25 @@ def test_bounds_are_positive():
         BoundsConfig(max_holders=0)
 
 
-def test_environment_variables_are_expanded(monkeypatch):
-    monkeypatch.setenv("UEDP_DATA", "/somewhere")
-    assert config(corpus__source={"format": "conll", "path": "$UEDP_DATA/eng.train"}).corpus.source.path == (
-        "/somewhere/eng.train"
-    )
+def test_a_setting_is_kept_as_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("UEDP_DATA", "/home/ann/secret-project")
+    whole = config(corpus__source={"format": "conll", "path": "$UEDP_DATA/eng.train"})
+    dump_config(whole, tmp_path / "run.yaml")
+    assert load_config(tmp_path / "run.yaml").corpus.source.path == "$UEDP_DATA/eng.train"
+    assert "secret-project" not in (tmp_path / "run.yaml").read_text()
+    digest = whole.digest()
+    monkeypatch.setenv("UEDP_DATA", "/mnt/elsewhere")
+    assert load_config(tmp_path / "run.yaml").digest() == digest, "another machine may have the text elsewhere"
+
+
+def test_a_pretrained_model_keeps_the_tokenizer_it_came_with_unless_told_otherwise():
+    own = config(model={"architecture": "pretrained", "path": "some/model"})
+    assert (own.words.kind, own.words.path) == ("tokenizer", "some/model")
+    assert config().words.kind == "public-words"
+    words = {"model": {"architecture": "pretrained", "path": "some/model"}, "vocabulary__kind": "public-words"}
+    with pytest.raises(InputError, match=r"vocabulary.kind = 'public-words'.*vocabulary.replace_embeddings: true"):
+        config(**words)
+    assert config(**words, vocabulary__replace_embeddings=True).words.kind == "public-words"
+    with pytest.raises(InputError, match=r"vocabulary.replace_embeddings = True: is for a pretrained model"):
+        config(vocabulary__replace_embeddings=True)
+    assert methods.overlay(config(), {"model": {"architecture": "pretrained", "path": "m"}}).words.path == "m"

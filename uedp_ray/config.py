@@ -6,32 +6,32 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
     dump_config(config, "config.yaml")
 """
 # Over 400 lines: one dataclass a section with a docstring a field; splitting it would only move the contract apart.
+# Reading and writing as such is ``configio``'s; what callers need of it is imported from here as well.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 import os
-import types
+import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
+from uedp_ray.configio import from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.errors import InputError
-
-T = TypeVar("T")
 
 SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
 Protect = Literal["user-entity", "user", "entity"]
+VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -55,6 +55,10 @@ def _below_one(name: str, value: float) -> None:
 def _seed(name: str, value: int | None) -> None:
     if value is not None and not 0 <= value < 2**63:
         raise InputError(name, value, "must be 0 or more and below 2**63")
+
+
+def _same_path(one: str, other: str) -> bool:
+    return os.path.realpath(os.path.expandvars(one)) == os.path.realpath(os.path.expandvars(other))
 
 
 def positive(name: str, value: float | None, *, optional: bool = False) -> None:
@@ -96,6 +100,8 @@ class SourceConfig:
         if self.format != "synthetic" and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("num_users", self.num_users, 1)
+        _seed("seed", self.seed)
+        choice("part", self.part, Literal["private", "held_out", "public"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +128,11 @@ class CorpusConfig:
 class VocabularyConfig:
     """How text becomes token ids."""
 
-    kind: Literal["tokenizer", "public-words", "noisy-threshold"] = "public-words"
-    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise."""
+    kind: VocabularyKind | None = None
+    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
+    tokenizer that a pretrained model came with; for other models ``public-words``."""
     path: str = ""
-    """``tokenizer``: folder, ``tokenizer.json`` or hub name."""
+    """``tokenizer``: folder, ``tokenizer.json`` or hub name. Of a pretrained model, empty is the model's own."""
     public_text: tuple[SourceConfig, ...] = ()
     """``public-words``: text to count words in; empty means ``pretrain.text``."""
     max_size: int = 10_000
@@ -139,11 +146,12 @@ class VocabularyConfig:
     """``noisy-threshold``: share of delta spent on words only the protected user or entity holds."""
     max_words_per_user: int = 100
     """``noisy-threshold``: word slots one user contributes."""
+    replace_embeddings: bool = False
+    """Lets a pretrained model be given words instead of its own tokenizer: its embeddings are then drawn anew."""
 
     def __post_init__(self) -> None:
-        choice("vocabulary.kind", self.kind, Literal["tokenizer", "public-words", "noisy-threshold"])
-        if self.kind == "tokenizer" and not self.path:
-            raise InputError("vocabulary.path", self.path, "name a tokenizer folder, file or hub id")
+        if self.kind is not None:
+            choice("vocabulary.kind", self.kind, VocabularyKind)
         if self.kind == "noisy-threshold":
             positive("vocabulary.noise_multiplier", self.noise_multiplier)
             positive("vocabulary.threshold_delta", self.threshold_delta)
@@ -301,6 +309,7 @@ class ModelConfig:
         ):
             at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
         positive("model.init_range", self.init_range, optional=True)
+        positive("model.lora_alpha", self.lora_alpha)
         for name in ("embedding", "input", "hidden", "weight", "output"):
             _probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
         if self.architecture == "gpt2" and self.hidden_size % self.num_heads:
@@ -395,19 +404,22 @@ class RunConfig:
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):
+            raise InputError("name", self.name, "names a folder under runs/: leave out / and $")
         private = self.privacy.noise == "calibrated"
         if private and self.bounds.mode == "none" and self.privacy.protect != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
         for name, source in ((name, source) for name, sources in public.items() for source in sources):
             own = source.path and self.corpus.source.path
-            if private and own and Path(source.path).resolve() == Path(self.corpus.source.path).resolve():
+            if private and own and _same_path(source.path, own):
                 raise InputError(name, source.path, "is the private text itself: name public text")
         share = self.vocabulary.threshold_delta
         if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:
             raise InputError(
                 "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
             )
+        self._check_pretrained()
         limit = 2.0 * self.privacy.l2_clip_norm
         reweighted = self.bounds.mode == "enforced" and "reweight" in (
             self.bounds.holder_bound,
@@ -419,6 +431,7 @@ class RunConfig:
                 None,
                 "declare a public upper bound on the number of users (the true count is private)",
             )
+        self._check_holders()
         if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
             raise InputError(
                 "privacy.sentence_clip_norm",
@@ -437,6 +450,37 @@ class RunConfig:
                 self.privacy.sentence_clip_norm,
                 "local_sgd cannot use it (an entity may move a user's update by 2 l2_clip_norm): drop it",
             )
+
+    def _check_pretrained(self) -> None:
+        words, model = self.vocabulary, self.model
+        if words.kind == "tokenizer" and not self.words.path:
+            raise InputError("vocabulary.path", "", "name a tokenizer folder, file or hub id")
+        if words.kind in ("public-words", "noisy-threshold") and model.architecture == "pretrained":
+            if not words.replace_embeddings and not model.warm_start:
+                remedy = "a pretrained model knows the tokens it came with: leave it out to keep them, or add"
+                raise InputError("vocabulary.kind", words.kind, f"{remedy} vocabulary.replace_embeddings: true")
+        elif words.replace_embeddings:
+            remedy = "is for a pretrained model that is given words: add vocabulary.kind, or drop it"
+            raise InputError("vocabulary.replace_embeddings", True, remedy)
+
+    def _check_holders(self) -> None:
+        bounds, users = self.bounds, self.corpus.declared_num_users
+        if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound != "reweight":
+            return
+        if users is None:
+            remedy = "reweight counts with a public upper bound on the number of users: declare it, or use truncate"
+            raise InputError("corpus.declared_num_users", None, remedy)
+        if bounds.max_holders > users:
+            remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
+            raise InputError("bounds.max_holders", bounds.max_holders, remedy)
+
+    @property
+    def words(self) -> VocabularyConfig:
+        """The vocabulary with its kind decided: a pretrained model keeps its own tokenizer unless told otherwise."""
+        vocabulary, own = self.vocabulary, self.model.architecture == "pretrained"
+        kind = vocabulary.kind or ("tokenizer" if own else "public-words")
+        path = vocabulary.path or (self.model.path if own and kind == "tokenizer" else "")
+        return replace(vocabulary, kind=kind, path=path)
 
     @property
     def entity_clip_norm(self) -> float:
@@ -462,108 +506,12 @@ class RunConfig:
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values (tuples become lists), complete and in field order."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
-    """Builds ``cls`` from nested mappings; ``$NAME`` in a text is that environment variable.
-
-    Raises: InputError for unknown keys and wrong types.
-    """
-    if not isinstance(tree, Mapping):
-        raise InputError(where or "config", tree, "expected a mapping of keys")
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(tree) - set(hints))
-    if unknown:
-        raise InputError(f"{where}{unknown[0]}", tree[unknown[0]], f"unknown key; known: {', '.join(sorted(hints))}")
-    return cls(**{key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()})
-
-
-def _convert(annotation: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is types.UnionType:  # only "X | None" occurs
-        inner = next(a for a in args if a is not type(None))
-        return None if value is None else _convert(inner, value, where)
-    if dataclasses.is_dataclass(annotation):
-        return from_dict(typing.cast(type, annotation), value, f"{where}.")
-    if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise InputError(where, value, "expected a list")
-        if args[-1] is not Ellipsis and len(value) != len(args):
-            raise InputError(where, value, f"expected {len(args)} values")
-        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is Mapping and not isinstance(value, Mapping):
-        raise InputError(where, value, "expected a mapping of keys")
-    if annotation is float:  # YAML 1.1 reads 1e-5 as a string
-        if isinstance(value, bool):
-            raise InputError(where, value, "expected a number")
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise InputError(where, value, "expected a number") from None
-    if annotation in (int, bool, str) and type(value) is not annotation:
-        raise InputError(where, value, f"expected {annotation.__name__}")
-    return os.path.expandvars(value) if annotation is str else value
-
-
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
     return from_dict(RunConfig, set_keys(read_yaml(path), parse_overrides(overrides)))
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML would keep the last without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
-    try:
-        tree = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data() or {}
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError("config", str(path), "no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError("config", str(path), f"not YAML: {error}".replace("\n", " ")) from None
-    if not isinstance(tree, dict):
-        raise InputError("config", str(path), "expected a mapping of keys")
-    return tree
-
-
-def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """``a.b=value`` texts, the values YAML, to a mapping of dotted keys."""
-    settings = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
-            raise InputError("--set", override, "write key.subkey=value")
-        try:
-            settings[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise InputError("--set", override, "the value is not YAML: quote it") from None
-    return settings
-
-
-def set_keys(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets dotted keys in a nested mapping, in place, and returns it."""
-    for key, value in settings.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise InputError(key, value, f"{parent} is not a section")
-        node[leaf] = value
-    return tree
-
-
 def dump_config(config: RunConfig, path: str | Path) -> None:
     """Writes the complete, resolved config as YAML."""
-    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    Path(path).write_text(text, encoding="utf-8")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input. ``str(error)`` is one line: ``field = value: remedy``.
+    """Bad input. ``str(error)`` is one line of bounded length: ``field = value: remedy``.
 
     Args:
       field: the configuration key, flag or file that is wrong.
-      value: the offending value; never private text.
+      value: the offending value; never private text. Whatever it is, only its beginning and end are shown.
       remedy: what to do about it.
     """
 
     def __init__(self, field: str, value: object, remedy: str):
         self.field, self.value, self.remedy = field, value, remedy
-        super().__init__(f"{field} = {value!r}: {remedy}")
+        super().__init__(f"{one_line(field, 300)} = {shown(value)}: {one_line(remedy, 3000)}")
 
     def __reduce__(
         self,
@@ -32,3 +33,27 @@ def within(section: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
+
+
+def one_line(text: str, limit: int) -> str:
+    """``text`` without line ends and control characters, its middle left out beyond ``limit`` characters."""
+    if len(text) > limit:
+        text = f"{text[: limit * 2 // 3]} … {text[-limit // 3 :]}"
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def shown(value: object) -> str:
+    """``repr`` of a value, on one line and of bounded length, depth and time, whatever the value is."""
+    return one_line(_Shortened().repr(value), 400)
+
+
+class _Shortened(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 300, 300
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = 8
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > 1000:  # Python refuses to write out more than 4,300 digits
+            return f"<a number of {value.bit_length()} bits>"
+        return repr(value)

@@ -21,7 +21,11 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         ({"search": {"searcher": "magic"}}, "search.searcher", "random, grid, tpe"),
         ({"search": {"trials": 0}}, "search.trials", "1 or more"),
         ({"search": {"searcher": "grid", "trials": 3}}, "search.trials", "leave it out"),
-        ({"search": {"selection": "repeat_and_select"}}, "selection", "looks at earlier results: use composition"),
+        (
+            {"search": {"selection": "repeat_and_select"}},
+            "search.selection",
+            "looks at earlier results: use composition",
+        ),
         ({"search": {"searcher": "gp", "early_stopping": "asha"}}, "search.early_stopping", "whole trials"),
         ({"search": {"early_stopping": "asha", "seeds_per_trial": 2}}, "search.early_stopping", "one seed"),
         ({"search": {"selection": "public"}}, "search.public", "names the public text"),

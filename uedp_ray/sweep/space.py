@@ -15,8 +15,9 @@ values}``: then it exists only at points where the named, earlier dimensions hav
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ Scalar = float | int | str | bool | None
 Point = dict[str, Scalar]
 
 COHORT = "expected_cohort_size"
+_MAX_GRID = 10_000
 _KINDS = ("uniform", "log_uniform", "integer", "choice")
 _OPTIONS = {"uniform": {"points"}, "log_uniform": {"points"}, "integer": {"step"}, "choice": set[str]()}
 _FIXED = {
@@ -83,15 +85,16 @@ class Dimension:
             return trial.suggest_int(self.key, low, high, step=self.step)
         return trial.suggest_float(self.key, low, high, log=self.is_log)
 
-    def grid(self) -> list[Any]:
+    def grid(self) -> Sequence[Any]:
         """The values a grid takes. Raises: InputError for a range without ``points``."""
         if self.is_choice:
-            return list(self.values)
+            return self.values
         if self.kind == "integer":
-            return list(range(self.values[0], self.values[1] + 1, self.step))
+            return range(self.values[0], self.values[1] + 1, self.step)
         if self.points is None:
             raise InputError(f"space.{self.key}", dict(self.spec), "a grid needs points: n for a range, or a choice")
-        return [self.at(i / max(self.points - 1, 1)) for i in range(self.points)]
+        count = min(self.points, _MAX_GRID + 1)  # what is more is refused
+        return [self.at(i / max(self.points - 1, 1)) for i in range(count)]
 
 
 class Space(dict[str, Dimension]):
@@ -127,7 +130,7 @@ class Space(dict[str, Dimension]):
         return point
 
     def grid(self) -> list[Point]:
-        """Every point, the last dimension varying fastest."""
+        """Every point, the last dimension varying fastest. Raises: InputError if there are too many to train."""
 
         def extend(point: Point, left: list[Dimension]) -> Iterator[Point]:
             if not left:
@@ -138,7 +141,10 @@ class Space(dict[str, Dimension]):
                 for value in left[0].grid():
                     yield from extend({**point, left[0].key: value}, left[1:])
 
-        return list(extend({}, list(self.values())))
+        points = list(itertools.islice(extend({}, list(self.values())), _MAX_GRID + 1))
+        if len(points) > _MAX_GRID:
+            raise InputError("space", list(self), f"has a grid of more than {_MAX_GRID:,} points: leave some out")
+        return points
 
     def at(self, values: Mapping[str, Scalar]) -> Point:
         """The point with these values (of every dimension), less what does not exist there."""
@@ -157,7 +163,9 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
         cohort, users = settings.pop(COHORT), base.corpus.declared_num_users
         if users is None:
             raise InputError("base.corpus.declared_num_users", None, f"{COHORT} is a share of the declared users")
-        settings["privacy.user_sampling_prob"] = min(1.0, float(cohort) / users)  # type: ignore[arg-type]
+        if isinstance(cohort, bool | str) or cohort is None or cohort <= 0:
+            raise InputError(COHORT, cohort, "must be a number above 0")
+        settings["privacy.user_sampling_prob"] = min(1.0, cohort / users)
     return method, settings  # type: ignore[return-value]
 
 
@@ -206,7 +214,7 @@ def _range(field: str, kind: str, values: list[Any]) -> list[Any]:
     number = int if kind == "integer" else float
     try:
         low, high = (number(value) for value in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(field, values, f"expected two {'whole ' if number is int else ''}numbers") from None
     if number is int and [low, high] != values:
         raise InputError(field, values, "expected two whole numbers")
@@ -232,8 +240,6 @@ def _check_values(dimension: Dimension, base: RunConfig) -> None:
                 methods.apply(base, str(value))
             elif key == COHORT:
                 settings_of({key: value}, base)
-                if float(value) <= 0:
-                    raise InputError(key, value, "must be above 0")
             else:
                 methods.overlay(base, {key: value})
         except InputError as error:

@@ -1,0 +1,279 @@
+"""Settings in and out: YAML to nested mappings, mappings to frozen dataclasses, ``a.b=value`` overrides.
+
+    tree = set_keys(read_yaml("run.yaml"), parse_overrides(["privacy.target_epsilon=4"]))
+    config = from_dict(RunConfig, tree)
+    expand("model.path", "$MODELS/gpt2")            # where it is opened: a config keeps what was written
+
+Files are written by hand, and may be damaged or hostile: whatever they hold ends in an ``InputError``, in bounded time and
+memory. Of YAML only mappings, lists and plain values are read. Anchors, aliases and merge keys (which multiply), tags
+(which name types) and dates (whose parser trips over them) are refused or read as text; every key is text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import re
+import stat
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from uedp_ray.errors import InputError, one_line, shown
+
+T = TypeVar("T")
+
+_MAX_BYTES = 256 * 1024
+"""A run file is a few kB; PyYAML reads some 100 kB a second."""
+_MAX_DEPTH = 16
+_MAX_DIGITS = 64
+_READ_AS = ("null", "bool", "int", "float", "str")
+_NAME = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML less what is not a setting; see the head of the module."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own name, and its kind of table)
+        first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in _READ_AS]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _refused(event, "anchors (&) and aliases (*) are not read here: write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise _refused(event, "tags (!) are not read here: write the plain value")
+        if self._depth == _MAX_DEPTH:
+            raise _refused(event, f"more than {_MAX_DEPTH} levels deep")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        tree: dict[Any, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused(key, "a key must be a single word")
+            if key.value in tree:  # YAML would keep the last without a word
+                raise _refused(key, f"key {one_line(key.value, 60)!r} is given twice")
+            tree[key.value] = self.construct_object(value, deep=deep)
+        return tree
+
+    def construct_number(self, node: Any) -> Any:
+        if len(node.value) > _MAX_DIGITS:
+            raise _refused(node, f"a number of {len(node.value)} characters")
+        try:
+            kind = "int" if node.tag.endswith(":int") else "float"
+            return getattr(self, f"construct_yaml_{kind}")(node)
+        except (ValueError, OverflowError):  # "0b", "_" and the like match YAML's pattern of a number
+            return node.value
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+def _refused(where: Any, problem: str) -> yaml.YAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
+
+
+def _parse(text: str) -> Any:
+    """Raises: yaml.YAMLError."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """What is wrong with a text that is not YAML, and in which line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {one_line(error.problem or 'cannot be read', 300)}"
+    return one_line(str(error), 300)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
+    try:
+        tree = _parse(_read(Path(path)).decode())
+    except UnicodeDecodeError:
+        raise InputError("config", str(path), "is not UTF-8 text: save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        raise InputError("config", str(path), f"not YAML: {_problem(error)}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise InputError("config", str(path), "expected a mapping of keys")
+    return tree
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of an ordinary file. A pipe or a device is not waited for, a large file not read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        remedy = {errno.ENOENT: "no such file", errno.ENOTDIR: "no such file"}.get(error.errno or 0)
+        raise InputError("config", str(path), remedy or f"cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL in the name
+        raise InputError("config", str(path), "no such file") from None
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+            raise InputError("config", str(path), f"is {kind}: name a YAML file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(_MAX_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(content) > _MAX_BYTES:
+        raise InputError("config", str(path), f"is larger than {_MAX_BYTES // 1024} KiB: name a YAML file of settings")
+    return content
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """``a.b=value`` texts, the values YAML, to a mapping of dotted keys."""
+    settings = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise InputError("--set", override, "write key.subkey=value")
+        if len(override) > _MAX_BYTES:
+            raise InputError("--set", override, "is too long")
+        try:
+            settings[key] = _parse(text)
+        except yaml.YAMLError as error:
+            raise InputError("--set", override, f"the value is not YAML ({_problem(error)}): quote it") from None
+    return settings
+
+
+def set_keys(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets dotted keys in a nested mapping, in place, and returns it."""
+    for key, value in settings.items():
+        *parents, leaf = str(key).split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise InputError(key, value, f"{parent} is not a section")
+        node[leaf] = value
+    return tree
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain values (tuples become lists), complete and in field order."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
+    """Builds ``cls`` from nested mappings. Texts are kept as written; ``expand`` is for whoever opens one as a path.
+
+    Raises: InputError for unknown keys and wrong types, whatever ``tree`` holds.
+    """
+    if not isinstance(tree, Mapping):
+        raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
+    hints = typing.get_type_hints(cls)
+    for key, value in tree.items():
+        if not isinstance(key, str) or key not in hints:
+            name = key if isinstance(key, str) else shown(key)
+            raise InputError(f"{where}{name}", value, f"unknown key; known: {', '.join(sorted(hints))}")
+    values = {key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()}
+    try:
+        return cls(**values)
+    except InputError as error:  # a section knows its own name at most, not where in the file it stands
+        section = where.rstrip(".").rpartition(".")[2]
+        before = where.removesuffix(f"{section}.") if error.field.startswith(f"{section}.") else where
+        raise InputError(f"{before}{error.field}", error.value, error.remedy) from error.__cause__
+
+
+def _convert(annotation: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is types.UnionType:  # only "X | None" occurs
+        inner = next(a for a in args if a is not type(None))
+        return None if value is None else _convert(inner, value, where)
+    if dataclasses.is_dataclass(annotation):
+        return from_dict(typing.cast(type, annotation), value, f"{where}.")
+    if origin is tuple:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise InputError(where, value, "expected a list")
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise InputError(where, value, f"expected {len(args)} values")
+        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping:
+        return _plain(value, where)
+    if annotation is float:
+        return _number(value, where)
+    if annotation in (int, bool, str) and type(value) is not annotation:
+        raise InputError(where, value, f"expected {annotation.__name__}")
+    if annotation is int and abs(value) >= 2**63:
+        raise InputError(where, value, "must be below 2**63")
+    if annotation is str and _UNPRINTABLE.search(value):
+        raise InputError(where, value, "expected one line of printable text")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    """YAML 1.1 reads 1e-5 as a text."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        number = None
+    if number is None:
+        raise InputError(where, value, "expected a number")
+    if not math.isfinite(number):
+        raise InputError(where, value, "expected a finite number")
+    return number
+
+
+def _plain(value: Any, where: str) -> dict[str, Any]:
+    """A mapping of settings that another section will read: nested mappings, lists and plain values, and nothing else."""
+    if not isinstance(value, Mapping):
+        raise InputError(where, value, "expected a mapping of keys")
+
+    def copied(value: Any, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise InputError(where, value, f"more than {_MAX_DEPTH} levels deep")
+        if isinstance(value, Mapping):
+            if not all(isinstance(key, str) for key in value):
+                raise InputError(where, value, "every key must be text")
+            return {key: copied(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [copied(item, depth + 1) for item in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(where, value, "expected a finite number")
+        if type(value) is int and abs(value) >= 2**63:
+            raise InputError(where, value, "must be below 2**63")
+        if isinstance(value, str) and _UNPRINTABLE.search(value):
+            raise InputError(where, value, "expected one line of printable text")
+        if value is None or type(value) in (int, float, bool, str):
+            return value
+        raise InputError(where, value, "expected a plain value")
+
+    return copied(value, 0)
+
+
+def expand(where: str, text: str) -> str:
+    """``text`` with every ``$NAME`` and ``${NAME}`` replaced by that environment variable.
+
+    Raises: InputError naming the setting ``where`` if a variable is not set.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in os.environ:
+            raise InputError(where, text, f"the environment variable {name} is not set: export it, or write the path")
+        return os.environ[name]
+
+    return _NAME.sub(value, text)
