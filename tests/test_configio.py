@@ -127,7 +127,8 @@ def test_a_name_that_is_not_in_the_environment_is_an_error_of_its_setting(monkey
         expand("model.path", "$SOME_FOLDER/x")
 
 
-WORDS = "name corpus privacy training source delta &a *a << !! !!binary ? | > ' \" \\ % --- ... 1 0x 1e5 2024-99-99 1:30 yes null .inf .nan ~ é # @ ="
+WORDS = """name corpus privacy training source delta &a *a << !! !!binary ? | > ' " \\ % --- ... # @ =
+1 0x 1e5 2024-99-99 1:30 yes null .inf .nan ~ é"""
 MORE = [": ", ":", "\n", "\n  ", "- ", "[", "]", "{", "}", ",", "&a ", "? ", "\0", "\t", "\ufeff", "\u2028"]
 FRAGMENTS = st.sampled_from([*WORDS.split(), *MORE])
 BOUNDED = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

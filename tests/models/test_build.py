@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
 
 from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
@@ -49,11 +49,6 @@ def test_gpt2_reads_the_config() -> None:
     assert build(init_range=0.5).transformer.wte.weight.std() > 10 * model.transformer.wte.weight.std()  # type: ignore[union-attr]
     tied, untied = (FlatParameters(build(tie_embeddings=tie)).num for tie in (True, False))
     assert untied - tied == VOCABULARY * 12
-
-
-def test_ignored_dropout_is_said() -> None:
-    with pytest.warns(UserWarning, match="dropout_weight is ignored by gpt2"):
-        build(dropout_weight=0.3)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm", "awd_lstm untied"])
@@ -108,6 +103,38 @@ def test_pretrained_must_fit(tmp_path: Path) -> None:
             build(config, path=str(bad))
         with pytest.raises(InputError, match="no model can be read"):
             load_model(bad)
+
+
+def test_a_model_whose_attention_is_its_own_loads(tmp_path: Path) -> None:
+    """Mamba has none, Gemma 2 caps its logits: an attention asked of every model would refuse both."""
+    small = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 16}
+    for name, hub in {"mamba": MambaConfig(**small, state_size=4), "gemma": Gemma2Config(**small, **heads)}.items():
+        saved = AutoModelForCausalLM.from_config(hub).eval()
+        save_model(saved, tmp_path / name)
+        model = build(architecture="pretrained", path=str(tmp_path / name))
+        assert torch.equal(loss(model), loss(saved)), name
+        assert torch.equal(loss(load_model(tmp_path / name)), loss(saved)), name
+
+
+def test_what_transformers_says_of_a_folder_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of my own"}')
+    with pytest.raises(InputError, match=r"model\.path = .*`of my own`"):
+        build(architecture="pretrained", path=str(tmp_path))
+
+
+def test_embeddings_are_replaced_for_words_only_when_asked(tmp_path: Path) -> None:
+    save_model(tiny_llama(), tmp_path)
+    own = build(architecture="pretrained", path=str(tmp_path))
+    config = dataclasses.replace(SMALL, architecture="pretrained", path=str(tmp_path))
+    for size in (VOCABULARY // 2, VOCABULARY * 2):
+        model = build_model(config, vocab_size=size, eos_id=1, seed=0, replace_embeddings=True)
+        rows, old = model.get_input_embeddings().weight, own.get_input_embeddings().weight  # type: ignore[operator]
+        assert len(rows) == size
+        assert not (rows[: size // 2] == old[: size // 2]).any()
+        assert model.config.eos_token_id == 1  # type: ignore[union-attr]
+        save_model(model, tmp_path / "again")
+        assert len(load_model(tmp_path / "again").get_input_embeddings().weight) == size  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm"])

@@ -130,7 +130,7 @@ def build_vocabulary(
     if config.kind == "tokenizer":
         return Vocabulary.load(config.path)
     normalize = _normalizer(config)
-    if config.kind == "public-words":
+    if config.kind in (None, "public-words"):
         counts = Counter(word for text in public_text() for word in _words(normalize, text))
         if not counts:
             raise InputError("vocabulary.public_text", "no words", "name public text to count words in")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,23 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from transformers.utils import logging as transformers_logging
 
 from uedp_ray.config import ModelConfig
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, one_line
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
 
-_DROPOUTS = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_weight", "dropout_output")
-_USED_BY_GPT2 = ("dropout_embedding", "dropout_hidden", "dropout_output")
+DROPOUTS = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_weight", "dropout_output")
+DROPOUTS_OF = {
+    "gpt2": ("dropout_embedding", "dropout_hidden", "dropout_output"),
+    "awd_lstm": DROPOUTS,
+    "pretrained": (),
+}
+"""Those that an architecture applies; it ignores the others."""
 
 
-def build_model(config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int) -> nn.Module:
+def build_model(
+    config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int, replace_embeddings: bool = False
+) -> nn.Module:
     """A float32 causal language model on the CPU, all parameters trainable, in evaluation mode.
 
     ``gpt2``: dropout_embedding, dropout_hidden (attention) and dropout_output (residual) apply. ``awd_lstm``: all five.
@@ -40,12 +48,13 @@ def build_model(config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int)
     Args:
       vocab_size: tokens of the vocabulary in use; a pretrained network may have more.
       seed: initial values; the global generator is left alone.
+      replace_embeddings: of a pretrained network, whose token embeddings are then drawn anew for this vocabulary.
     Raises:
       InputError: a folder cannot be loaded or does not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _build(config, vocab_size, eos_id)
+        model = _build(config, vocab_size, eos_id, replace_embeddings)
     if config.warm_start:
         try:
             model.load_state_dict(load_model(config.warm_start).state_dict())
@@ -55,15 +64,11 @@ def build_model(config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int)
     return model.eval()
 
 
-def _build(config: ModelConfig, vocab_size: int, eos_id: int) -> nn.Module:
-    applied = {"gpt2": _USED_BY_GPT2, "awd_lstm": _DROPOUTS, "pretrained": ()}[config.architecture]
-    for name in _DROPOUTS:
-        if getattr(config, name) and name not in applied:
-            warnings.warn(f"model.{name} is ignored by {config.architecture}", stacklevel=3)
+def _build(config: ModelConfig, vocab_size: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
     if config.architecture == "pretrained":
-        return _pretrained(config, vocab_size)
+        return _pretrained(config, vocab_size, eos_id, replace_embeddings)
     if config.architecture == "awd_lstm":
-        shared = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings", *_DROPOUTS)
+        shared = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings", *DROPOUTS)
         settings = {name: getattr(config, name) for name in shared}
         if config.init_range is not None:
             settings["init_range"] = config.init_range
@@ -85,28 +90,63 @@ def _build(config: ModelConfig, vocab_size: int, eos_id: int) -> nn.Module:
     return AutoModelForCausalLM.from_config(gpt2, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def _pretrained(config: ModelConfig, vocab_size: int) -> nn.Module:
-    try:
-        hub: Any = AutoConfig.from_pretrained(config.path)
-        for name, value in vars(hub).items():
-            if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
-                setattr(hub, name, 0.0)
-        model = AutoModelForCausalLM.from_pretrained(
-            config.path, config=hub, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    except (OSError, ValueError, KeyError) as error:
-        remedy = (
-            "not a causal language model that transformers can load: give a folder with config.json and safetensors"
-        )
-        raise InputError("model.path", config.path, f"{remedy} ({type(error).__name__})") from error
-    num_rows = model.get_input_embeddings().num_embeddings
+def _pretrained(config: ModelConfig, vocab_size: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
+    hub = pretrained_config(config)
+    for name, value in vars(hub).items():
+        if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
+            setattr(hub, name, 0.0)
+    with _said_by_transformers("model.path", config.path):  # attention as the architecture has it: not all have sdpa
+        model = AutoModelForCausalLM.from_pretrained(config.path, config=hub, dtype=torch.float32)
+    if replace_embeddings:
+        _replace_embeddings(model, vocab_size, eos_id)
+    check_fits(config, model.get_input_embeddings().num_embeddings, vocab_size)
+    return model
+
+
+def pretrained_config(config: ModelConfig) -> Any:
+    """The transformers configuration of a pretrained model; no weights are read.
+
+    Raises: InputError if there is none, or the model reads fewer tokens than ``model.max_length``.
+    """
+    with _said_by_transformers("model.path", config.path):
+        hub = AutoConfig.from_pretrained(config.path)
+    longest = getattr(hub, "max_position_embeddings", None) or config.max_length  # Mamba and its like have no limit
+    if longest < config.max_length:
+        raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
+    return hub
+
+
+def check_fits(config: ModelConfig, num_rows: int, vocab_size: int) -> None:
+    """Raises: InputError if a pretrained model has no embedding for some token of the vocabulary."""
     if num_rows < vocab_size:
         remedy = f"it knows {num_rows} tokens, the vocabulary has {vocab_size}: use the tokenizer it came with"
         raise InputError("model.path", config.path, remedy)
-    longest = getattr(model.config, "max_position_embeddings", config.max_length)
-    if longest < config.max_length:
-        raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
-    return model
+
+
+def _replace_embeddings(model: Any, num_tokens: int, eos_id: int) -> None:
+    """Rows for ``num_tokens`` tokens of another vocabulary, drawn as the model's were before it was trained."""
+    model.resize_token_embeddings(num_tokens, mean_resizing=False)
+    std = getattr(model.config, "initializer_range", 0.02)
+    tables = [layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer]
+    with torch.no_grad():
+        for table in {id(table): table for table in tables}.values():  # one, if they are tied
+            table.normal_(0.0, std)
+    for settings in (model.config, model.generation_config):
+        settings.bos_token_id = settings.eos_token_id = eos_id
+        settings.pad_token_id = None
+
+
+@contextmanager
+def _said_by_transformers(field: str, path: str) -> Iterator[None]:
+    """Turns whatever a folder trips in transformers into an InputError that says what it was."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # OSError, ValueError, KeyError, ImportError, SafetensorError, and what a file leads to
+        reason = one_line(str(error).strip().partition("\n")[0], 300) or type(error).__name__
+        remedy = f"transformers loads no causal language model from here ({reason}): give a folder with config.json"
+        raise InputError(field, path, f"{remedy} and safetensors, or a hub name while online") from error
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
@@ -132,7 +172,7 @@ def load_model(path: str | Path) -> nn.Module:
     try:
         settings = json.loads((Path(path) / "config.json").read_text())
         if settings.pop("model_type") != "awd_lstm":
-            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = AWDLSTM(AWDLSTMConfig(**settings))
         safetensors.torch.load_model(model, str(Path(path) / "model.safetensors"))
     except (OSError, ValueError, KeyError) as error:

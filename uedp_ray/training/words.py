@@ -19,11 +19,13 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 
 
-def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = None) -> Iterator[str]:
-    """Sentences of public text, in order, up to ``max_words`` words."""
+def public_sentences(
+    sources: tuple[SourceConfig, ...], max_words: int | None = None, *, field: str = "pretrain.text"
+) -> Iterator[str]:
+    """Sentences of public text, in order, up to ``max_words`` words. ``field``: the setting that names it."""
     words = 0
-    for source in sources:
-        with within("public text"):
+    for number, source in enumerate(sources):
+        with within(f"{field}[{number}]"):
             for sentence in readers.read(source):
                 yield sentence.text
                 words += len(sentence.text.split())
@@ -38,7 +40,7 @@ def make_vocabulary(
     ledger: Ledger | None = None,
     charged: Callable[[], None] = lambda: None,
 ) -> Vocabulary:
-    """The vocabulary of a run: that of the warm start if there is one, else as configured.
+    """The vocabulary of a run: that of the warm start if there is one, else as configured: see ``RunConfig.words``.
 
     A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
     words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
@@ -50,10 +52,14 @@ def make_vocabulary(
         except InputError:
             remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
             raise InputError("model.warm_start", config.model.warm_start, remedy) from None
-    settings = config.vocabulary
+    settings = config.words
+    if settings.kind == "tokenizer" and not config.vocabulary.path:
+        return own_tokenizer(config.model.path)
     if settings.kind != "noisy-threshold":
-        text = settings.public_text or config.pretrain.text
-        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
+        field, text = public_text(config)
+        return build_vocabulary(
+            settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, field=field)
+        )
     if corpus is None or sentence_weight is None or ledger is None:
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
     max_holders = vocabulary_holders(config)
@@ -66,6 +72,21 @@ def make_vocabulary(
         max_holders=max_holders,
         noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
     )
+
+
+def public_text(config: RunConfig) -> tuple[str, tuple[SourceConfig, ...]]:
+    """The setting that names the text whose words are counted, and the text."""
+    own = config.vocabulary.public_text
+    return ("vocabulary.public_text", own) if own else ("pretrain.text", config.pretrain.text)
+
+
+def own_tokenizer(model: str) -> Vocabulary:
+    """The tokenizer that a pretrained model came with. Raises: InputError if none lies beside it."""
+    try:
+        return Vocabulary.load(model)
+    except InputError:
+        remedy = "has no tokenizer beside it: name its tokenizer in vocabulary.path, with vocabulary.kind: tokenizer"
+        raise InputError("model.path", model, remedy) from None
 
 
 def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str]]:

@@ -1,0 +1,96 @@
+"""A pretrained model keeps the tokenizer it came with: through pre-training, private training and prediction."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.models.helpers import tiny_llama
+from tests.training.runs import run_config
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import save_model
+from uedp_ray.training.host import train
+from uedp_ray.training.predict import predict
+from uedp_ray.training.pretrain import pretrain
+
+PUBLIC = {"text": [{"format": "synthetic", "num_users": 3, "part": "public"}], "num_steps": 2, "batch_size": 4}
+
+
+def llama_tokenizer(pieces):
+    """The byte-pair tokenizer of a llama2.c vocabulary: pieces in order, the earlier merged first."""
+    known = {piece: number for number, piece in enumerate(pieces)}
+    merges = [
+        (piece[:i], piece[i:])
+        for piece in pieces
+        for i in range(1, len(piece))
+        if piece[:i] in known and piece[i:] in known
+    ]
+    tokenizer = Tokenizer(models.BPE(known, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def llama2c_pieces(path):
+    data, offset, pieces = path.read_bytes(), 4, []
+    while offset < len(data):
+        (length,) = struct.unpack_from("<i", data, offset + 4)
+        pieces.append(data[offset + 8 : offset + 8 + length].decode(errors="replace").replace(" ", "▁"))
+        offset += 8 + length
+    return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces[259:]]
+
+
+@pytest.fixture
+def stories(real_models, tmp_path):
+    """The real model of children's stories, with its tokenizer beside it."""
+    shutil.copytree(real_models / "stories260k" / "hf", tmp_path / "stories")
+    tokenizer = llama_tokenizer(llama2c_pieces(real_models / "stories260k" / "tok512.bin"))
+    tokenizer.save_pretrained(tmp_path / "stories")
+    return tmp_path / "stories"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A random model of 23 tokens, with its tokenizer beside it."""
+    save_model(tiny_llama(), tmp_path / "small")
+    llama_tokenizer(["<unk>", "<s>", "</s>", "▁", *"abcdefghilmnorstuwy"]).save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
+
+
+@pytest.mark.parametrize("folder", ["small", "stories"])
+def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, corpora, tmp_path):
+    path = request.getfixturevalue(folder)
+    own = AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()
+    sections = {"model": {"architecture": "pretrained", "path": str(path), "max_length": 12}, "vocabulary": {}}
+    config = run_config(corpora, training={"num_rounds": 1}, pretrain=PUBLIC, **sections)
+    train(config, tmp_path / "direct", workers=0)
+    pretrain(config, tmp_path / "public")
+    warm = sections | {"model": sections["model"] | {"warm_start": str(tmp_path / "public" / "model")}}
+    train(run_config(corpora, training={"num_rounds": 1}, **warm), tmp_path / "warm", workers=0)
+    for out in ("direct", "public", "warm"):
+        model = tmp_path / out / "model"
+        assert AutoTokenizer.from_pretrained(model).backend_tokenizer.to_str() == own, out
+        rows = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight
+        assert len(rows) == len(AutoTokenizer.from_pretrained(path))
+    text = "Once upon a time there was a little"
+    (found,) = predict(tmp_path / "warm", [text], top=5)
+    assert len(found["next"]) == 5
+    if folder == "stories":
+        (before,) = predict(path, [text], top=1)
+        assert before["next"][0]["token"].strip() in ("girl", "boy", "dog", "c", "b", "d", "g"), (
+            "the tokenizer of the fixture is the model's"
+        )
+
+
+def test_without_a_tokenizer_beside_it_one_is_asked_for(small, corpora, tmp_path):
+    for file in small.glob("tokenizer*"):
+        file.unlink()
+    model = {"architecture": "pretrained", "path": str(small), "max_length": 12}
+    with pytest.raises(InputError, match=r"model.path = .*no tokenizer beside it: .*vocabulary.path"):
+        train(run_config(corpora, model=model, vocabulary={}), tmp_path / "run", workers=0)
