@@ -264,6 +264,16 @@ def _plain(value: Any, where: str) -> dict[str, Any]:
     return copied(value, 0)
 
 
+def named_variables(tree: Any) -> dict[str, str]:
+    """What every ``$NAME`` in nested settings stands for in this process, as far as it is set."""
+    if isinstance(tree, Mapping):
+        return {name: value for item in tree.values() for name, value in named_variables(item).items()}
+    if isinstance(tree, list | tuple):
+        return {name: value for item in tree for name, value in named_variables(item).items()}
+    names = [found[1] or found[2] for found in _NAME.finditer(tree)] if isinstance(tree, str) else []
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def expand(where: str, text: str) -> str:
     """``text`` with every ``$NAME`` and ``${NAME}`` replaced by that environment variable.
 

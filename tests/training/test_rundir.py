@@ -11,6 +11,7 @@ import pytest
 from tests.training.runs import run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.training.host import train
 from uedp_ray.training.rundir import prepare_run
 
 
@@ -43,6 +44,27 @@ def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, p
     run = prepare_run(config, tmp_path / "run", resume=False)
     assert run.load_config().model.warm_start == str((Path(pretrained.out) / "model").resolve())
     prepare_run(config, tmp_path / "run", resume=True)  # the same run, named the same way
+
+
+def test_what_name_stands_for_is_used_and_not_published(corpora, pretrained, tmp_path, monkeypatch):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model").symlink_to(Path(pretrained.out) / "model")
+    shutil.copytree(corpora, tmp_path / "two" / "corpora")
+    (tmp_path / "one" / "corpora").symlink_to(corpora)
+    monkeypatch.setenv("UEDP_HERE", str(tmp_path / "one"))
+    corpus = {"source": {"path": "$UEDP_HERE/corpora/private"}, "evaluation": {"path": "${UEDP_HERE}/corpora/held_out"}}
+    config = run_config(corpora, corpus=corpus, model={"warm_start": "$UEDP_HERE/model"}, training={"num_rounds": 1})
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    monkeypatch.setenv("UEDP_HERE", str(tmp_path / "two"))  # another machine, with the same text elsewhere
+    train(run.load_config(), tmp_path / "run", workers=0, resume=True)
+    assert "path: $UEDP_HERE/corpora/private" in run.config.read_text()
+    published = [path for path in run.root.rglob("*") if path.is_file() and run.private not in path.parents]
+    private = [str(tmp_path / "one").encode(), str(corpora).encode()]
+    assert not [path for path in published for text in private if text in path.read_bytes()]
+    monkeypatch.delenv("UEDP_HERE")
+    with pytest.raises(InputError, match=r"corpus.evaluation.path = .*UEDP_HERE is not set"):
+        train(run.load_config(), tmp_path / "run", workers=0, resume=True)
 
 
 def test_the_statement_names_the_detectors_the_corpus_was_prepared_with(private_run):

@@ -9,6 +9,8 @@ import uuid
 from contextlib import redirect_stdout
 from typing import Any
 
+from uedp_ray.config import to_dict
+from uedp_ray.configio import named_variables
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir, trial_id
@@ -23,9 +25,11 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int)
     import ray
     from ray import tune
 
-    storage, resources = folder.storage, config.resources
+    storage, resources, variables = folder.storage, config.resources, named_variables(to_dict(config))
 
     def trainable(trial: dict[str, Any]) -> None:
+        for name, value in variables.items():  # what $NAME stands for, where a node does not say it itself
+            os.environ.setdefault(name, value)
         run_trial(trial, root=storage, report=tune.report)
 
     # A Ray Train group takes its own resources. Its trial stays beside the driver, by a mark of that node: a node that dies

@@ -25,7 +25,7 @@ from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.locks import locked
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import prepared_source
+from uedp_ray.training.rundir import for_use, prepared_source
 
 PretrainProgress = Callable[[int, int, float], None]
 _PRETRAIN_WAIT = 24 * 3600.0
@@ -37,7 +37,7 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
 
     Raises: InputError if there is no evaluation text.
     """
-    corpus = config.corpus
+    corpus = for_use(config).corpus
     if corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")
     with within("corpus.source"):
@@ -68,9 +68,14 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
 
     ``config`` has prepared corpora; without ``model.warm_start`` it is the untrained model.
     """
+    config = for_use(config)
     vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
     model = build_model(
-        config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
+        config.model,
+        vocab_size=vocabulary.size,
+        eos_id=vocabulary.eos_id,
+        seed=config.training.seed,
+        replace_embeddings=config.vocabulary.replace_embeddings,
     ).to(device)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)

@@ -23,6 +23,7 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.local import seeded
+from uedp_ray.training.rundir import for_use
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
 _HELD_OUT = 50
@@ -40,6 +41,7 @@ def pretrain(
     Returns: perplexity before and after on held-out public sentences, and the checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
+    config = for_use(config)
     settings = config.pretrain
     if not settings.text:
         raise InputError("pretrain.text", [], "name public text to train on")
@@ -52,7 +54,11 @@ def pretrain(
     device = pick_device(config)
     with seeded(device, settings.seed):
         model = build_model(
-            config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
+            config.model,
+            vocab_size=vocabulary.size,
+            eos_id=vocabulary.eos_id,
+            seed=config.training.seed,
+            replace_embeddings=config.vocabulary.replace_embeddings,
         ).to(device)
         before = perplexity(model, task, held_out, device=device)
         _fit(config, model, task, train, device, progress)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
+from uedp_ray.configio import expand
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -109,6 +110,11 @@ class RunDir:
     def tokens(self) -> Path:
         return self.private / "tokens"
 
+    @property
+    def used(self) -> Path:
+        """The config as the driver's machine opens its files (``for_use``); written at every start."""
+        return self.private / "config.yaml"
+
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
@@ -127,9 +133,9 @@ class RunDir:
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
         corpora = self.private / "corpus", self.private / "evaluation"
-        self.storage.get(self.config, self.setup, self.key, self.vocabulary, self.sentence_weight, *corpora)
+        self.storage.get(self.config, self.used, self.setup, self.key, self.vocabulary, self.sentence_weight, *corpora)
         if self.setup.exists():  # corpora and a public model may be those of the sweep
-            setup, start = json.loads(self.setup.read_text()), self.load_config().model.warm_start
+            setup, start = json.loads(self.setup.read_text()), load_config(self.used).model.warm_start
             shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
             shared += [Path(start).parent] if start else []
             self.storage.get(*(path for path in shared if not path.is_relative_to(self.root)))
@@ -140,6 +146,8 @@ class Prepared:
     """What every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
 
     config: RunConfig
+    used: RunConfig
+    """The same settings, to open files by: see ``for_use``."""
     plan: Plan
     corpus: Corpus
     tokens: TokenStore
@@ -156,6 +164,7 @@ class Prepared:
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
+            used=load_config(run.used),
             plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
             corpus=corpus,
             tokens=_encode(tokens, corpus, vocabulary, config),
@@ -180,9 +189,9 @@ def prepare_run(
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
-    storage, config = open_storage(out), with_absolute_paths(config)
+    storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
-    _refuse_private_start(config)
+    _refuse_private_start(used)
     storage.clear()
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
@@ -190,8 +199,9 @@ def prepare_run(
     run.own()
     run.fetch()
     private_folder(run.private)
-    _write_config(config, run)
-    storage.put(run.config)
+    _write_config(config, run.config, run)
+    _write_config(used, run.used, run)
+    storage.put(run.config, run.used)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
         setup = json.loads(run.setup.read_text())
@@ -201,13 +211,13 @@ def prepare_run(
     say("reading the corpus")
     with within("corpus.source"):
         folder = run.private / "corpus"
-        corpus_path = storage.adopt(prepared_source(config.corpus.source, folder), folder)
+        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder), folder)
         corpus = open_corpus(corpus_path)
     evaluation_path = None
-    if config.corpus.evaluation is not None:
+    if used.corpus.evaluation is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
-            evaluation_path = storage.adopt(prepared_source(config.corpus.evaluation, folder), folder)
+            evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder), folder)
             _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
@@ -224,7 +234,7 @@ def prepare_run(
     if not run.vocabulary.exists():
         say("building the vocabulary")
         charged = partial(storage.append, run.ledger)
-        make_vocabulary(config, corpus, bounded.sentence_weight, ledger, charged).save(run.vocabulary)
+        make_vocabulary(used, corpus, bounded.sentence_weight, ledger, charged).save(run.vocabulary)
         storage.put(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
@@ -311,24 +321,52 @@ def _refuse_own_text(corpus: Corpus, evaluation: Corpus, basis: str) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Ray workers run in folders of their own: what exists here is named from the root; hub names stay as they are."""
+    """As a run directory shows it: what exists here is named from the root; hub names stay, and ``$NAME`` as written."""
+    return _with_paths(config, lambda field, path: path if "$" in path else _absolute(path))
 
-    def absolute(path: str) -> str:
-        return str(Path(path).resolve()) if path and Path(path).exists() else path
 
-    def found(source: SourceConfig) -> SourceConfig:
-        return dataclasses.replace(source, path=absolute(source.path))
+def for_use(config: RunConfig) -> RunConfig:
+    """As files are opened: ``$NAME`` stands for this machine's value, and what exists here is named from the root.
+
+    Never published. Workers, who run elsewhere, read the copy in ``private/``. Raises: InputError naming the setting
+    whose ``$NAME`` is not set.
+    """
+    return _with_paths(config, lambda field, path: _absolute(expand(field, path)))
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve()) if path and os.path.exists(path) else path
+
+
+def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
+    """The config with every setting that names a file changed: ``change`` is told its key and its value."""
+
+    def source(field: str, source: SourceConfig) -> SourceConfig:
+        detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays
+            f"{kind}:{change(f'{field}.detector', name)}" if kind == "list" or "/" in name else f"{kind}{colon}{name}"
+            for kind, colon, name in (spec.partition(":") for spec in source.detector)
+        )
+        return dataclasses.replace(source, path=change(f"{field}.path", source.path), detector=detector)
+
+    def sources(field: str, texts: tuple[SourceConfig, ...]) -> tuple[SourceConfig, ...]:
+        return tuple(source(f"{field}[{number}]", text) for number, text in enumerate(texts))
 
     corpus, model, vocabulary, pretrain = config.corpus, config.model, config.vocabulary, config.pretrain
-    evaluation = None if corpus.evaluation is None else found(corpus.evaluation)
+    evaluation = corpus.evaluation and source("corpus.evaluation", corpus.evaluation)
     return dataclasses.replace(
         config,
-        corpus=dataclasses.replace(corpus, source=found(corpus.source), evaluation=evaluation),
-        model=dataclasses.replace(model, path=absolute(model.path), warm_start=absolute(model.warm_start)),
-        vocabulary=dataclasses.replace(
-            vocabulary, path=absolute(vocabulary.path), public_text=tuple(map(found, vocabulary.public_text))
+        corpus=dataclasses.replace(corpus, source=source("corpus.source", corpus.source), evaluation=evaluation),
+        model=dataclasses.replace(
+            model,
+            path=change("model.path", model.path),
+            warm_start=change("model.warm_start", model.warm_start),
         ),
-        pretrain=dataclasses.replace(pretrain, text=tuple(map(found, pretrain.text))),
+        vocabulary=dataclasses.replace(
+            vocabulary,
+            path=change("vocabulary.path", vocabulary.path),
+            public_text=sources("vocabulary.public_text", vocabulary.public_text),
+        ),
+        pretrain=dataclasses.replace(pretrain, text=sources("pretrain.text", pretrain.text)),
     )
 
 
@@ -346,10 +384,10 @@ def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: 
     return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
 
 
-def _write_config(config: RunConfig, run: RunDir) -> None:
-    temporary = run.private / run.config.name
+def _write_config(config: RunConfig, path: Path, run: RunDir) -> None:
+    temporary = run.private / ".config.tmp"
     dump_config(config, temporary)
-    os.replace(temporary, run.config)
+    os.replace(temporary, path)
 
 
 def private_folder(path: Path) -> None:

@@ -34,7 +34,13 @@ _LOCK_WAIT = 60.0
 
 def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.Module:
     """The configured network, warm-started where asked, with its trainable part selected."""
-    model = build_model(config.model, vocab_size=vocab_size, eos_id=eos_id, seed=config.training.seed)
+    model = build_model(
+        config.model,
+        vocab_size=vocab_size,
+        eos_id=eos_id,
+        seed=config.training.seed,
+        replace_embeddings=config.vocabulary.replace_embeddings,
+    )
     return select_trainable(model, config.model, seed=config.training.seed)
 
 
@@ -64,7 +70,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
-    model = make_model(config, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id).to(device)
+    model = make_model(prepared.used, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id).to(device)
     params = FlatParameters(model)
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
