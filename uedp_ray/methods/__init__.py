@@ -42,7 +42,7 @@ def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = N
 
     Raises: InputError for an unknown method, key or value.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise InputError("method", method, f"choose one of {', '.join(METHODS)}")
     return overlay(config, {**METHODS[method], **(settings or {})})
 

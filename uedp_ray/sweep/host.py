@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
 from uedp_ray.sweep.candidates import check_reachable
+from uedp_ray.sweep.checks import check_sweep
 from uedp_ray.sweep.conclude import conclude
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
@@ -72,6 +73,8 @@ def sweep(
         restore(folder)
         _refuse(config, folder, resume)
         base = _searched_base(config)
+        if not folder.trial_base.exists():  # else it was checked, and the text need not be here any more
+            check_sweep(config, base, say)
         check_reachable(config)
         private_folder(folder.private)
         with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
@@ -112,7 +115,8 @@ def _searched_base(config: SweepConfig) -> RunConfig:
     """The base of the trials: under rule ``public`` another text than the winner's."""
     if config.search.rule != "public":
         return config.base
-    base = from_dict(RunConfig, set_keys(to_dict(config.base), config.search.public))
+    with within("search.public"):
+        base = from_dict(RunConfig, set_keys(to_dict(config.base), config.search.public))
     if base.corpus.source == config.base.corpus.source:
         remedy = "rule public searches on public text: give corpus.source there"
         raise InputError("search.public", dict(config.search.public), remedy)

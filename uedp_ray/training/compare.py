@@ -13,7 +13,9 @@ The corpora are prepared once, the model is pre-trained once, and every variant 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,14 @@ from uedp_ray.config import (
     parse_overrides,
     read_yaml,
     set_keys,
+    to_dict,
 )
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
 from uedp_ray.files import write_json
+from uedp_ray.training.checks import check_comparable, check_model, check_public, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.host import Progress, ray_session, train
+from uedp_ray.training.paths import for_use
 from uedp_ray.training.rundir import Say
 
 
@@ -48,16 +53,19 @@ class Comparison:
         tree = read_yaml(path)
         if set(tree) != {"base", "variants"} or not all(isinstance(part, dict) for part in tree.values()):
             raise InputError("config", str(path), "a comparison file has the two keys base and variants, both mappings")
-        base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)))
+        base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)), "base.")
         variants, folders = {}, {"", "corpora", "pretrained"}
         for name, variant in ((str(key), value) for key, value in tree["variants"].items()):
             if not isinstance(variant, dict) or "method" not in variant or set(variant) - {"method", "set"}:
                 raise InputError(f"variants.{name}", variant, "a variant has the keys method and set")
+            if not isinstance(variant.get("set", {}), dict):
+                raise InputError(f"variants.{name}.set", variant["set"], "expected a mapping of settings")
             if _slug(name) in folders:
                 raise InputError("variants", name, f"its folder {_slug(name)!r} is taken: choose another name")
             folders.add(_slug(name))
             variants[name] = (variant["method"], variant.get("set", {}))
-            methods.apply(base, *variants[name])  # refuse a bad variant before hours of work
+            with within(f"variants.{name}"):  # refuse a bad variant before hours of work
+                _refuse_what_is_shared(base, methods.apply(base, *variants[name]))
         return cls(base, variants)
 
 
@@ -77,6 +85,15 @@ def compare(
     """
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
+    num_workers = comparison.base.training.num_workers if workers is None else workers
+    check_workers("workers", num_workers)
+    if not (out / "base.yaml").exists():
+        with within("base"):
+            check_comparable(comparison.base, say)
+            check_public(comparison.base)
+        for name, variant in comparison.variants.items():
+            with within(f"variants.{name}"):
+                check_model(for_use(methods.apply(comparison.base, *variant)))
     _same_base(comparison.base, out / "base.yaml")
     say("preparing the corpora")
     untrained = prepare_corpora(comparison.base, out / "corpora")
@@ -84,7 +101,6 @@ def compare(
     config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
     start = config.model.warm_start
     rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
-    num_workers = config.training.num_workers if workers is None else workers
     with ray_session(num_workers) if num_workers else nullcontext():
         rows += [
             _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
@@ -93,6 +109,27 @@ def compare(
     table = {"rows": rows, "out": str(out.resolve())}
     write_json(out / "table.json", table)
     return table
+
+
+def _refuse_what_is_shared(base: RunConfig, variant: RunConfig) -> None:
+    """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
+    shared: dict[str, Callable[[RunConfig], object]] = {
+        "name": lambda config: config.name,
+        "corpus.source": lambda config: config.corpus.source,
+        "corpus.evaluation": lambda config: config.corpus.evaluation,
+        "pretrain": lambda config: config.pretrain,
+    }
+    if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
+        shared["vocabulary"] = lambda config: config.vocabulary
+        shared |= {f"model.{name}": operator.attrgetter(f"model.{name}") for name in _SHAPE}
+    for key, value in shared.items():
+        if value(variant) != value(base):
+            remedy = "is shared by all variants, which are prepared and pre-trained once: set it in base, or compare apart"
+            given = value(variant)
+            raise InputError(f"set.{key}", to_dict(given) if dataclasses.is_dataclass(given) else given, remedy)
+
+
+_SHAPE = ("architecture", "path", "num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
 
 def _same_base(base: RunConfig, path: Path) -> None:

@@ -24,8 +24,9 @@ from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.locks import locked
+from uedp_ray.training.paths import for_use
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import for_use, prepared_source
+from uedp_ray.training.rundir import prepared_source
 
 PretrainProgress = Callable[[int, int, float], None]
 _PRETRAIN_WAIT = 24 * 3600.0

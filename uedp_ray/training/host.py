@@ -25,6 +25,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import RunDir, Say, prepare_run
@@ -61,6 +62,7 @@ def train(
 
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
+    check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
     storage = open_storage(out)
     with storage.exclusive():
         run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)

@@ -20,10 +20,11 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
+from uedp_ray.training.checks import check_public
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.local import seeded
-from uedp_ray.training.rundir import for_use
+from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
 _HELD_OUT = 50
@@ -41,10 +42,9 @@ def pretrain(
     Returns: perplexity before and after on held-out public sentences, and the checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
+    check_public(config)
     config = for_use(config)
     settings = config.pretrain
-    if not settings.text:
-        raise InputError("pretrain.text", [], "name public text to train on")
     if out.exists() and any(out.iterdir()):
         raise InputError("--out", str(out), "is not empty: name another folder")
     out.mkdir(parents=True, exist_ok=True)  # not after hours of training

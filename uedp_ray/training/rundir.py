@@ -9,7 +9,6 @@ being set up resumes like any other.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import secrets
@@ -22,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
-from uedp_ray.configio import expand
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -33,6 +31,8 @@ from uedp_ray.files import write_json
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.training.checks import check_run
+from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary
 
@@ -195,6 +195,12 @@ def prepare_run(
     storage.clear()
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
+    plan = None
+    if not run.setup.exists():
+        check_run(config, say)
+        if config.privacy.noise != "published":  # whose noise follows the number of users
+            say("solving the noise multiplier")
+            plan = Plan.of(config)
     _claim(run, config, resume)
     run.own()
     run.fetch()
@@ -221,8 +227,7 @@ def prepare_run(
             _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
-    say("solving the noise multiplier")
-    plan = Plan.of(config, num_users=corpus.num_users)
+    plan = plan or Plan.of(config, num_users=corpus.num_users)
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
@@ -318,56 +323,6 @@ def _refuse_own_text(corpus: Corpus, evaluation: Corpus, basis: str) -> None:
     if shared or evaluation.digest == corpus.digest:
         found = "some of its users are in corpus.source" if shared else "it is the text of corpus.source"
         raise InputError("path", evaluation.path.name, f"{found}: the private corpus cannot evaluate its own model")
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """As a run directory shows it: what exists here is named from the root; hub names stay, and ``$NAME`` as written."""
-    return _with_paths(config, lambda field, path: path if "$" in path else _absolute(path))
-
-
-def for_use(config: RunConfig) -> RunConfig:
-    """As files are opened: ``$NAME`` stands for this machine's value, and what exists here is named from the root.
-
-    Never published. Workers, who run elsewhere, read the copy in ``private/``. Raises: InputError naming the setting
-    whose ``$NAME`` is not set.
-    """
-    return _with_paths(config, lambda field, path: _absolute(expand(field, path)))
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).resolve()) if path and os.path.exists(path) else path
-
-
-def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
-    """The config with every setting that names a file changed: ``change`` is told its key and its value."""
-
-    def source(field: str, source: SourceConfig) -> SourceConfig:
-        detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays
-            f"{kind}:{change(f'{field}.detector', name)}" if kind == "list" or "/" in name else f"{kind}{colon}{name}"
-            for kind, colon, name in (spec.partition(":") for spec in source.detector)
-        )
-        return dataclasses.replace(source, path=change(f"{field}.path", source.path), detector=detector)
-
-    def sources(field: str, texts: tuple[SourceConfig, ...]) -> tuple[SourceConfig, ...]:
-        return tuple(source(f"{field}[{number}]", text) for number, text in enumerate(texts))
-
-    corpus, model, vocabulary, pretrain = config.corpus, config.model, config.vocabulary, config.pretrain
-    evaluation = corpus.evaluation and source("corpus.evaluation", corpus.evaluation)
-    return dataclasses.replace(
-        config,
-        corpus=dataclasses.replace(corpus, source=source("corpus.source", corpus.source), evaluation=evaluation),
-        model=dataclasses.replace(
-            model,
-            path=change("model.path", model.path),
-            warm_start=change("model.warm_start", model.warm_start),
-        ),
-        vocabulary=dataclasses.replace(
-            vocabulary,
-            path=change("vocabulary.path", vocabulary.path),
-            public_text=sources("vocabulary.public_text", vocabulary.public_text),
-        ),
-        pretrain=dataclasses.replace(pretrain, text=sources("pretrain.text", pretrain.text)),
-    )
 
 
 def prepared_source(source: SourceConfig, folder: Path) -> Path:

@@ -1,0 +1,42 @@
+"""What of a sweep can be told before any text is read and any trial begins; see ``training.checks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError, within
+from uedp_ray.sweep.candidates import run_config
+from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.training.checks import check_comparable, check_model, check_public, check_source
+from uedp_ray.training.paths import for_use
+
+
+def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], None]) -> None:
+    """Raises: InputError for what is missing of the base, the searched base (rule ``public``), or values of the space.
+
+    Values that a point rules out together with others are refused with that point, as the search goes on.
+    """
+    with within("base"):
+        check_comparable(config.base, say)
+    if searched != config.base:
+        with within("search.public"):
+            check_comparable(searched)
+    if searched.pretrain.text:
+        with within("base"):
+            check_public(searched)
+    if config.references.noiseless is not None:
+        with within("references.noiseless"):
+            noiseless = methods.apply(searched, "noiseless", config.references.noiseless)
+            check_source("corpus.source", for_use(noiseless).corpus.source)
+    for key, dimension in config.parsed_space.items():
+        for value in dimension.values if key.startswith(("model.", "vocabulary.")) else ():
+            try:
+                tried = run_config(config, {key: value})
+            except InputError:
+                continue  # not by itself; the points that hold it say why
+            try:
+                check_model(for_use(tried))
+            except InputError as error:
+                raise InputError(f"space.{key}", value, f"{error.field} = {error.value}: {error.remedy}") from None

@@ -1,0 +1,165 @@
+"""What can be told before any text is read: every command asks here first, so that a mistake costs seconds.
+
+    check_run(config)                       # raises InputError, which names the setting and the remedy
+    for note in ignored(config): print(note)
+
+Nothing is written, and of texts no more is looked at than that they are there and can be read. Inputs are public.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig
+from uedp_ray.corpus.detectors import build_detectors
+from uedp_ray.corpus.readers import source_files
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError, within
+from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, pretrained_config
+from uedp_ray.training.paths import for_use
+from uedp_ray.training.words import make_vocabulary, own_tokenizer, public_text
+
+
+def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
+    """Raises: InputError for whatever of a private run can be refused without its text. ``say`` is told what is ignored."""
+    used = for_use(config)
+    check_device(used)
+    check_model(used)
+    source, evaluation = used.corpus.source, used.corpus.evaluation
+    check_source("corpus.source", source)
+    if evaluation is not None:
+        check_source("corpus.evaluation", evaluation)
+        if source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path):
+            remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
+            raise InputError("corpus.evaluation.path", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
+    for note in ignored(config):
+        say(f"note: {note}")
+
+
+def check_comparable(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
+    """``check_run`` for runs that are compared on evaluation text."""
+    if config.corpus.evaluation is None:
+        raise InputError("corpus.evaluation", None, "name text to compare models on")
+    check_run(config, say)
+
+
+def check_public(config: RunConfig) -> None:
+    """Raises: InputError for whatever of pre-training can be refused without its text."""
+    used = for_use(config)
+    if not used.pretrain.text:
+        raise InputError("pretrain.text", [], "name public text to train on")
+    check_device(used)
+    check_model(used)
+    for number, source in enumerate(used.pretrain.text):
+        check_source(f"pretrain.text[{number}]", source)
+
+
+def check_source(field: str, source: SourceConfig) -> None:
+    """Raises: InputError if the text or what its detectors need is not there. ``field``: the setting that names it."""
+    with within(field):
+        if source.format == "synthetic":
+            return
+        if source.format == "prepared":
+            open_corpus(source.path)
+            return
+        for file in source_files(source):
+            try:
+                with open(file, "rb") as opened:
+                    opened.read(1)
+            except OSError as error:
+                raise InputError("path", source.path, f"cannot be read: {error.strerror}") from None
+        build_detectors(source.detector)
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises: InputError if a GPU is asked for, and this machine, where all is to run, has none."""
+    if config.training.device == "cuda" and not _elsewhere() and not torch.cuda.is_available():
+        raise InputError("training.device", "cuda", "no GPU is visible: use auto or cpu")
+
+
+def check_workers(field: str, workers: int) -> None:
+    """Raises: InputError for more workers than this machine, where they are to start, could ever bear."""
+    most = max(16, 4 * (os.cpu_count() or 1))
+    if workers > most and not _elsewhere():
+        remedy = f"this machine has {os.cpu_count()} CPUs: ask for {most} at most, or connect to a Ray cluster"
+        raise InputError(field, workers, remedy)
+
+
+def _elsewhere() -> bool:
+    """Whether work goes to a Ray cluster, of which this machine need not be like the others."""
+    import ray
+
+    return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
+
+
+def check_model(config: RunConfig) -> None:
+    """Raises: InputError if the model, its warm start or its vocabulary cannot be made. ``config``: as by ``for_use``."""
+    vocabulary = _vocabulary(config)
+    if config.model.architecture == "pretrained":
+        hub = pretrained_config(config.model)
+        rows = getattr(hub, "vocab_size", None)
+        if vocabulary is not None and rows and not config.vocabulary.replace_embeddings:
+            check_fits(config.model, rows, vocabulary.size)
+
+
+def _vocabulary(config: RunConfig) -> Vocabulary | None:
+    """The vocabulary, if it is a published one; of others it is checked that they can be made."""
+    if config.model.warm_start:
+        return make_vocabulary(config)
+    words = config.words
+    if words.kind == "tokenizer":
+        return Vocabulary.load(words.path) if config.vocabulary.path else own_tokenizer(config.model.path)
+    if words.kind == "public-words":
+        field, texts = public_text(config)
+        if not texts:
+            remedy = "name public text to count words in, here or in pretrain.text"
+            raise InputError("vocabulary.public_text", [], remedy)
+        for number, source in enumerate(texts):
+            check_source(f"{field}[{number}]", source)
+    return None
+
+
+def ignored(config: RunConfig) -> Iterator[str]:
+    """Settings that were given and will not be used, each with the reason."""
+    model, training = config.model, config.training
+    shape = ("num_layers", "hidden_size", "num_heads", "init_range", "tie_embeddings")
+    unused: list[tuple[str, Any, Any, tuple[str, ...], str]] = [
+        (
+            "model",
+            model,
+            ModelConfig(),
+            tuple(name for name in DROPOUTS if name not in DROPOUTS_OF[model.architecture]),
+            f"the architecture is {model.architecture}",
+        )
+    ]
+    if model.architecture == "pretrained":
+        unused.append(("model", model, ModelConfig(), shape, "a pretrained model has a shape of its own"))
+    if model.architecture != "awd_lstm":
+        unused.append(("model", model, ModelConfig(), ("embedding_size",), f"the architecture is {model.architecture}"))
+    if model.trainable != "lora":
+        lora = ("lora_rank", "lora_alpha", "lora_targets")
+        unused.append(("model", model, ModelConfig(), lora, f"model.trainable is {model.trainable}"))
+    if training.local_update != "local_sgd":
+        local = ("local_learning_rate", "local_epochs", "local_batch_size")
+        unused.append(("training", training, TrainingConfig(), local, "training.local_update is gradient"))
+    if training.server_optimizer != "momentum":
+        reason = f"training.server_optimizer is {training.server_optimizer}"
+        unused.append(("training", training, TrainingConfig(), ("server_momentum",), reason))
+    if training.server_optimizer != "adam":
+        reason = f"training.server_optimizer is {training.server_optimizer}"
+        unused.append(("training", training, TrainingConfig(), ("adam_betas", "adam_epsilon"), reason))
+    if config.corpus.source.format == "prepared":
+        plain = SourceConfig(path=config.corpus.source.path)
+        reason = "the text is prepared: its detectors are those that uedp-ray prepare was told"
+        unused.append(("corpus.source", config.corpus.source, plain, ("detector",), reason))
+    for section, given, default, names, reason in unused:
+        for name in names:
+            if getattr(given, name) != getattr(default, name):
+                yield f"{section}.{name} is ignored: {reason}"
+    if model.warm_start and config.vocabulary.kind is not None:
+        yield "vocabulary.kind is ignored: model.warm_start brings its vocabulary"
