@@ -119,12 +119,43 @@ def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, mo
         ({"variants": {8: {"method": "uedp", "set": {"privacy.epsilon": 8}}}}, "unknown key"),
         ({"variants": ["uedp"]}, "variants"),
         ({"variants": {"a": "uedp"}}, "variants.a"),
+        ({"variants": {"a": {"method": ["uedp"]}}}, "variants.a.method"),
+        ({"variants": {"a": {"method": "uedp", "set": [1]}}}, "variants.a.set"),
+        (
+            {"variants": {"a": {"method": "uedp", "set": {"corpus.source.categories": ["person"]}}}},
+            "variants.a.set.corpus.source = .*shared with the base",
+        ),
+        (
+            {
+                "variants": {
+                    "a": {
+                        "method": "uedp",
+                        "set": {"corpus": {"source": {"format": "synthetic"}, "declared_num_users": 9}},
+                    }
+                }
+            },
+            "variants.a.set.corpus.source",
+        ),
+        (
+            {"variants": {"a": {"method": "uedp", "set": {"corpus.evaluation": None}}}},
+            "variants.a.set.corpus.evaluation",
+        ),
+        ({"variants": {"a": {"method": "uedp", "set": {"vocabulary.max_size": 99}}}}, "variants.a.set.vocabulary"),
+        ({"variants": {"a": {"method": "uedp", "set": {"pretrain.num_steps": 9}}}}, "variants.a.set.pretrain"),
+        ({"variants": {"a": {"method": "uedp", "set": {"model.hidden_size": 16}}}}, "variants.a.set.model.hidden_size"),
+        ({"variants": {"a": {"method": "uedp", "set": {"name": "b"}}}}, "variants.a.set.name"),
     ],
 )
 def test_a_bad_file_is_refused_before_any_work(corpora, tmp_path, change, message):
     path = written(tmp_path, {"base": run_tree(corpora), "variants": VARIANTS, **change})
     with pytest.raises(InputError, match=message):
         Comparison.load(path, [])
+
+
+def test_the_same_setting_again_and_one_of_its_own_are_no_fault(corpora, tmp_path):
+    own = {"vocabulary.max_size": run_tree(corpora)["vocabulary"]["max_size"], "corpus.declared_num_users": 50}
+    path = written(tmp_path, {"base": run_tree(corpora), "variants": {"a": {"method": "uedp", "set": own}}})
+    assert list(Comparison.load(path, []).variants) == ["a"]
 
 
 def test_a_file_that_is_not_yaml_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
-from uedp_ray.training.checks import check_comparable, check_model, check_public, check_source
+from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared
 from uedp_ray.training.paths import for_use
 
 
@@ -28,8 +28,7 @@ def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], N
             check_public(searched)
     if config.references.noiseless is not None:
         with within("references.noiseless"):
-            noiseless = methods.apply(searched, "noiseless", config.references.noiseless)
-            check_source("corpus.source", for_use(noiseless).corpus.source)
+            check_unshared(searched, methods.apply(searched, "noiseless", config.references.noiseless))
     for key, dimension in config.parsed_space.items():
         for value in dimension.values if key.startswith(("model.", "vocabulary.")) else ():
             try:

@@ -109,6 +109,7 @@ class Space(dict[str, Dimension]):
         defaults = to_dict(base)
         for key, spec in tree.items():
             _check_key(key, defaults)
+            _check_used(key, base)
             dimension = _dimension(key, spec)
             for other in dimension.when:
                 if other not in space:
@@ -180,6 +181,20 @@ def _check_key(key: str, defaults: dict[str, Any]) -> None:
     if not isinstance(known, dict) or leaf not in known:
         near = [f"{section}.{name}" for name in known] if isinstance(known, dict) else [*defaults, "method", COHORT]
         raise InputError(f"space.{key}", key, f"unknown setting; known: {', '.join(near)}")
+
+
+def _check_used(key: str, base: RunConfig) -> None:
+    """Refuses what no trial would look at: a public model brings its own vocabulary, and is trained where there is text."""
+    section = key.partition(".")[0]
+    if section == "pretrain" and not base.pretrain.text:
+        remedy = "has no effect: base.pretrain.text names no public text to train on"
+    elif section == "vocabulary" and base.model.warm_start and not base.pretrain.text:
+        remedy = "has no effect: base.model.warm_start brings its vocabulary"
+    elif key == "model.warm_start" and base.pretrain.text:
+        remedy = "has no effect: every trial starts from the model trained on base.pretrain.text"
+    else:
+        return
+    raise InputError(f"space.{key}", key, remedy)
 
 
 def _dimension(key: str, spec: Any) -> Dimension:

@@ -8,13 +8,15 @@ Nothing is written, and of texts no more is looked at than that they are there a
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig
+from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
@@ -23,6 +25,8 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, pretrained_config
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import make_vocabulary, own_tokenizer, public_text
+
+_SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
 
 def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
@@ -76,6 +80,18 @@ def check_source(field: str, source: SourceConfig) -> None:
         build_detectors(source.detector)
 
 
+def check_unshared(base: RunConfig, variant: RunConfig) -> None:
+    """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
+    shared = ["name", "corpus.source", "corpus.evaluation", "pretrain"]
+    if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
+        shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *_SHAPE))]
+    for key in shared:
+        given, value = operator.attrgetter(key)(variant), operator.attrgetter(key)(base)
+        if given != value:
+            remedy = "is shared with the base, which is prepared and pre-trained once: set it in base, or run it apart"
+            raise InputError(f"set.{key}", to_dict(given) if dataclasses.is_dataclass(given) else given, remedy)
+
+
 def check_device(config: RunConfig) -> None:
     """Raises: InputError if a GPU is asked for, and this machine, where all is to run, has none."""
     if config.training.device == "cuda" and not _elsewhere() and not torch.cuda.is_available():
@@ -127,7 +143,6 @@ def _vocabulary(config: RunConfig) -> Vocabulary | None:
 def ignored(config: RunConfig) -> Iterator[str]:
     """Settings that were given and will not be used, each with the reason."""
     model, training = config.model, config.training
-    shape = ("num_layers", "hidden_size", "num_heads", "init_range", "tie_embeddings")
     unused: list[tuple[str, Any, Any, tuple[str, ...], str]] = [
         (
             "model",
@@ -138,8 +153,10 @@ def ignored(config: RunConfig) -> Iterator[str]:
         )
     ]
     if model.architecture == "pretrained":
-        unused.append(("model", model, ModelConfig(), shape, "a pretrained model has a shape of its own"))
-    if model.architecture != "awd_lstm":
+        unused.append(
+            ("model", model, ModelConfig(), ("init_range", *_SHAPE), "a pretrained model has a shape of its own")
+        )
+    elif model.architecture == "gpt2":
         unused.append(("model", model, ModelConfig(), ("embedding_size",), f"the architecture is {model.architecture}"))
     if model.trainable != "lora":
         lora = ("lora_rank", "lora_alpha", "lora_targets")

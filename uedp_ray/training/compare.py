@@ -13,9 +13,7 @@ The corpora are prepared once, the model is pre-trained once, and every variant 
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,10 @@ from uedp_ray.config import (
     parse_overrides,
     read_yaml,
     set_keys,
-    to_dict,
 )
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import write_json
-from uedp_ray.training.checks import check_comparable, check_model, check_public, check_workers
+from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import for_use
@@ -65,7 +62,7 @@ class Comparison:
             folders.add(_slug(name))
             variants[name] = (variant["method"], variant.get("set", {}))
             with within(f"variants.{name}"):  # refuse a bad variant before hours of work
-                _refuse_what_is_shared(base, methods.apply(base, *variants[name]))
+                check_unshared(base, methods.apply(base, *variants[name]))
         return cls(base, variants)
 
 
@@ -109,27 +106,6 @@ def compare(
     table = {"rows": rows, "out": str(out.resolve())}
     write_json(out / "table.json", table)
     return table
-
-
-def _refuse_what_is_shared(base: RunConfig, variant: RunConfig) -> None:
-    """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
-    shared: dict[str, Callable[[RunConfig], object]] = {
-        "name": lambda config: config.name,
-        "corpus.source": lambda config: config.corpus.source,
-        "corpus.evaluation": lambda config: config.corpus.evaluation,
-        "pretrain": lambda config: config.pretrain,
-    }
-    if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
-        shared["vocabulary"] = lambda config: config.vocabulary
-        shared |= {f"model.{name}": operator.attrgetter(f"model.{name}") for name in _SHAPE}
-    for key, value in shared.items():
-        if value(variant) != value(base):
-            remedy = "is shared by all variants, which are prepared and pre-trained once: set it in base, or compare apart"
-            given = value(variant)
-            raise InputError(f"set.{key}", to_dict(given) if dataclasses.is_dataclass(given) else given, remedy)
-
-
-_SHAPE = ("architecture", "path", "num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
 
 def _same_base(base: RunConfig, path: Path) -> None:
