@@ -96,6 +96,8 @@ def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progr
             "name": row["name"],
             "perplexity": row["perplexity"],
             "epsilon": row["epsilon"][unit],
+            "rounds": row["rounds"],
+            "planned_rounds": row["planned_rounds"],
             "run_dir": row["run_dir"],
         }
         for row in rows
@@ -127,6 +129,9 @@ def _best(
     run_dir = folder.storage.address(folder.root / answer["run_dir"]) if winner is None else winner["run_dir"]
     answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
     if winner is not None and config.search.rule == "public":  # the trials were about other text
-        answer |= {key: winner[key] for key in ("perplexity", "epsilon")} | {"perplexity_std": None, "seeds": 1}
+        answer |= {key: winner[key] for key in ("perplexity", "epsilon", "rounds", "planned_rounds")} | {
+            "perplexity_std": None,
+            "seeds": 1,
+        }
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer

@@ -21,8 +21,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
-from uedp_ray.training.host import pick_device
 from uedp_ray.training.local import seeded
+from uedp_ray.training.placement import pick_device
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
 _HELD_OUT = 50
