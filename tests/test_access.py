@@ -38,7 +38,7 @@ def test_a_token_is_used_or_nothing_is_connected_to(address, mode, allowed, monk
     if allowed:
         require_token(address)
         return
-    with pytest.raises(InputError, match="^RAY_AUTH_MODE = ") as refused:
+    with pytest.raises(InputError, match=r"^RAY_AUTH_MODE = ") as refused:
         require_token(address)
     assert "\n" not in str(refused.value)
 

@@ -21,6 +21,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.faults import blamed
 from uedp_ray.training.local import seeded
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.words import make_vocabulary, public_sentences
@@ -55,7 +56,8 @@ def pretrain(
             config.model, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id, seed=config.training.seed
         ).to(device)
         before = perplexity(model, task, held_out, device=device)
-        _fit(config, model, task, train, device, progress)
+        with blamed("pretrain.batch_size", settings.batch_size):
+            _fit(config, model, task, train, device, progress)
     after = perplexity(model, task, held_out, device=device)
     save_model(model, out / "model")
     vocabulary.save(out / "model")
