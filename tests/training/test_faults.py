@@ -12,6 +12,7 @@ import yaml
 
 from tests.training.runs import TREE, events, run_config, run_tree
 from uedp_ray.cli import main
+from uedp_ray.console import refuse_short
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
@@ -132,3 +133,13 @@ def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tm
 def test_a_whole_run_says_nothing_of_the_kind(private_run):
     assert private_run.result["rounds"] == private_run.result["planned_rounds"] == 5
     assert "ended after" not in (private_run.out / "privacy.md").read_text()
+
+
+def test_rows_of_comparisons_and_sweeps_that_ended_early_are_named():
+    whole = {"name": "public-only", "rounds": 0, "planned_rounds": 0}
+    refuse_short([whole, {"trial": "0001", "rounds": 6, "planned_rounds": 6}])
+    short = {"rounds": 2, "planned_rounds": 6}
+    with pytest.raises(
+        RuntimeError, match=r"^private ended after 2 of 6 rounds, trial 0003 ended after 2 of 6 rounds: "
+    ):
+        refuse_short([whole, {"name": "private", **short}, {"trial": "0003", **short}])

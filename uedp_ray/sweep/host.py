@@ -19,6 +19,7 @@ from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import check_reachable
 from uedp_ray.sweep.conclude import conclude, pretrained
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.disk import too_full
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.sweep.gpus import gpus_of_worker, idle
@@ -189,8 +190,12 @@ def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequenc
     )
     at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
     unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
-    for warning in (*room.warnings, *([unused] if unused else [])):
-        say(warning)
+    full = (
+        too_full(config.base, left * config.search.seeds_per_trial, folder.root) if folder.storage.url is None else None
+    )
+    for warning in (*room.warnings, unused, full):
+        if warning:
+            say(warning)
     return gpus, at_once
 
 
