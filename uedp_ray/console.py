@@ -24,7 +24,7 @@ Show = Callable[[int, int | None, str], None]
 
 
 def say(message: str) -> None:
-    err.print(message, style="dim")
+    err.print(message, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -153,11 +153,27 @@ def test_a_point_that_breaks_two_gpus_has_failed(search):
     feed.suggest("a")
     feed.on_trial_result("a", LOST)
     feed.suggest("b")
-    feed.on_trial_result("b", LOST)
+    feed.on_trial_result("b", {**LOST, "where": "node 10.0.0.1, GPU 1"})
     feed.suggest("c")
     feed.on_trial_complete("c", GOOD)
     assert states(study) == ["FAIL", "COMPLETE"]
     assert study.trials[0].user_attrs["reason"] == "the GPU failed"
+
+
+def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch):
+    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 2)
+    feed, study = search(left=3, slots=6)
+    for name in "abc":
+        feed.suggest(name)
+        feed.on_trial_result(name, LOST)
+    again = feed.suggest("d")
+    feed.on_trial_result("d", LOST)
+    assert feed.failure is None
+    for name in "efg":
+        feed.suggest(name)
+        feed.on_trial_complete(name, GOOD)
+    assert again["number"] == 0, "it has not met another device yet"
+    assert (states(study), feed.failure) == (["COMPLETE"] * 3, None)
 
 
 def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):

@@ -12,7 +12,7 @@ import yaml
 
 from tests.training.runs import TREE, events, run_config, run_tree
 from uedp_ray.cli import main
-from uedp_ray.console import refuse_short
+from uedp_ray.console import refuse_short, say
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
@@ -143,3 +143,9 @@ def test_rows_of_comparisons_and_sweeps_that_ended_early_are_named():
         RuntimeError, match=r"^private ended after 2 of 6 rounds, trial 0003 ended after 2 of 6 rounds: "
     ):
         refuse_short([whole, {"name": "private", **short}, {"trial": "0003", **short}])
+
+
+def test_what_ray_says_of_a_lost_worker_can_be_shown(capsys):
+    line = "the workers failed: [/__w/pytorch/third_party/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:4"
+    say(line)
+    assert capsys.readouterr().err.replace("\n", "") == line

@@ -42,7 +42,7 @@ class Feed(Searcher):
         self._running: dict[str, Asked] = {}
         self._slots, self._held = slots, 0
         self._again: list[Asked] = []
-        self._tried: set[int] = set()
+        self._broken: dict[str, set[int]] = {}
         self._suspects: dict[int, str] = {}
         self._in_a_row = 0
         self.failure: Exception | None = None
@@ -133,16 +133,19 @@ class Feed(Searcher):
             self._study.stop(number)
 
     def _device_failed(self, asked: Asked, result: dict[str, Any]) -> None:
-        """The trial is tried on another device, once."""
+        """The trial is tried on another device, once. Trials that have a part each of a broken one all meet it."""
         self._held += 1
-        if asked.number not in self._tried:
-            self._tried.add(asked.number)
-            self._again.append(asked)
-            self._count(f"{result['reason']} ({result.get('where', 'here')})")
+        reason, where = result["reason"], result["where"]
+        known = where in self._broken
+        self._broken.setdefault(where, set()).add(asked.number)
+        if sum(asked.number in numbers for numbers in self._broken.values()) > 1:
+            self._suspect(asked.number, reason)
         else:
-            self._suspect(asked.number, result["reason"])
+            self._again.append(asked)
+            if not known:
+                self._count(f"{reason} ({where})")
         if self._slots is not None and self._held >= self._slots and self.failure is None:
-            self._give_up(f"no device is left: {result['reason']} ({result.get('where', 'here')})")
+            self._give_up(f"no device is left: {reason} ({where})")
 
     def _suspect(self, number: int, reason: str) -> None:
         """A failure that is the point's only if others do not fail like it."""
