@@ -2,7 +2,7 @@
 # A Ray cluster of several nodes on this machine (Linux), to try what a real cluster does: placement, a node that dies.
 #
 #   eval "$(cluster/local.sh start 2)"      two nodes; the printed exports tell Ray where they are
-#   uedp-ray sweep sweeps/mine.yaml --out runs/mine --address "$RAY_ADDRESS"
+#   uedp-ray sweep sweeps/mine.yaml --out runs/mine --address "$RAY_ADDRESS" --set resources.gpus_per_worker=auto
 #   uedp-ray train run.yaml --workers 2 --out runs/two
 #   cluster/local.sh kill 2                 node 2 dies at once, as a spot node does; node 1 is the head
 #   cluster/local.sh stop                   ends the nodes of this script and nothing else

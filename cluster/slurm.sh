@@ -3,7 +3,8 @@
 #
 #   sbatch cluster/slurm.sh sweep.yaml /shared/sweeps/notes [more options of uedp-ray sweep]
 #
-# Change the #SBATCH lines to your site. uedp-ray must be on the PATH of all nodes in the same version: activate its
+# Change the #SBATCH lines to your site; for GPUs add #SBATCH --gpus-per-node=N, and set GPUS to what each worker of a trial
+# gets (1, or a part of 1; default auto: the GPUs are divided among the trials). uedp-ray must be on the PATH of all nodes in the same version: activate its
 # environment before sbatch, or below. Submit again to resume: also after the time limit, before which the sweep is
 # stopped cleanly, and after a requeue.
 #
@@ -81,7 +82,7 @@ PYTHON
 
 # Job control, because a plain background process would ignore the SIGINT that stops a sweep cleanly.
 set -m
-uedp-ray sweep "$config" --out "$out" --address "$address" "${resume[@]}" "$@" &
+uedp-ray sweep "$config" --out "$out" --address "$address" --set resources.gpus_per_worker="${GPUS:-auto}" "${resume[@]}" "$@" &
 sweep=$!
 set +m
 trap 'kill -INT "$sweep" 2>/dev/null || true' USR1 TERM

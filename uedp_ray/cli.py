@@ -18,6 +18,7 @@ from uedp_ray.console import (
     print_comparison,
     print_sweep,
     progress_line,
+    refuse_short,
     say,
     sweep_screen,
 )
@@ -231,6 +232,7 @@ def train(
             progress=on_round(show),
         )
     emit(answer, as_json)
+    refuse_short([answer])
 
 
 @app.command()
@@ -261,6 +263,7 @@ def compare(
         emit(answer, as_json)
     else:
         print_comparison(answer)
+    refuse_short(answer["rows"])
 
 
 @app.command()
@@ -293,6 +296,7 @@ def sweep(
         emit(answer, as_json)
     else:
         print_sweep(answer)
+    refuse_short([*([answer["best"]] if answer["best"] else []), *answer["references"]])
 
 
 @app.command()

@@ -338,6 +338,8 @@ class TrainingConfig:
     evaluate_every: int = 10
     checkpoint_every: int = 10
     num_workers: int = 1
+    max_failures: int = 3
+    """Starts of the workers in a row that fail without a round more in the checkpoint, before the run gives up."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""
@@ -362,6 +364,7 @@ class TrainingConfig:
             "batch_tokens",
         ):
             at_least(f"training.{name}", getattr(self, name), 1)
+        at_least("training.max_failures", self.max_failures, 0)
         positive("training.local_learning_rate", self.local_learning_rate)
         positive("training.server_learning_rate", self.server_learning_rate)
         positive("training.adam_epsilon", self.adam_epsilon)
@@ -501,7 +504,7 @@ class RunConfig:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
         tree = to_dict(self)
         del tree["name"]
-        for key in ("num_workers", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
+        for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

@@ -203,6 +203,9 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if origin is types.UnionType:  # only "X | None" occurs
         inner = next(a for a in args if a is not type(None))
         return None if value is None else _convert(inner, value, where)
+    if origin is typing.Union:  # only "X | Literal[…]" occurs
+        named = [name for a in args if typing.get_origin(a) is typing.Literal for name in typing.get_args(a)]
+        return value if value in named else _convert(args[0], value, where)
     if dataclasses.is_dataclass(annotation):
         return from_dict(typing.cast(type, annotation), value, f"{where}.")
     if origin is tuple:

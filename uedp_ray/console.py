@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ Show = Callable[[int, int | None, str], None]
 
 
 def say(message: str) -> None:
-    err.print(message, style="dim")
+    err.print(message, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -123,6 +123,20 @@ def emit(answer: dict[str, Any], as_json: bool) -> None:
     for key, value in plain(answer).items():
         value = "no guarantee" if key == "epsilon" and value is None else value
         typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+
+
+def refuse_short(rows: Iterable[dict[str, Any]]) -> None:
+    """Raises: RuntimeError, which ends a command with exit code 1, if a run has fewer rounds than were planned."""
+    short = [row for row in rows if (row.get("rounds") or 0) < (row.get("planned_rounds") or 0)]
+    if short:
+        ends = ", ".join(f"{_named(row)}ended after {row['rounds']} of {row['planned_rounds']} rounds" for row in short)
+        why = "rounds that were charged and lost, in a crash or with a node, took the budget of the rest"
+        raise RuntimeError(f"{ends}: {why}; for all rounds train anew, with a lower training.checkpoint_every")
+
+
+def _named(row: dict[str, Any]) -> str:
+    name = row.get("name") or (f"trial {row['trial']}" if "trial" in row else "")
+    return f"{name} " if name else ""
 
 
 def print_comparison(answer: dict[str, Any]) -> None:

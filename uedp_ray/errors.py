@@ -26,6 +26,10 @@ class InputError(ValueError):
         return type(self), (self.field, self.value, self.remedy)
 
 
+class DeviceError(InputError):
+    """A GPU failed: no setting did. Its process is of no more use; the same work may succeed on another device."""
+
+
 @contextmanager
 def within(section: str) -> Iterator[None]:
     """Errors of the block name their field from the root: ``path`` becomes ``corpus.source.path``."""

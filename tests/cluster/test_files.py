@@ -76,6 +76,7 @@ def test_its_commands_are_commands(path):
         if words[0] == "sweep":
             assert options["address"]
             assert options["out"]
+            assert any(setting.startswith("resources.gpus_per_worker=") for setting in options["settings"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
-from tests.sweep.test_sweep import charged, check_whole, command, journal_states, long_sweep, table, wait_until
+from tests.sweep.test_sweep import charged, check_whole, command, ended, journal_states, long_sweep, table, wait_until
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.config import load_sweep_config
@@ -157,10 +157,9 @@ def test_a_driver_lost_with_its_node_loses_nothing(corpora, tmp_path, node):
     assert sum(before.values()) > 30
     shutil.rmtree(node)
     resumed = command(path, url, "--resume")
-    told, error = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, error
+    answer = ended(resumed)
     copy = local_copy(url)
-    check_whole(copy, json.loads(told))
+    check_whole(copy, answer)
     assert charged(copy) == charged(kept(url, tmp_path))
     assert all(charged(copy)[name] >= count for name, count in before.items())
 

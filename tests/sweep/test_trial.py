@@ -8,6 +8,7 @@ import os
 import re
 
 import pytest
+import torch
 
 from tests.sweep.sweeps import sweep_config
 from uedp_ray.config import dump_config
@@ -37,7 +38,8 @@ def folder(corpora, tmp_path):
 
 def run(folder):
     reports = []
-    run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=reports.append)
+    outcome = run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=reports.append)
+    assert outcome == reports[-1]["outcome"]
     return reports
 
 
@@ -55,9 +57,11 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     ("error", "outcome", "reason"),
     [
         (InputError("model.path", "x", "name a model"), "failed", "model.path = 'x': name a model"),
-        (ValueError("Ann met Ben in Oslo"), "failed", r"ValueError in \w+.py, line \d+"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "failed", "the GPU ran out of memory: lower it"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), "device", "the GPU failed .CUDA error: an"),
+        (ValueError("Ann met Ben in Oslo"), "crashed", r"ValueError in \w+.py, line \d+"),
         (OSError(errno.ENOSPC, "No space left on device"), "no space", "No space left"),
-        (OSError(errno.EACCES, "Permission denied"), "failed", "Permission denied"),
+        (OSError(errno.EACCES, "Permission denied"), "crashed", "Permission denied"),
     ],
 )
 def test_what_goes_wrong_is_an_outcome_and_says_nothing_private(folder, monkeypatch, error, outcome, reason):
@@ -90,20 +94,112 @@ def test_a_full_disk_ends_the_search_and_the_trial_is_begun_again_later(folder, 
     monkeypatch.undo()
     again = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
     assert again.suggest("a") == handed
-    assert run_trial(handed, root=str(folder.root), report=reports.append) is None
+    assert run_trial(handed, root=str(folder.root), report=reports.append) == "done"
     assert reports[-1]["outcome"] == "done"
 
 
-def test_a_process_that_keeps_dying_is_a_failed_trial(folder, corpora, tmp_path):
-    study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
-    feed = Feed(study, left=2, count_refused=False, changed=lambda: None)
+@pytest.fixture
+def search(folder, corpora, tmp_path):
+    """search(…): a feed over a fresh look at one study, as a start of the sweep has it."""
+
+    def start(left=24, slots=2):
+        study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
+        return Feed(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
+
+    return start
+
+
+def states(study):
+    return [trial.state.name for trial in study.trials]
+
+
+LOST = {"outcome": "device", "reason": "the GPU failed", "where": "node 10.0.0.1, GPU 0"}
+CRASH = {"outcome": "crashed", "reason": "KeyError in plan.py, line 3"}
+GOOD = {"outcome": "done", "perplexity": 5.0, "epsilon": 1.0}
+
+
+def test_a_trial_whose_gpu_fails_is_tried_on_another_which_the_first_is_kept_from(search):
+    feed, study = search(left=3)
+    lost, well = feed.suggest("a"), feed.suggest("b")
+    feed.on_trial_result("a", LOST)  # "a" goes on holding its GPU
+    feed.on_trial_complete("b", GOOD)
+    assert feed.suggest("c") == lost
+    feed.on_trial_complete("c", GOOD)
+    assert feed.suggest("d")["number"] == 2
+    assert feed.suggest("e") is None, "what runs may need another device yet"
+    feed.on_trial_complete("d", GOOD)
+    assert feed.over
+    assert feed.suggest("f") == Feed.FINISHED
+    assert (states(study), feed.failure, feed.unfinished) == (["COMPLETE"] * 3, None, 0)
+    assert well["number"] == 1
+
+
+def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):
+    feed, study = search()
+    handed = [feed.suggest("a"), feed.suggest("b")]
+    for name in ("a", "b"):
+        feed.on_trial_result(name, LOST)
+    assert feed.over
+    assert re.search(
+        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); mend that .* --resume", str(feed.failure)
+    )
+    assert states(study) == ["RUNNING"] * 2
+    again, _ = search()
+    assert [again.suggest("a"), again.suggest("b")] == handed
+
+
+def test_a_point_that_breaks_two_gpus_has_failed(search):
+    feed, study = search(slots=4)
     feed.suggest("a")
-    feed.on_trial_complete("a", None, error=True)
-    assert study.trials[0].state.name == "FAIL"
-    assert "died" in study.trials[0].user_attrs["reason"]
-    assert feed.suggest("b") != Feed.FINISHED
-    assert feed.unfinished == 1
-    assert feed.suggest("c") == Feed.FINISHED
+    feed.on_trial_result("a", LOST)
+    feed.suggest("b")
+    feed.on_trial_result("b", {**LOST, "where": "node 10.0.0.1, GPU 1"})
+    feed.suggest("c")
+    feed.on_trial_complete("c", GOOD)
+    assert states(study) == ["FAIL", "COMPLETE"]
+    assert study.trials[0].user_attrs["reason"] == "the GPU failed"
+
+
+def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch):
+    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 2)
+    feed, study = search(left=3, slots=6)
+    for name in "abc":
+        feed.suggest(name)
+        feed.on_trial_result(name, LOST)
+    again = feed.suggest("d")
+    feed.on_trial_result("d", LOST)
+    assert feed.failure is None
+    for name in "efg":
+        feed.suggest(name)
+        feed.on_trial_complete(name, GOOD)
+    assert again["number"] == 0, "it has not met another device yet"
+    assert (states(study), feed.failure) == (["COMPLETE"] * 3, None)
+
+
+def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):
+    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 3)
+    feed, study = search()
+    ends = [CRASH, CRASH, GOOD, CRASH, {"outcome": "failed", "reason": "it diverged"}, None, CRASH]
+    for number, end in enumerate(ends):
+        assert feed.suggest(str(number))["number"] == number
+        feed.on_trial_complete(str(number), end, error=end is None)
+    assert states(study) == ["FAIL", "FAIL", "COMPLETE", "RUNNING", "FAIL", "RUNNING", "RUNNING"]
+    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; mend that" in str(feed.failure)
+    assert feed.suggest("x") == Feed.FINISHED
+    again, _ = search()
+    assert [again.suggest(name)["number"] for name in "abc"] == [3, 5, 6]
+
+
+def test_failures_at_the_end_of_a_search_are_told_when_it_closes(search):
+    feed, study = search(left=2)
+    feed.suggest("a")
+    feed.suggest("b")
+    feed.on_trial_complete("a", GOOD)
+    feed.on_trial_complete("b", None, error=True)
+    assert feed.over
+    feed.close()
+    assert states(study) == ["COMPLETE", "FAIL"]
+    assert "died" in study.trials[1].user_attrs["reason"]
 
 
 def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_path, monkeypatch):

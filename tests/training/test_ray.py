@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ from tests.training.runs import events, parameters, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training import host
 from uedp_ray.training.host import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -73,13 +73,27 @@ def test_a_killed_worker_is_replaced_and_its_rounds_are_charged_again(corpora, t
     assert torch.isfinite(parameters(out)).all()
 
 
-def test_what_the_user_can_mend_comes_back_as_that(fixed, uninterrupted, tmp_path):
-    train(fixed, tmp_path / "run", workers=0)
-    (tmp_path / "run" / "result.json").unlink()
-    state = tmp_path / "run" / "checkpoint" / "state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "sha256": "0" * 64}))
-    with pytest.raises(InputError, match="damaged"):
-        train(fixed, tmp_path / "run", workers=2, resume=True)
+def test_memory_that_runs_out_is_charged_once_and_not_tried_again(corpora, tmp_path, monkeypatch):
+    config, out, worker = run_config(corpora, training={"checkpoint_every": 1}), tmp_path / "run", host._ray_worker
+
+    def exhausted(settings):  # in the worker's process, where it goes by value
+        from uedp_ray.training.driver import RunDriver
+
+        release = RunDriver.release
+
+        def fail(driver, total, round_index, *more):
+            if round_index == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 30.00 GiB")
+            return release(driver, total, round_index, *more)
+
+        RunDriver.release = fail
+        worker(settings)
+
+    monkeypatch.setattr(host, "_ray_worker", exhausted)
+    with pytest.raises(InputError, match=r"training\.batch_tokens = '4096': the GPU ran out of memory: lower it"):
+        train(config, out, workers=1)
+    assert len(events(out)) <= 4
+    assert not [path.name for path in (out / "private").iterdir() if path.name.startswith(("ray", "group", "error"))]
 
 
 def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
+from uedp_ray.access import require_token
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._shards import ShardResult, ShardTask, prepare_shard
 from uedp_ray.corpus._spill import Spill
@@ -253,6 +254,7 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
 
     started = not ray.is_initialized()
     if started:
+        require_token(None)
         ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
         remote = ray.remote(num_cpus=1)(prepare_shard)

@@ -11,22 +11,27 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, dump_config
 from uedp_ray.files import write_json
+from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.gather import prepared
+from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.trial import started, trial_base
+from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
 from uedp_ray.training.rundir import RunDir, Say
 
 
-def conclude(config: SweepConfig, folder: SweepDir, rows: list[Row], say: Say, progress: Progress) -> dict[str, Any]:
+def conclude(
+    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
+) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
-    winner = _winner(config, folder, rows, say, progress)
-    references = _references(config, folder, say, progress)
+    winner = _winner(config, folder, rows, beside, say, progress)
+    references = _references(config, folder, beside, say, progress)
     selection = price(config, folder, len(rows))
     write_table(rows, config, folder.table)
     answer = {
@@ -48,7 +53,7 @@ def conclude(config: SweepConfig, folder: SweepDir, rows: list[Row], say: Say, p
 
 
 def _winner(
-    config: SweepConfig, folder: SweepDir, rows: list[Row], say: Say, progress: Progress
+    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
 ) -> dict[str, Any] | None:
     """What is handed on instead of the best trial's directory, and its result: rules ``public``, ``repeat_and_select``."""
     found = best(rows)
@@ -59,8 +64,8 @@ def _winner(
     say(f"training the winner, trial {found['trial']}, on private text")
     point = {key: found[key] for key in config.parsed_space if found[key] is not None}
     base = prepared(config.base, folder, folder.private / "winner")
-    winner = started(run_config(dataclasses.replace(config, base=base), point), folder)
-    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, config, progress)
+    winner = run_config(dataclasses.replace(config, base=base), point)
+    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)
 
 
 def _exported(folder: SweepDir, run: Path) -> dict[str, Any]:
@@ -76,42 +81,93 @@ def _exported(folder: SweepDir, run: Path) -> dict[str, Any]:
     return result
 
 
-def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progress) -> list[dict[str, Any]]:
+def _references(
+    config: SweepConfig, folder: SweepDir, beside: Beside, say: Say, progress: Progress
+) -> list[dict[str, Any]]:
+    known = _concluded(folder)
+    if known is not None:
+        return known
     if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
         return []
     folder.fetch()
-    base = started(trial_base(config, folder).base, folder)
+    base = trial_base(config, folder).base
     rows = []
-    if base.model.warm_start:
+    if base.model.warm_start or base.pretrain.text:
         say("scoring the public model")
-        rows.append(public_row("public-only", base, base.model.warm_start))
+        rows.append(beside.run(scored, base, folder))
     settings = config.references.noiseless
     if settings is not None:
         say("training without privacy, for reference")
         noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
-        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, config, progress)})
+        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, progress)})
     unit = config.budget.unit
     return [
         {
             "name": row["name"],
             "perplexity": row["perplexity"],
             "epsilon": row["epsilon"][unit],
+            "rounds": row["rounds"],
+            "planned_rounds": row["planned_rounds"],
             "run_dir": row["run_dir"],
         }
         for row in rows
     ]
 
 
-def _train(run: RunConfig, folder: SweepDir, out: Path, config: SweepConfig, progress: Progress) -> dict[str, Any]:
-    workers, storage = config.resources.workers_per_trial, folder.storage.part(out)
-    return train(
-        run,
-        storage,
-        workers=0 if workers == 1 else workers,
-        cpus_per_worker=config.resources.cpus_per_worker,
-        resume=storage.begun(),
-        progress=progress,
-    )
+def _concluded(folder: SweepDir) -> list[dict[str, Any]] | None:
+    """The references of an earlier end of this sweep: more trials do not change them."""
+    try:
+        known: list[dict[str, Any]] = json.loads(folder.result.read_text())["references"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return known
+
+
+def _train(
+    run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, progress: Progress
+) -> dict[str, Any]:
+    """Trains as a trial is trained, and makes the driver's copy of a run at a URL whole."""
+    storage, resources = folder.storage.part(out), config.resources
+    if RunDir(out).result.exists():  # nothing is left to train
+        return trained(run, folder, out, progress)
+    if resources.workers_per_trial == 1:
+        result: dict[str, Any] = beside.run(trained, run, folder, out, tell=progress)
+    else:  # the driver of a Ray Train group computes nothing
+        result = train(
+            beside.run(pretrained, run, folder),
+            storage,
+            workers=resources.workers_per_trial,
+            cpus_per_worker=resources.cpus_per_worker,
+            gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
+            resume=storage.begun(),
+            progress=progress,
+        )
+    if storage.url:
+        done = RunDir(out, storage)
+        done.close()
+        storage.get(done.model, done.vocabulary)
+    return result
+
+
+def pretrained(config: RunConfig, folder: SweepDir, tell: Tell) -> RunConfig:
+    """``started``, on any node. Tells (step, steps, loss)."""
+    folder.fetch()
+    return started(config, folder, progress=lambda *row: tell(row))
+
+
+def scored(config: RunConfig, folder: SweepDir, tell: Tell) -> dict[str, Any]:
+    """The row of the public model, on any node."""
+    config = pretrained(config, folder, tell)
+    with blamed("training.batch_tokens", config.training.batch_tokens):
+        return public_row("public-only", config, config.model.warm_start)
+
+
+def trained(config: RunConfig, folder: SweepDir, out: Path, tell: Tell) -> dict[str, Any]:
+    """The result of a run in ``out``, trained in this process from where it stands. Tells rows of its progress."""
+    folder.storage.get(*(folder.private / name / part for name in ("winner",) for part in ("private", "evaluation")))
+    config = pretrained(config, folder, lambda row: None)
+    storage = folder.storage.part(out)
+    return train(config, storage, workers=0, resume=storage.begun(), progress=tell)
 
 
 def _best(
@@ -127,6 +183,9 @@ def _best(
     run_dir = folder.storage.address(folder.root / answer["run_dir"]) if winner is None else winner["run_dir"]
     answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
     if winner is not None and config.search.rule == "public":  # the trials were about other text
-        answer |= {key: winner[key] for key in ("perplexity", "epsilon")} | {"perplexity_std": None, "seeds": 1}
+        answer |= {key: winner[key] for key in ("perplexity", "epsilon", "rounds", "planned_rounds")} | {
+            "perplexity_std": None,
+            "seeds": 1,
+        }
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer

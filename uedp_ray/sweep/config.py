@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,9 @@ class ResourceConfig:
     workers_per_trial: int = 1
     """1 trains inside the trial's own process; more form a Ray Train group."""
     cpus_per_worker: int = 1
-    gpus_per_worker: float = 0.0
-    """A part of 1 lets several trials of one worker share a GPU."""
+    gpus_per_worker: float | Literal["auto"] = "auto"
+    """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
+    trials of one worker share a GPU."""
     max_concurrent: int | None = None
     """Trials at once, at most; none: as many as fit."""
 
@@ -145,8 +147,10 @@ class ResourceConfig:
             at_least(f"resources.{name}", getattr(self, name), 1)
         at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
         gpus = self.gpus_per_worker
-        if gpus < 0 or (gpus != int(gpus) and (gpus > 1 or self.workers_per_trial > 1)):
-            remedy = "give 0, a whole number, or a part of 1 for trials of one worker"
+        if gpus != "auto" and not (
+            0 <= gpus < math.inf and (gpus == int(gpus) or (gpus < 1 and self.workers_per_trial == 1))
+        ):
+            remedy = "give auto, 0, a whole number, or a part of 1 for trials of one worker"
             raise InputError("resources.gpus_per_worker", gpus, remedy)
 
 

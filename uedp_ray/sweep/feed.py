@@ -14,8 +14,10 @@ from ray.tune.search import Searcher
 
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.study import Asked, Study
-from uedp_ray.sweep.trial import DONE, NO_SPACE
+from uedp_ray.sweep.trial import CRASHED, DEVICE, DONE, NO_SPACE
 
+_MOST_FAILURES = 5
+"""Failures in a row that no point is to blame for, after which the search gives up: the next would fail too."""
 _MOST_REFUSALS = 500
 """Refusals in a row after which the search gives up: the space hardly meets the budget."""
 
@@ -26,21 +28,44 @@ class Feed(Searcher):
     Args:
       study: opened; trials that were begun are handed out first.
       left: points still to hand out.
+      slots: trials that run at once, each of which holds a device that failed until the search is over, so that no other
+        trial is put there; None if trials hold none.
       count_refused: whether a refused point is one of them (points fixed beforehand), or is made up for by another.
       changed: called after every change, for whoever shows or writes the state.
     """
 
-    def __init__(self, study: Study, *, left: int, count_refused: bool, changed: Callable[[], None]):
+    def __init__(
+        self, study: Study, *, left: int, count_refused: bool, changed: Callable[[], None], slots: int | None = None
+    ):
         super().__init__(metric="perplexity", mode="min")
         self._study, self._left, self._count_refused, self._changed = study, left, count_refused, changed
         self._running: dict[str, Asked] = {}
+        self._slots, self._held = slots, 0
+        self._again: list[Asked] = []
+        self._broken: dict[str, set[int]] = {}
+        self._suspects: dict[int, str] = {}
+        self._in_a_row = 0
         self.failure: Exception | None = None
         """Why the search gave up, if it did: Tune wraps what a searcher raises into errors of its own."""
 
     @property
     def unfinished(self) -> int:
         """Trials handed out of which nothing was heard: those that an interruption cut off."""
-        return len(self._running)
+        return len(self._running) + len(self._again)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for but trials that hold a device."""
+        return not self._running and (self.failure is not None or not (self._left or self._again))
+
+    def close(self) -> None:
+        """Tells the study of failures that no success followed. Not called where the search gave up or was interrupted:
+        they stay begun, and are tried again on ``--resume``."""
+        for number, reason in self._suspects.items():
+            self._study.fail(number, reason)
+        if self._suspects:
+            self._suspects = {}
+            self._changed()
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -55,6 +80,9 @@ class Feed(Searcher):
             return self._suggest(trial_id)
 
     def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self._again and self.failure is None:
+            asked = self._running[trial_id] = self._again.pop(0)
+            return {"number": asked.number, "point": asked.point}
         refusals = 0
         while self._left > 0 and self.failure is None:
             asked = self._study.ask()
@@ -69,10 +97,13 @@ class Feed(Searcher):
             if refusals >= _MOST_REFUSALS:
                 remedy = f"{refusals} points in a row were refused, the last because {asked.reason}: narrow the space"
                 self.failure = InputError("space", "refused", remedy)
-        return Searcher.FINISHED
+        return Searcher.FINISHED if self.over else None  # what runs may yet want another device
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if trial_id in self._running and "outcome" not in result:
+        if trial_id in self._running and result.get("outcome") == DEVICE:
+            with self._giving_up():
+                self._device_failed(self._running.pop(trial_id), result)
+        elif trial_id in self._running and "outcome" not in result:
             with self._giving_up():
                 self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
                 self._changed()
@@ -87,8 +118,12 @@ class Feed(Searcher):
     def _tell(self, number: int, result: dict[str, Any], error: bool) -> None:
         outcome = result.get("outcome")
         if error:
-            self._study.fail(number, "its process died, and died again when it was started anew")
+            self._suspect(number, "its process died, and died again when it was started anew")
+        elif outcome == CRASHED:
+            self._suspect(number, result["reason"])
         elif outcome == DONE:
+            self._in_a_row = 0
+            self.close()
             self._study.finish(number, perplexity=result["perplexity"], epsilon=result["epsilon"])
         elif outcome == NO_SPACE:  # no fault of the point: it stays begun, for --resume
             self.failure = OSError(f"{result['reason']}; free space and run again with --resume")
@@ -96,6 +131,34 @@ class Feed(Searcher):
             self._study.fail(number, result["reason"])
         else:
             self._study.stop(number)
+
+    def _device_failed(self, asked: Asked, result: dict[str, Any]) -> None:
+        """The trial is tried on another device, once. Trials that have a part each of a broken one all meet it."""
+        self._held += 1
+        reason, where = result["reason"], result["where"]
+        known = where in self._broken
+        self._broken.setdefault(where, set()).add(asked.number)
+        if sum(asked.number in numbers for numbers in self._broken.values()) > 1:
+            self._suspect(asked.number, reason)
+        else:
+            self._again.append(asked)
+            if not known:
+                self._count(f"{reason} ({where})")
+        if self._slots is not None and self._held >= self._slots and self.failure is None:
+            self._give_up(f"no device is left: {reason} ({where})")
+
+    def _suspect(self, number: int, reason: str) -> None:
+        """A failure that is the point's only if others do not fail like it."""
+        self._suspects[number] = reason
+        self._count(reason)
+
+    def _count(self, reason: str) -> None:
+        self._in_a_row += 1
+        if self._in_a_row >= _MOST_FAILURES and self.failure is None:
+            self._give_up(f"{self._in_a_row} trials in a row failed, the last because {reason}")
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = RuntimeError(f"{reason}; mend that and run again with --resume: their points are tried again")
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the journal is the state."""

@@ -9,27 +9,29 @@ Everything can be killed: the study's journal and each trial's own ledger and ch
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.errors import InputError, within
+from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import check_reachable
 from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.conclude import conclude
+from uedp_ray.sweep.conclude import conclude, pretrained
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.disk import too_full
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
+from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.preflight import check_cluster
+from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import fix_terms, planned_points
 from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
 from uedp_ray.sweep.study import Study
-from uedp_ray.sweep.trial import started
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
-from uedp_ray.training.host import Progress, ray_session
+from uedp_ray.training.host import Progress
 from uedp_ray.training.locks import locked
 from uedp_ray.training.rundir import Say, private_folder
 from uedp_ray.training.storage import open_storage
@@ -85,8 +87,9 @@ def sweep(
             keep_terms(folder)
             study = Study.open(config, folder.journal)
             rows = GatheredRows(config, folder)
-            _search(config, base, folder, study, rows, address, say, show, pretrain_progress)
-            return conclude(config, folder, rows.read(study.trials), say, progress)
+            with Beside(config, address) as beside:
+                _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+                return conclude(config, folder, rows.read(study.trials), beside, say, progress)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
@@ -140,7 +143,7 @@ def _search(
     folder: SweepDir,
     study: Study,
     rows: Rows,
-    address: str | None,
+    beside: Beside,
     say: Say,
     show: Show,
     pretrain_progress: PretrainProgress,
@@ -154,15 +157,16 @@ def _search(
     if left <= 0:
         return
     changed = _teller(study, rows, config, folder, wanted, show)
-    feed = Feed(study, left=left, count_refused=points is not None, changed=changed)
-    with ray_session(1, address):
-        at_once = _check_room(config, folder, left, say)
-        _lay_ground(base, folder, say, pretrain_progress)
-        say(f"searching: {left} trials, {at_once} at once")
-        tune_trials(config, folder, feed, at_once)
+    gpus, at_once = _check_room(config, folder, left, beside.open(), say)
+    _lay_ground(base, folder, beside, say, pretrain_progress)
+    each = f", {gpus:g} GPU each" if gpus else ""
+    say(f"searching: {left} trials, {at_once} at once{each}")
+    slots = at_once if config.resources.workers_per_trial == 1 else None
+    feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
+    tune_trials(config, folder, feed, at_once, gpus)
 
 
-def _lay_ground(base: RunConfig, folder: SweepDir, say: Say, progress: PretrainProgress) -> None:
+def _lay_ground(base: RunConfig, folder: SweepDir, beside: Beside, say: Say, progress: PretrainProgress) -> None:
     """Prepares what trials share, and the public model of the base."""
     say("preparing the corpora")
     if folder.storage.url and folder.trial_base.exists():  # the text need not be on this machine
@@ -174,22 +178,29 @@ def _lay_ground(base: RunConfig, folder: SweepDir, say: Say, progress: PretrainP
         folder.storage.put(folder.trial_base)
     if base.pretrain.text:
         say("pre-training on public text")
-        started(base, folder, progress=progress)
+        beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
 
 
-def _check_room(config: SweepConfig, folder: SweepDir, left: int, say: Say) -> int:
-    """The preflight; returns how many trials run at once."""
+def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], say: Say) -> tuple[float, int]:
+    """The preflight; returns the GPUs of a worker, and how many trials run at once."""
     resources = config.resources
+    gpus = gpus_of_worker(config, nodes, left)
     room = check_cluster(
         workers_per_trial=resources.workers_per_trial,
         cpus_per_worker=resources.cpus_per_worker,
-        gpus_per_worker=resources.gpus_per_worker,
+        gpus_per_worker=gpus,
         storage=folder.root,
         url=folder.storage.url,
     )
-    for warning in room.warnings:
-        say(warning)
-    return min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
+    at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
+    unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
+    full = (
+        too_full(config.base, left * config.search.seeds_per_trial, folder.root) if folder.storage.url is None else None
+    )
+    for warning in (*room.warnings, unused, full):
+        if warning:
+            say(warning)
+    return gpus, at_once
 
 
 def _teller(

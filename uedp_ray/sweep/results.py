@@ -55,6 +55,7 @@ _COLUMNS = {
     "unit": pa.string(),
     "noise_multiplier": pa.float64(),
     "rounds": pa.int64(),
+    "planned_rounds": pa.int64(),
     "charged": pa.int64(),
     "seconds": pa.float64(),
     "run_dirs": pa.list_(pa.string()),
@@ -132,6 +133,7 @@ def _spent(sweep: SweepConfig, point: Point, runs: Sequence[Path]) -> Row:
         "epsilon": by_unit[sweep.budget.unit],
         **{f"epsilon_{unit}": epsilon for unit, epsilon in by_unit.items()},
         "rounds": max(len({event["round"] for event in done}) for done in rounds),
+        "planned_rounds": planned,
         "charged": sum(map(len, rounds)),
         "noise_multiplier": next((event["mechanism"]["noise_multiplier"] for done in rounds for event in done), None),
     }
@@ -144,6 +146,7 @@ def _measured(runs: Sequence[Path]) -> Row:
         "perplexity": statistics.fmean(scores),
         "perplexity_std": statistics.stdev(scores) if len(scores) > 1 else None,
         "initial_perplexity": results[0]["initial_perplexity"],
+        "rounds": min(result["rounds"] for result in results),
         "scores": scores,
     }
 
@@ -165,6 +168,9 @@ def best(rows: Iterable[Row]) -> Row | None:
     return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
 
 
+_STATED = ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier", "rounds", "planned_rounds")
+
+
 def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     """The best trial as ``result.json`` has it, before its choice is paid; its run directory within the sweep's.
 
@@ -175,7 +181,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
         return None
     tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
     return {
-        **{key: found[key] for key in ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier")},
+        **{key: found[key] for key in _STATED},
         "epsilon": {unit: found[f"epsilon_{unit}"] for unit in ACCOUNTANTS},
         "epsilon_with_choice": None,
         "delta": sweep.budget.delta,

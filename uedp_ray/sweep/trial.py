@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
-from uedp_ray.errors import InputError
+from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
+from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import PretrainProgress, warm_started
 from uedp_ray.training.host import train
 from uedp_ray.training.storage import Storage, StorageError, open_storage
@@ -29,28 +30,42 @@ from uedp_ray.training.storage import Storage, StorageError, open_storage
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
 
-DONE, FAILED, NO_SPACE = "done", "failed", "no space"
+DONE, NO_SPACE = "done", "no space"
+FAILED = "failed"
+"""The point is to blame: it diverges, it needs more memory than there is, it asks for what cannot be."""
+CRASHED = "crashed"
+"""Something else is: a mistake in the code, a file that is missing."""
+DEVICE = "device"
+"""The GPU is, and this process is of no more use: what CUDA lost, it does not get back."""
 
 
-def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report) -> None:
-    """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported."""
+def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpus: float = 0.0) -> str:
+    """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported, and returned.
+
+    ``gpus``: of each worker of a Ray Train group; a trial of one worker takes what Ray gave this process.
+    """
     storage = open_storage(root)
     folder = SweepDir(storage.root, storage)
     try:
         folder.fetch()
-        perplexity, epsilon = _train(load_sweep_config(folder.config), folder, trial["number"], trial["point"], report)
+        sweep = load_sweep_config(folder.config)
+        with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
+            perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
         outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
     except OSError as error:
         no_space = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
-        outcome, reason = NO_SPACE if no_space else FAILED, str(error)
+        outcome, reason = NO_SPACE if no_space else CRASHED, str(error)
+    except DeviceError as error:
+        outcome, reason = DEVICE, str(error)
     except InputError as error:
         outcome, reason = FAILED, str(error)
     except Exception as error:  # its message might hold private text
         last = traceback.extract_tb(error.__traceback__)[-1]
-        outcome, reason = FAILED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+        outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
     if outcome != DONE:
         perplexity, epsilon = math.inf, math.inf
     report({"round": 0, "perplexity": perplexity, "epsilon": epsilon, "outcome": outcome, "reason": reason})
+    return outcome
 
 
 def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
@@ -74,7 +89,9 @@ def started(
     return config
 
 
-def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report) -> tuple[float, float]:
+def _train(
+    sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
+) -> tuple[float, float]:
     config = started(run_config(trial_base(sweep, folder), point), folder)
     resources, unit = sweep.resources, sweep.budget.unit
 
@@ -91,6 +108,7 @@ def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, repo
             storage,
             workers=0 if resources.workers_per_trial == 1 else resources.workers_per_trial,
             cpus_per_worker=resources.cpus_per_worker,
+            gpus_per_worker=gpus,
             resume=storage.begun(),
             tokens=folder.tokens,
             observe=observe if seed == 0 else lambda row: None,

@@ -5,23 +5,29 @@ from __future__ import annotations
 import io
 import logging
 import os
+import threading
 import uuid
 from contextlib import redirect_stdout
 from typing import Any
+
+from ray.tune.stopper import Stopper
 
 from uedp_ray.config import to_dict
 from uedp_ray.configio import named_variables
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir, trial_id
-from uedp_ray.sweep.trial import run_trial
+from uedp_ray.sweep.trial import DEVICE, run_trial
 
 _RETRIES = 3
 """Times that a trial whose process died is started anew: it goes on from its checkpoint."""
 
 
-def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int) -> None:
-    """Runs trials until the feed has no more. Raises: what ``feed.failure`` says; KeyboardInterrupt on Ctrl-C."""
+def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int, gpus: float) -> None:
+    """Runs trials, whose workers have ``gpus`` GPUs each, until the feed has no more.
+
+    Raises: what ``feed.failure`` says; KeyboardInterrupt on Ctrl-C.
+    """
     import ray
     from ray import tune
 
@@ -30,13 +36,18 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int)
     def trainable(trial: dict[str, Any]) -> None:
         for name, value in variables.items():  # what $NAME stands for, where a node does not say it itself
             os.environ.setdefault(name, value)
-        run_trial(trial, root=storage, report=tune.report)
+
+        def report(row: dict[str, Any]) -> None:
+            tune.report(row | {"where": _where()} if row.get("outcome") == DEVICE else row)
+
+        if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
+            threading.Event().wait()  # a device that is given back is given to the next trial: this one keeps it
 
     # A Ray Train group takes its own resources. Its trial stays beside the driver, by a mark of that node: a node that dies
     # takes workers along, which Ray Train replaces, and never the trial, whose group would go on holding its CPUs.
     alone = resources.workers_per_trial == 1
     beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-    taken = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker} if alone else beside
+    taken = {"CPU": resources.cpus_per_worker, "GPU": gpus} if alone else beside
     tuner = tune.Tuner(
         tune.with_resources(trainable, taken),
         tune_config=tune.TuneConfig(
@@ -49,6 +60,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int)
             trial_dirname_creator=_name,
         ),
         run_config=tune.RunConfig(
+            stop=_Over(feed),
             name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
             storage_path=str(folder.tensorboard),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
@@ -68,6 +80,28 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int)
         raise feed.failure
     if feed.unfinished:
         raise KeyboardInterrupt
+    feed.close()
+
+
+class _Over(Stopper):
+    """Ends trials that hold a device when no other is left."""
+
+    def __init__(self, feed: Feed):
+        self._feed = feed
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._feed.over
+
+
+def _where() -> str:
+    """The node, and the GPUs that Ray gave this process."""
+    import ray
+
+    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return f"node {ray.util.get_node_ip_address()}" + (f", GPU {', '.join(gpus)}" if gpus else "")
 
 
 def _name(trial: Any) -> str:

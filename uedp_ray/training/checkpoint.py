@@ -59,6 +59,13 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
             old.unlink()
 
 
+def kept_rounds(folder: Path) -> int:
+    """Rounds that the checkpoint in ``folder`` holds; 0 if there is none. Raises: InputError if it is damaged."""
+    path = folder / "state.json"
+    kept = _read_commit(path).get("next_round") if path.exists() else 0
+    return kept if isinstance(kept, int) else 0
+
+
 def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, accountant: str) -> Position | None:
     """Fills ``state`` from the last whole checkpoint; None if there is none.
 

@@ -136,7 +136,17 @@ def _train_variant(
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 
-_RESULT_KEYS = ("perplexity", "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")
+_RESULT_KEYS = (
+    "perplexity",
+    "epsilon",
+    "delta",
+    "unit",
+    "noise_multiplier",
+    "rounds",
+    "planned_rounds",
+    "private",
+    "run_dir",
+)
 
 
 def _slug(name: str) -> str:

@@ -180,6 +180,7 @@ class RunDriver:
             "unit": config.privacy.protect,
             "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,
             "rounds": self.state.next_round,
+            "planned_rounds": self._training.num_rounds,
             "tokens_per_second": tokens * config.privacy.user_sampling_prob / self._seconds_a_round()
             if trained and tokens is not None
             else None,
@@ -192,6 +193,7 @@ class RunDriver:
             self.plan,
             self._ledger.events,
             spent,
+            rounds=self.state.next_round,
             detectors=setup["detectors"],
             categories=setup["categories"],
         )

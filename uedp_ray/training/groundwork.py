@@ -22,9 +22,9 @@ from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.training.evaluate import perplexity
-from uedp_ray.training.host import pick_device
 from uedp_ray.training.locks import locked
 from uedp_ray.training.paths import for_use
+from uedp_ray.training.placement import pick_device
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import prepared_source
 
@@ -91,6 +91,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
         "unit": config.privacy.protect,
         "noise_multiplier": None,
         "rounds": 0,
+        "planned_rounds": 0,
         "private": True,
         "run_dir": config.model.warm_start or None,
     }

@@ -3,8 +3,9 @@
     result = train(config, Path("runs/mine"), workers=2)          # Ray Train, two workers
     result = train(config, Path("runs/mine"), workers=0)          # this process, no Ray: small runs, sweep trials
 
-Ray Train restarts a group whose worker died; the loop then resumes from the run's own checkpoint and ledger, never from
-Ray's state. Each worker holds the users whose stable hash falls to it for the whole run.
+A Ray Train group whose worker died is started again; the loop then resumes from the run's own checkpoint and ledger, never
+from Ray's state. What starting again cannot mend (input, memory, a broken GPU) ends the run instead, which would go on
+charging. Each worker holds the users whose stable hash falls to it for the whole run.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
-from uedp_ray.errors import InputError
+from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
+from uedp_ray.training.faults import blamed
+from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
-from uedp_ray.training.rundir import RunDir, Say, prepare_run
+from uedp_ray.training.rundir import COMMIT, RunDir, Say, prepare_run
 from uedp_ray.training.storage import Storage, open_storage
 from uedp_ray.training.worker import run_worker
 
@@ -41,6 +45,7 @@ def train(
     *,
     workers: int | None = None,
     cpus_per_worker: int | None = None,
+    gpus_per_worker: float | None = None,
     resume: bool = False,
     tokens: Path | None = None,
     say: Say = lambda message: None,
@@ -54,13 +59,15 @@ def train(
       out: the run directory, or a URL to keep it at (``training.mirror``); must be new unless ``resume``.
       workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
       cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
+      gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
       observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
 
-    Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
+    Raises: InputError for what the user can mend, memory included; DeviceError, which is one, where a GPU failed;
+      RuntimeError if the workers failed for good.
     """
     check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
     storage = open_storage(out)
@@ -71,119 +78,148 @@ def train(
             with _watch(run, progress):
                 if num_workers == 0:
                     device = pick_device(config)
-                    run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
+                    with blamed("training.batch_tokens", config.training.batch_tokens):
+                        run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
                 else:
                     say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
-                    _train_on_ray(run, config, num_workers, cpus_per_worker)
+                    _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, say)
             run.progress.unlink(missing_ok=True)
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
         return json.loads(run.result.read_text())
 
 
-def pick_device(config: RunConfig) -> torch.device:
-    """The configured device; ``auto`` takes a GPU where there is one."""
-    wanted = config.training.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError("training.device", wanted, "no GPU is visible: use auto or cpu")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 @contextmanager
 def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
-    """Connects to ``address`` (none: ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open."""
+    """Connects to ``address`` (none: ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open.
+
+    Raises: InputError where whoever reaches a port of the cluster gets in without a token, or this process has none.
+    """
     import ray
 
     if ray.is_initialized():
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS")
+    require_token(address)
     with redirect_stdout(sys.stderr):  # where Ray tells of lost nodes; standard output is for answers
-        ray.init(
-            address=address or "local",
-            num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level="error",
-        )
         try:
+            ray.init(
+                address=address or "local",
+                num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="error",
+            )
+        except ray.exceptions.AuthenticationError:
+            remedy = (
+                "there is no token here, or it is not the cluster's (docs/cluster.md): give this process the same one"
+            )
+            raise InputError("RAY_AUTH_TOKEN", "***" if "RAY_AUTH_TOKEN" in os.environ else None, remedy) from None
+        try:
+            require_closed(ray.get_runtime_context().gcs_address)
             yield
         finally:
             ray.shutdown()
 
 
-def _train_on_ray(run: RunDir, config: RunConfig, num_workers: int, cpus_per_worker: int | None) -> None:
-    import ray
-    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
+def _train_on_ray(
+    run: RunDir, config: RunConfig, num_workers: int, cpus: int | None, gpus: float | None, say: Say
+) -> None:
+    from ray.train import ScalingConfig
+
+    with ray_session(num_workers):
+        _free(run)
+        gpus = gpus_for(config, num_workers, say) if gpus is None or config.training.device == "cpu" else gpus
+        if config.training.device == "cuda" and not gpus:
+            raise InputError("training.device", "cuda", "no worker has a GPU: give it one, or use auto or cpu")
+        cpus = cpus or cpus_for(num_workers, gpus)
+        scaling = ScalingConfig(
+            num_workers=num_workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus},
+        )
+        patience = Patience(config.training.max_failures, _kept(run))
+        while (failure := _run_group(run, config, scaling)) is not None:
+            kept = _kept(run)
+            reason = str(failure).strip().splitlines()[-1]
+            if not patience.start_again(kept):
+                told = f"the workers failed {patience.failures} times after round {kept}"
+                raise RuntimeError(f"{told}; what was charged stays charged: {reason}") from failure
+            say(f"the workers failed, and start again from round {kept}: {reason}")
+    run.storage.get(run.result)
+
+
+def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None:
+    """One Ray Train group, until it has ended or a worker has. Returns its failure; raises what its worker was told."""
+    from ray.train import FailureConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
 
     # Two runs with one name and storage path would silently resume each other.
     name = f"{config.name}-{uuid.uuid4().hex[:8]}"
-    storage, error, group = run.private / "ray", run.private / f"error-{name}.json", run.private / "group"
-    with ray_session(num_workers):
-        _free(run, group)
-        has_gpus = ray.cluster_resources().get("GPU", 0) >= num_workers
-        if config.training.device == "cuda" and not has_gpus:
-            raise InputError("training.device", "cuda", f"the cluster has no GPU for each of {num_workers} workers")
-        use_gpu = config.training.device != "cpu" and has_gpus
-        trainer = TorchTrainer(
-            _ray_worker,
-            train_loop_config={"run": run, "error": error, "group": group},
-            scaling_config=ScalingConfig(
-                num_workers=num_workers,
-                use_gpu=use_gpu,
-                resources_per_worker={"CPU": cpus_per_worker or _cpus_for(num_workers, use_gpu)},
-            ),
-            run_config=RayRunConfig(
-                name=name,
-                storage_path=str(storage),
-                failure_config=FailureConfig(max_failures=3),
-                # Threads that spin while they wait slow a worker manyfold where something else needs its cores.
-                worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
-            ),
-        )
-        try:
-            with _interruptible():
-                trainer.fit()
-        except TrainingFailedError as failure:
-            reason = str(failure).strip().splitlines()[-1]
-            raise RuntimeError(f"the workers failed; what was charged stays charged: {reason}") from failure
+    storage, error, group = run.private / "ray", run.private / f"error-{name}.json", _group(run)
+    trainer = TorchTrainer(
+        _ray_worker,
+        train_loop_config={"run": run, "error": error},
+        scaling_config=scaling,
+        run_config=RayRunConfig(
+            name=name,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),  # Patience decides
+            # Threads that spin while they wait slow a worker manyfold where something else needs its cores.
+            worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
+        ),
+    )
+    failed = None
+    try:
+        with _interruptible():
+            trainer.fit()
+    except TrainingFailedError as failure:
+        failed = failure
     shutil.rmtree(storage, ignore_errors=True)
     group.unlink(missing_ok=True)
-    run.storage.get(error, run.result)
+    run.storage.get(error)
     if error.exists():
         fields = json.loads(error.read_text())
         error.unlink()
-        raise InputError(**fields)
+        kind = DeviceError if fields.pop("device") else InputError
+        raise kind(**fields)
+    return failed
 
 
-def _cpus_for(num_workers: int, use_gpu: bool) -> int:
-    """CPUs of a worker, as many as let all workers fit: its threads follow them, so an idle core is a core wasted.
+@dataclass
+class Patience:
+    """How often a group that fails is started again: every start may charge rounds anew, so only while it gets on."""
 
-    Raises: InputError if they do not fit with one CPU each: Ray would wait for room for good, deaf to Ctrl-C.
-    """
-    import ray
+    max_failures: int
+    """Failures in a row that none of which kept a round more than the one before."""
+    kept: int
+    failures: int = 0
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-    def room(cpus: int) -> int:
-        return sum(
-            int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if use_gpu else num_workers)) for node in nodes
-        )
-
-    if room(1) < num_workers:
-        remedy = f"the cluster has room for {room(1)}: ask for fewer, or add nodes"
-        raise InputError("training.num_workers", num_workers, remedy)
-    most = int(max(node.get("CPU", 0) for node in nodes))
-    return next(cpus for cpus in range(most, 0, -1) if room(cpus) >= num_workers)
+    def start_again(self, kept: int) -> bool:
+        """Whether a group that failed, with ``kept`` rounds in its checkpoint, has another start."""
+        self.failures = 1 if kept > self.kept else self.failures + 1
+        self.kept = kept
+        return self.failures <= self.max_failures
 
 
-def _free(run: RunDir, group: Path) -> None:
+def _kept(run: RunDir) -> int:
+    run.storage.get(run.checkpoint, commit=COMMIT)
+    return kept_rounds(run.checkpoint)
+
+
+def _group(run: RunDir) -> Path:
+    """Names the resources that a Ray Train group holds."""
+    return run.private / "group"
+
+
+def _free(run: RunDir) -> None:
     """Takes back what the group of a killed trial holds: Ray's own cleaner needs a dashboard, and one Ray a machine."""
     import ray
     from ray.util.placement_group import PlacementGroup
 
+    group = _group(run)
     run.storage.get(group)
     if group.exists():
         held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
@@ -213,23 +249,22 @@ def _ray_worker(settings: dict[str, Any]) -> None:
 
     context = ray.train.get_context()
     run, error_file = settings["run"], settings["error"]
-    run.storage.get(error_file)
-    if error_file.exists():  # the group that met it was ended below; there is nothing to try again
-        return
     if context.get_world_rank() == 0:
-        settings["group"].write_text(ray.util.get_current_placement_group().id.hex())
-        run.storage.publish(settings["group"])
+        _group(run).write_text(ray.util.get_current_placement_group().id.hex())
+        run.storage.publish(_group(run))
     try:
         run.fetch()
-        run_worker(
-            run,
-            rank=context.get_world_rank(),
-            num_workers=context.get_world_size(),
-            reducer=DistributedReducer(),
-            device=ray.train.torch.get_device(),
-        )
+        with blamed("training.batch_tokens", run.load_config().training.batch_tokens):
+            run_worker(
+                run,
+                rank=context.get_world_rank(),
+                num_workers=context.get_world_size(),
+                reducer=DistributedReducer(),
+                device=ray.train.torch.get_device(),
+            )
     except InputError as error:
-        fields = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
+        fields: dict[str, Any] = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
+        fields["device"] = isinstance(error, DeviceError)
         error_file.write_text(json.dumps(fields))
         run.storage.publish(error_file)
         raise  # the other workers wait for this one: only a failure ends their waiting

@@ -22,9 +22,10 @@ from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.checks import check_public
 from uedp_ray.training.evaluate import perplexity
-from uedp_ray.training.host import pick_device
+from uedp_ray.training.faults import blamed
 from uedp_ray.training.local import seeded
 from uedp_ray.training.paths import for_use
+from uedp_ray.training.placement import pick_device
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
 _HELD_OUT = 50
@@ -61,7 +62,8 @@ def pretrain(
             replace_embeddings=config.vocabulary.replace_embeddings,
         ).to(device)
         before = perplexity(model, task, held_out, device=device)
-        _fit(config, model, task, train, device, progress)
+        with blamed("pretrain.batch_size", settings.batch_size):
+            _fit(config, model, task, train, device, progress)
     after = perplexity(model, task, held_out, device=device)
     save_model(model, out / "model")
     vocabulary.save(out / "model")

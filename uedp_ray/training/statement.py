@@ -43,11 +43,12 @@ def write_statement(
     events: Sequence[Mapping[str, Any]],
     spent: Mapping[str, float],
     *,
+    rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
 ) -> None:
     """Writes the privacy statement of a run; see ``statement``."""
-    text = statement(plan, events, spent, detectors=detectors, categories=categories)
+    text = statement(plan, events, spent, rounds=rounds, detectors=detectors, categories=categories)
     write_atomically(path, text.encode())
 
 
@@ -56,10 +57,15 @@ def statement(
     events: Sequence[Mapping[str, Any]],
     spent: Mapping[str, float],
     *,
+    rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
 ) -> str:
-    """The statement as Markdown. ``detectors``, ``categories`` (None: all found): as the corpus was prepared."""
+    """The statement as Markdown.
+
+    ``rounds``: those that the model has (None: all planned). ``detectors``, ``categories`` (None: all found): as the corpus
+    was prepared.
+    """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
@@ -72,8 +78,8 @@ def statement(
             "",
         ]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] != "open")
-    rounds = [event for event in events if event["kind"] == "round"]
-    replayed = len(rounds) - len({event["round"] for event in rounds})
+    charged = [event for event in events if event["kind"] == "round"]
+    replayed = len(charged) - len({event["round"] for event in charged})
     lines += [
         "| accountant | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
@@ -92,7 +98,7 @@ def statement(
             user_sampling_prob=privacy.user_sampling_prob,
             entity_sampling_prob=privacy.entity_sampling_prob,
             sensitive_fraction=1.0,
-            rounds=max(1, len(rounds)),
+            rounds=max(1, len(charged)),
             delta=privacy.delta,
         )
         lines.append(
@@ -106,6 +112,7 @@ def statement(
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
+        *_ended_early(config.training.num_rounds if rounds is None else rounds, config.training.num_rounds),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
@@ -139,3 +146,12 @@ def statement(
         "",
     ]
     return "\n".join(lines)
+
+
+def _ended_early(rounds: int, planned: int) -> list[str]:
+    if rounds == planned:
+        return []
+    return [
+        f"- **The model ended after {rounds} of {planned} rounds:** rounds that were charged and then lost took the budget "
+        "of the rest."
+    ]

@@ -1,0 +1,151 @@
+"""Memory and GPUs that fail: the user is told at once, nothing is charged again and again, and a short run says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+
+import pytest
+import torch
+import yaml
+
+from tests.training.runs import TREE, events, run_config, run_tree
+from uedp_ray.cli import main
+from uedp_ray.console import refuse_short, say
+from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.faults import blamed
+from uedp_ray.training.host import Patience, train
+
+MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
+DEVICE = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be"),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+]
+OTHER = [
+    torch.distributed.DistBackendError("NCCL error: remote process exited or there was a network error"),
+    RuntimeError("Connection closed by peer"),
+    ValueError("Ann met Ben"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    InputError("training.seed", 1, "is mine"),
+]
+
+
+def told(error):
+    with pytest.raises(type(error) if error in OTHER else InputError) as raised, blamed("training.batch_tokens", 4096):
+        raise error
+    return raised.value
+
+
+@pytest.mark.parametrize("error", MEMORY, ids=lambda error: str(error)[:30])
+def test_memory_is_the_users(error):
+    assert type(told(error)) is InputError
+    assert str(told(error)).startswith("training.batch_tokens = 4096: ")
+    assert "ran out of memory: lower it" in str(told(error))
+
+
+@pytest.mark.parametrize("error", DEVICE, ids=lambda error: str(error)[:30])
+def test_a_broken_gpu_is_told_from_a_mistake(error):
+    assert type(told(error)) is DeviceError
+    assert str(error).splitlines()[0] in str(told(error))
+    assert "\n" not in str(told(error))
+
+
+@pytest.mark.parametrize("error", OTHER, ids=lambda error: str(error)[:30])
+def test_anything_else_stays_what_it_is(error):
+    assert told(error) is error
+
+
+def test_a_group_that_fails_is_started_again_only_while_it_gets_on():
+    patience = Patience(2, kept=10)
+    assert [patience.start_again(kept) for kept in (10, 10, 10)] == [True, True, False]
+    patience = Patience(2, kept=10)
+    assert all(patience.start_again(kept) for kept in range(20, 1000, 10)), "failures in all are not counted"
+    assert [patience.start_again(990) for _ in range(2)] == [True, False], "the last of them was the first at 990"
+    assert not Patience(0, kept=0).start_again(50)
+
+
+SIX = {"training": {"num_rounds": 6, "checkpoint_every": 2, "evaluate_every": 6, "device": "cpu"}}
+BUDGET = {"privacy": {**TREE["privacy"], "target_epsilon": 8.0, "noise_multiplier": None}}
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes memory run out right after the third round was charged, as often as told."""
+
+    def fail(times):
+        charge, left = RunDriver.charge, [times]
+
+        def charged(driver, round_index, attempt):
+            charge(driver, round_index, attempt)
+            if round_index >= 2 and left[0]:
+                left[0] -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 30.00 GiB")
+
+        monkeypatch.setattr(RunDriver, "charge", charged)
+
+    return fail
+
+
+def test_memory_that_runs_out_in_a_round_ends_the_run_and_it_goes_on_when_told_to(corpora, tmp_path, failing):
+    failing(1)
+    config = run_config(corpora, **SIX, **BUDGET)
+    with pytest.raises(InputError, match=r"training\.batch_tokens = 4096: the GPU ran out of memory: lower it"):
+        train(config, tmp_path / "run", workers=0)
+    assert not (tmp_path / "run" / "result.json").exists()
+    smaller = run_config(corpora, **BUDGET, training={**SIX["training"], "batch_tokens": 512})
+    result = train(smaller, tmp_path / "run", workers=0, resume=True)
+    assert (result["rounds"], result["planned_rounds"]) == (5, 6)
+
+
+def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tmp_path, failing, monkeypatch, capsys):
+    """Played as Ray Train would: three starts lose a charged round each, and what is left of the budget buys no more."""
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run_tree(corpora, **SIX, **BUDGET)))
+    failing(4)
+    words = ["uedp-ray", "train", str(path), "--workers", "0", "--out", str(tmp_path / "run"), "--json"]
+    codes = []
+    for start in range(5):
+        monkeypatch.setattr(sys, "argv", words + ["--resume"] * (start > 0))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        codes.append(ended.value.code)
+    out, err = capsys.readouterr()
+    assert codes == [2, 2, 2, 2, 1]
+    assert len(events(tmp_path / "run")) == 6
+    answer = json.loads(out)
+    assert answer == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (answer["rounds"], answer["planned_rounds"]) == (2, 6)
+    assert "failed: ended after 2 of 6 rounds: rounds that were charged and lost" in err
+    assert "**The model ended after 2 of 6 rounds:**" in (tmp_path / "run" / "privacy.md").read_text()
+
+
+def test_a_whole_run_says_nothing_of_the_kind(private_run):
+    assert private_run.result["rounds"] == private_run.result["planned_rounds"] == 5
+    assert "ended after" not in (private_run.out / "privacy.md").read_text()
+
+
+def test_rows_of_comparisons_and_sweeps_that_ended_early_are_named():
+    whole = {"name": "public-only", "rounds": 0, "planned_rounds": 0}
+    refuse_short([whole, {"trial": "0001", "rounds": 6, "planned_rounds": 6}])
+    short = {"rounds": 2, "planned_rounds": 6}
+    with pytest.raises(
+        RuntimeError, match=r"^private ended after 2 of 6 rounds, trial 0003 ended after 2 of 6 rounds: "
+    ):
+        refuse_short([whole, {"name": "private", **short}, {"trial": "0003", **short}])
+
+
+def test_what_ray_says_of_a_lost_worker_can_be_shown(capsys):
+    line = "the workers failed: [/__w/pytorch/third_party/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:4"
+    say(line)
+    assert capsys.readouterr().err.replace("\n", "") == line

@@ -1,0 +1,56 @@
+"""Errors of memory and of devices, told as what the user can mend: starting the same work again does not.
+
+    with blamed("training.batch_tokens", 4096):
+        loss.backward()                    # torch.OutOfMemoryError -> InputError: training.batch_tokens = 4096: …
+
+An error of the network between workers (NCCL, gloo) is none of these: it is how the loss of a node shows elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from uedp_ray.errors import DeviceError, InputError
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+_BROKEN = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "device-side assert")
+
+
+@contextmanager
+def blamed(setting: str, value: object) -> Iterator[None]:
+    """Raises InputError on ``setting`` where memory ran out in the block, DeviceError where a device failed."""
+    try:
+        yield
+    except Exception as error:
+        told = _told(error, setting, value)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _told(error: Exception, setting: str, value: object) -> InputError | None:
+    text = str(error)
+    if isinstance(error, InputError | torch.distributed.DistError):
+        return None
+    if _is_of_memory(error, text.lower()):
+        where = "the GPU" if "cuda" in text.lower() else "this machine"
+        remedy = f"{where} ran out of memory: lower it, take a smaller model, or give it more memory; --resume goes on"
+        return InputError(setting, value, remedy)
+    broken = isinstance(error, RuntimeError) and any(mark in text for mark in _BROKEN)
+    if broken or isinstance(error, torch.AcceleratorError):
+        said = text.splitlines()[0] if text else type(error).__name__  # of the driver: it knows no text
+        remedy = f"the GPU failed ({said}): look after it, or take another; --resume goes on"
+        return DeviceError("training.device", "cuda", remedy)
+    return None
+
+
+def _is_of_memory(error: Exception, text: str) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(mark in text for mark in _NO_MEMORY)

@@ -1,0 +1,72 @@
+"""What a process of a run computes on: its device, and the CPUs and GPUs that Ray Train workers ask for."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.training.rundir import Say
+
+
+def pick_device(config: RunConfig) -> torch.device:
+    """The configured device; ``auto`` takes a GPU where there is one, in a process of Ray only where Ray gave it one.
+
+    Raises: InputError for ``cuda`` without a GPU.
+    """
+    wanted, given = config.training.device, _may_take_gpu()
+    found = given and torch.cuda.is_available()
+    if wanted == "cuda" and not found:
+        remedy = "no GPU is visible: use auto or cpu" if given else "Ray gave this process no GPU: ask for one"
+        raise InputError("training.device", wanted, remedy)
+    return torch.device("cuda" if wanted != "cpu" and found else "cpu")
+
+
+def _may_take_gpu() -> bool:
+    """Ray hides no GPU from who asked for none, so its tasks and actors look at what they were given."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return True
+    context = ray.get_runtime_context()
+    if context.get_task_id() is None and context.get_actor_id() is None:
+        return True  # a driver, which Ray gives nothing
+    return bool(context.get_accelerator_ids().get("GPU"))
+
+
+def gpus_for(config: RunConfig, num_workers: int, say: Say) -> int:
+    """A GPU for every worker, or for none."""
+    import ray
+
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if config.training.device == "cpu" or there == 0:
+        return 0
+    if there >= num_workers:
+        return 1
+    remedy = f"the cluster has {there} for {num_workers} workers: ask for fewer, or add nodes"
+    if config.training.device == "cuda":
+        raise InputError("training.device", "cuda", remedy)
+    say(f"training on CPUs, not on GPUs: {remedy}")
+    return 0
+
+
+def cpus_for(num_workers: int, gpus: float) -> int:
+    """CPUs of a worker, as many as let all workers fit: its threads follow them, so an idle core is a core wasted.
+
+    Raises: InputError if they do not fit with one CPU each: Ray would wait for room for good, deaf to Ctrl-C.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+    def room(cpus: int) -> int:
+        return sum(
+            int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else num_workers)) for node in nodes
+        )
+
+    if room(1) < num_workers:
+        remedy = f"the cluster has room for {room(1)}: ask for fewer, or add nodes"
+        raise InputError("training.num_workers", num_workers, remedy)
+    most = int(max(node.get("CPU", 0) for node in nodes))
+    return next(cpus for cpus in range(most, 0, -1) if room(cpus) >= num_workers)
