@@ -42,11 +42,12 @@ def train(
     cpus_per_worker: int | None = None,
     resume: bool = False,
     tokens: Path | None = None,
+    part_of: str | None = None,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
     observe: Observe = lambda row: None,
 ) -> dict[str, Any]:
-    """Trains one model and returns ``result.json``.
+    """Trains one model and returns ``result.json``, with what stays with the owner: ``run_dir``, ``tokens_per_second``.
 
     Args:
       config: the run.
@@ -55,6 +56,8 @@ def train(
       cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
+      part_of: ``sweep``, where the run is one of several of which one is chosen by its results, so that its own epsilon is
+        not that of a chosen model.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
       observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
@@ -63,7 +66,7 @@ def train(
     """
     storage = open_storage(out)
     with storage.exclusive():
-        run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
+        run = prepare_run(config, storage, resume=resume, tokens=tokens, part_of=part_of, say=say)
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
             with _watch(run, progress):
@@ -76,7 +79,9 @@ def train(
             run.progress.unlink(missing_ok=True)
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
-        return json.loads(run.result.read_text())
+        run.storage.get(run.speed)
+        speed = json.loads(run.speed.read_text()) if run.speed.exists() else {"tokens_per_second": None}
+        return json.loads(run.result.read_text()) | speed | {"run_dir": storage.address(run.root)}
 
 
 def pick_device(config: RunConfig) -> torch.device:
