@@ -85,7 +85,8 @@ def _status_line(status: dict[str, Any]) -> str:
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
     trial, perplexity, epsilon = _best_cells(best)
-    return f"trials: {counts} of {status['wanted']}; best so far {trial}: perplexity {perplexity}, ε of this run alone {epsilon}"
+    found = f"best so far {trial}: perplexity {perplexity}, ε of that run alone {epsilon}"
+    return f"trials: {counts} of {status['wanted']}; {found}"
 
 
 _STATES = ("done", "running", "stopped", "failed", "refused")
@@ -182,9 +183,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         lines.append(f"Best: trial {best['trial']}, perplexity {best['perplexity']:.1f}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
-        lines.append(
-            f"ε of this model, training and choosing: {total} ({unit}, δ = {best['delta']:g}). Its run alone: {alone}."
-        )
+        lines.append(f"ε of this model, training and choosing: {total} ({unit}, δ = {best['delta']:g})")
+        lines.append(f"ε of its run alone: {alone}")
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
     if best is not None:

@@ -42,8 +42,8 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
     out, storage = folder_only(out), open_storage(path)
     with storage.exclusive():
         folder = SweepDir(storage.root, storage)
-        storage.get(folder.config)
-        if folder.config.exists():
+        storage.get(folder.config, folder.terms)
+        if _holds_sweep(folder.root):
             return _of_sweep(folder, None, out)
         above = None if storage.url else _sweep_above(storage.root)  # at a URL the ledger tells, below
         if above is not None:
@@ -71,10 +71,8 @@ def export_best(
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
         raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
-    secret = config.search.rule == "repeat_and_select"
-    name = config.base.name if secret or rule == "public" else None
     total = Total(max(found.epsilon, epsilon), rule, f"The total: {priced['text']} {_RECOMPUTE[rule]}")
-    return export_run(found, out, total, terms, ledgers=ledgers, name=name, **how)
+    return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
 
 
 _RECOMPUTE = {
@@ -89,12 +87,17 @@ _RECOMPUTE = {
 
 def _sweep_above(run: Path) -> Path | None:
     """The sweep that a folder lies in, symbolic links followed."""
-    return next((parent for parent in run.resolve().parents if (parent / "sweep.yaml").exists()), None)
+    return next(filter(_holds_sweep, run.resolve().parents), None)
+
+
+def _holds_sweep(folder: Path) -> bool:
+    """Both files: a sweep file of the user's may have the name of one of them."""
+    return SweepDir(folder).config.exists() and SweepDir(folder).terms.exists()
 
 
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
     config, rows = load_sweep_config(folder.config), _ended_rows(folder)
-    folder.storage.get(folder.terms, folder.pool)
+    folder.storage.get(folder.pool)
     for row in rows if folder.storage.url else ():
         for name in row["run_dirs"]:
             folder.storage.part(folder.root / name).restore(folder.root / name / "ledger.jsonl")

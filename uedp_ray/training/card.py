@@ -14,7 +14,7 @@ import yaml
 
 from uedp_ray.config import RunConfig
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.training.redact import NOT_PUBLISHED
+from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.statement import Total
 
 _LOADING = {

@@ -30,8 +30,8 @@ from uedp_ray.files import write_json
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.redact import published
 from uedp_ray.training.card import card
-from uedp_ray.training.redact import published
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total, write_statement
 

@@ -18,7 +18,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.training.redact import named_detector
+from uedp_ray.redact import named_detector
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -31,8 +31,8 @@ _BASES = {
     "held_out_users": "text of users whom its owner declares to be outside the protected set",
 }
 _PART_OF_SWEEP = (
-    "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which "
-    "`uedp-ray export SWEEP --out DIR` puts first"
+    "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
+    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
 )
 
 _NOT_COVERED = """\
