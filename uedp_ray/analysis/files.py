@@ -67,17 +67,31 @@ def read_text(root: Path, name: str) -> str:
 
 def read_table(root: Path, name: str) -> pa.Table:
     """A Parquet file, read a few rows at a time: a small file may unpack to any size."""
-    path, batches, size = inside(root, name), [], 0
+    path = inside(root, name)
+    too_large = InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
     try:
         file = pq.ParquetFile(path, memory_map=True)
+        stated = (file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
+        if sum(stated) > MAX_BYTES:
+            raise too_large
+        parts, size = [file.schema_arrow.empty_table()], 0
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-            batches.append(batch)
-            size += batch.nbytes
+            parts.append(_decoded(pa.Table.from_batches([batch])))
+            size += parts[-1].nbytes
             if size > MAX_BYTES:
-                raise InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
-        return pa.Table.from_batches(batches, schema=file.schema_arrow)
+                raise too_large
+        return pa.concat_tables(map(_decoded, parts))
     except (OSError, pa.ArrowException) as error:
         raise InputError(name, str(root), f"is no Parquet file that can be read ({type(error).__name__})") from None
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Without dictionaries: a value that is held once and named a thousand times is counted a thousand times."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            table = table.set_column(index, pa.field(field.name, kind), table.column(index).cast(kind))
+    return table
 
 
 def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
