@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from uedp_ray.privacy.accounting import calibrate, epsilon
     from uedp_ray.privacy.mechanism import RoundMechanism
     from uedp_ray.sweep.config import load_sweep_config
+    from uedp_ray.sweep.export import export
     from uedp_ray.sweep.host import sweep
     from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
@@ -28,6 +29,7 @@ _HOMES = {
     "calibrate": "privacy.accounting",
     "compare": "training.compare",
     "epsilon": "privacy.accounting",
+    "export": "sweep.export",
     "load_sweep": "analysis.frames",
     "load_sweep_config": "sweep.config",
     "pretrain": "training.pretrain",
@@ -41,6 +43,7 @@ __all__ = [
     "calibrate",
     "compare",
     "epsilon",
+    "export",
     "load_config",
     "load_sweep",
     "load_sweep_config",

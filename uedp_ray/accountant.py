@@ -8,6 +8,8 @@ No data is touched. Every answer carries unit, neighbouring relation, delta, acc
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from uedp_ray.privacy import accounting
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon
+from uedp_ray.privacy.selection import epsilon_of_choosing
 from uedp_ray.privacy.statement import state
 
 
@@ -55,13 +59,59 @@ def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity",
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
     events = read_ledger(path)
-    releases = [event for event in events if event["kind"] == "round"]
     value = epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
-    header = events[0]["header"]
+    return _of_ledger(events, value, delta, accountant) | {"kind": kind, "events": len(events)}
+
+
+def _of_ledger(events: Sequence[Mapping[str, Any]], value: float, delta: float, accountant: str) -> dict[str, Any]:
+    """An epsilon that covers a run, in the terms of its ledger."""
+    releases, header = [event for event in events if event["kind"] == "round"], events[0]["header"]
     mechanism = RoundMechanism.from_dict(releases[-1]["mechanism"]) if releases else None
     claims = {"private": header["private"] is True, "declared": header.get("bounds") == "declared"}
-    answer = _answer(mechanism, value, delta, accountant, **claims)
-    return answer | {"rounds": len(releases), "kind": kind, "events": len(events)}
+    return _answer(mechanism, value, delta, accountant, **claims) | {"rounds": len(releases)}
+
+
+def export_epsilon(folder: Path) -> dict[str, Any]:
+    """The total of what ``uedp-ray export`` wrote: training and choosing, by the rule in its ``selection.json``.
+
+    ``selection.json`` holds what was fixed before anything was released, ``ledger.jsonl`` the run, ``ledgers/`` every run
+    that the rule charges. Its own figure is not read. Raises: InputError for another folder.
+    """
+    try:
+        terms = json.loads((folder / "selection.json").read_text())
+        rule, delta, accountant = terms["rule"], float(terms["delta"]), str(terms["unit"])
+        events = read_ledger(folder / "ledger.jsonl")
+        alone = epsilon_of_events(events, delta=delta, accountant=accountant)
+        total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
+        ) from None
+    return _of_ledger(events, total, delta, accountant) | {"rule": rule, "epsilon_of_run": alone}
+
+
+def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant: str) -> float:
+    """What the rule charges; 0 where it is the run alone."""
+    rule = terms["rule"]
+    if rule in ("none", "public"):
+        return 0.0
+    settings: dict[str, Any] = {name: terms[name] for name in ("searcher", "early_stopping")}
+    if rule == "repeat_and_select":
+        settings["candidates"] = [
+            [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
+            for parts in terms["candidates"]
+        ]
+        settings |= {name: terms[name] for name in ("mean", "law")}
+    else:
+        files = [ledgers / f"{position:04d}.jsonl" for position in range(terms["runs"])]
+        settings["ledgers"] = [read_ledger(file) if file.exists() else [] for file in files]
+        settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+        settings["planned"] = [
+            [event for part in parts for event in [part["event"]] * part["times"]] for parts in terms.get("planned", ())
+        ]
+    return epsilon_of_choosing(rule, **settings, delta=delta, accountant=accountant)
 
 
 def calibrated(

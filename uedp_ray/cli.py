@@ -103,12 +103,17 @@ def epsilon(
     sensitive_fraction: Annotated[float, typer.Option(help="published: sensitive / all sentences.")] = 1.0,
     max_order: Annotated[int, typer.Option(help="published: largest moment order.")] = 32,
     ledger: Annotated[Path | None, typer.Option(help="Account what a ledger file records instead.")] = None,
+    exported: Annotated[
+        Path | None, typer.Option("--export", help="Account a folder of uedp-ray export: training and choosing.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """The epsilon of a parameter set, or of a ledger file. No data is touched."""
-    from uedp_ray.accountant import ledger_epsilon, parameter_epsilon
+    from uedp_ray.accountant import export_epsilon, ledger_epsilon, parameter_epsilon
 
-    if ledger is not None:
+    if exported is not None:
+        answer = export_epsilon(exported)
+    elif ledger is not None:
         answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
     else:
         answer = parameter_epsilon(
@@ -311,6 +316,18 @@ def report(
     from uedp_ray.analysis.report import report as run
 
     emit({"html": str(run(sweeps, out))}, as_json)
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="SWEEP|RUN", help="A sweep or run directory, or its URL.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder, to be handed on.")],
+    as_json: Json = False,
+) -> None:
+    """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
+    from uedp_ray.sweep.export import export as run
+
+    emit(run(source, out), as_json)
 
 
 @app.command()

@@ -71,7 +71,7 @@ def _shown_on(bar: Progress) -> Show:
 
 def _status_table(status: dict[str, Any]) -> Table:
     table = Table(title=f"{status['done'] + status['stopped'] + status['failed']} of {status['wanted']} trials")
-    for name in (*_STATES, "best so far", "perplexity", "ε"):
+    for name in (*_STATES, "best so far", "perplexity", "ε of it alone"):
         table.add_column(name, justify="right")
     best = status["best"]
     cells = ("-", "-", "-") if best is None else _best_cells(best)
@@ -85,7 +85,8 @@ def _status_line(status: dict[str, Any]) -> str:
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
     trial, perplexity, epsilon = _best_cells(best)
-    return f"trials: {counts} of {status['wanted']}; best so far {trial}: perplexity {perplexity}, ε {epsilon}"
+    found = f"best so far {trial}: perplexity {perplexity}, ε of that run alone {epsilon}"
+    return f"trials: {counts} of {status['wanted']}; {found}"
 
 
 _STATES = ("done", "running", "stopped", "failed", "refused")
@@ -140,7 +141,7 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
-    table = Table(title="Held-out perplexity, and ε paid for it")
+    table = Table(title="Held-out perplexity, and ε of each run alone")
     for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
@@ -195,9 +196,13 @@ def print_sweep(answer: dict[str, Any]) -> None:
         lines.append(_told_apart(best))
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         lines.append(f"Best: trial {best['trial']}, perplexity {best['perplexity']:.1f}, in {best['run_dir']}")
-        lines.append(f"ε of this run alone {show_epsilon(best['epsilon'][unit], '∞')}; with the choice {total}.")
+        alone = show_epsilon(best["epsilon"][unit], "∞")
+        lines.append(f"ε of this model, training and choosing: {total} ({unit}, δ = {best['delta']:g})")
+        lines.append(f"ε of its run alone: {alone}")
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
+    if best is not None:
+        lines.append(f"What to hand on: {answer['export']}")
     lines.append(f"uedp-ray report {answer['sweep_dir']}")
     typer.echo("\n".join(lines))
 

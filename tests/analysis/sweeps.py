@@ -118,7 +118,7 @@ def _result(
             "epsilon_with_choice": choice or best["epsilon"],
             "noise_multiplier": best["noise_multiplier"],
             "params": {key: best[key] for key in space if best[key] is not None},
-            "run_dir": str(path.resolve() / best["run_dirs"][0]),
+            "run_dir": best["run_dirs"][0],
             "tied": [r["trial"] for r in rows if r["tied_with_best"] and r is not best] if best["seeds"] > 1 else None,
         },
         "pareto": [{key: row[key] for key in ("trial", "epsilon", "perplexity")} for row in rows if row["pareto"]],
@@ -138,7 +138,6 @@ def _result(
             {"name": "public-only", "perplexity": 133.0, "epsilon": 0.0},
             *([{"name": "noiseless", "perplexity": 88.5, "epsilon": None}] if noiseless else []),
         ],
-        "sweep_dir": str(path.resolve()),
     }
 
 

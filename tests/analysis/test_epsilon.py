@@ -34,7 +34,7 @@ def test_each_accountant_has_its_own_axis_and_the_accountants_values():
         expected = [epsilon(MECHANISM, rounds=count, delta=1e-5, accountant=accountant) for count in rounds]
         assert values == expected
         assert curves(axes)["this run"][0] == [20]
-        assert axes.get_title().startswith(f"unit: {accountant.replace('-', ' and ')}\nthis run: ε = ")
+        assert axes.get_title().startswith(f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = ")
         assert axes.get_title().endswith("zero-out, δ = 1e-05")
     assert len({axes.get_ylim() for axes in figure.axes}) == 3
     assert "the budget" in curves(figure.axes[0])

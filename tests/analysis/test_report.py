@@ -148,7 +148,7 @@ def test_the_chosen_configuration_and_its_statement(copies, page):
         assert [row for row in page.rows if row[0] == key and row[1].startswith(str(value)[:4])], key
     z = f"{sweep.best['noise_multiplier']:.6g}"
     assert f"(noise multiplier {z}), added once by the driver." in page.text
-    assert [row for row in page.rows if row[0] == "published (estimator f_E)" and "not a guarantee" in row[-1]]
+    assert f"The chosen model costs ε = {show_epsilon(sweep.best['epsilon_with_choice'])}" in page.text
 
 
 def test_every_trial_is_in_the_table(copies, page):
@@ -165,7 +165,7 @@ def test_every_trial_is_in_the_table(copies, page):
     for trial in read_result(copies["small"])["trials"]:
         row = rows.pop(trial["trial"])
         assert row["state"] == trial["state"]
-        assert row["ε"] == ("–" if trial["epsilon"] is None else show_epsilon(trial["epsilon"]))
+        assert row["ε of the run alone"] == ("–" if trial["epsilon"] is None else show_epsilon(trial["epsilon"]))
         if trial["perplexity"] is not None:
             assert float(row["perplexity"]) == pytest.approx(trial["perplexity"], rel=1e-3)
         if trial["reason"]:
@@ -202,7 +202,7 @@ def test_the_price_of_choosing_by_every_rule(copies, name, seeds):
     sweep = load_sweep(copies[name])
     rounds = [event for event in sweep.ledger(sweep.best["trial"]) if event["kind"] == "round"]
     mechanism = RoundMechanism.from_dict(rounds[0]["mechanism"])
-    one, chosen, *others = prices(sweep)
+    chosen, one, *others = prices(sweep)
     assert (one.epsilon, chosen.epsilon) == (sweep.best["epsilon"]["user-entity"], 41.2345)
     assert [price.of_sweep for price in (one, chosen, *others)] == [True, True, False, False]
     for law, price in zip(("logarithmic", "geometric"), others, strict=True):
@@ -216,6 +216,16 @@ def test_the_price_of_choosing_by_every_rule(copies, name, seeds):
             law=law,
             delta=1e-5,
         )
+
+
+def test_the_total_stands_before_what_the_run_alone_costs(copies, page):
+    trial = read_result(copies["small"])["best"]["trial"]
+    heads = [head for head in ("ε in total, the choice included", "ε of the chosen run alone") if head in page.text]
+    assert page.text.index(heads[0]) < page.text.index(heads[1])
+    assert [row[0] for row in page.rows if "rule composition" in row[0] or "alone, as if" in row[0]] == [
+        "in total: the chosen run and its choice, by rule composition",
+        f"one run: trial {trial} alone, as if it was not chosen",
+    ]
 
 
 def test_under_repeat_and_select_composition_is_the_comparison(copies):

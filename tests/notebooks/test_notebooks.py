@@ -130,7 +130,7 @@ def test_the_fourth_exports_what_may_be_published_and_nothing_else(folder, monke
     exported = folder / "runs" / "exported"
     names = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
     assert {name for name in names if not name.startswith(("model/", "ledgers/"))} == {
-        "choosing.md",
+        "README.md",
         "config.yaml",
         "ledger.jsonl",
         "privacy.md",

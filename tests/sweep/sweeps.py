@@ -7,9 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import create_trial
 
 from tests.training.runs import run_tree
-from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.config import dump_config
+from uedp_ray.sweep.conclude import conclude
+from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.gather import prepared
+from uedp_ray.sweep.host import _searched_base
+from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.price import fix_terms, planned_points
+from uedp_ray.sweep.results import Rows
+from uedp_ray.sweep.trial import _train
+from uedp_ray.training.rundir import private_folder
 
 SPACE: dict[str, Any] = {
     "privacy.user_sampling_prob": {"uniform": [0.2, 0.6]},
@@ -42,3 +53,32 @@ def write_sweep(tree: dict[str, Any], folder: Path) -> Path:
 
 def sweep_config(corpora: Path, folder: Path, **sections: Any) -> SweepConfig:
     return load_sweep_config(write_sweep(sweep_tree(corpora, **sections), folder))
+
+
+def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
+    """A whole sweep in this process, without Ray: points as the rule fixes them, or spread by number."""
+    folder = SweepDir(out)
+    private_folder(folder.private)
+    dump_sweep_config(config, folder.config)
+    fix_terms(config, folder)
+    base = _searched_base(config)
+    dump_config(prepared(base, folder, folder.private / "corpora"), folder.trial_base)
+    points = planned_points(config, folder)
+    if points is None:
+        rates = [0.01 * (1 + number) for number in range(config.num_trials)]
+        points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in rates]
+    trials: list[Any] = []
+    for number, point in enumerate(points):
+        _train(config, folder, number, point, lambda row: None)
+        trials.append(create_trial(params=point, distributions=_distributions(config, point), value=1.0))
+        trials[-1].number = number
+    return conclude(config, folder, Rows(config, folder).read(trials), lambda text: None, lambda row: None)
+
+
+def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: IntDistribution(*config.parsed_space[key].values)
+        if config.parsed_space[key].kind == "integer"
+        else FloatDistribution(*config.parsed_space[key].values)
+        for key in point
+    }

@@ -106,7 +106,8 @@ def test_rounds_hold_public_quantities_only(private_run):
 
 def test_the_result_agrees_with_ledger_and_rounds(private_run):
     result, rows = private_run.result, pq.read_table(private_run.out / "rounds.parquet").to_pylist()
-    assert json.loads((private_run.out / "result.json").read_text()) == result
+    owners = {"run_dir": str(private_run.out), "tokens_per_second": result["tokens_per_second"]}
+    assert json.loads((private_run.out / "result.json").read_text()) | owners == result
     assert result["perplexity"] == rows[-1]["perplexity"]
     assert result["initial_perplexity"] == rows[0]["perplexity"]
     assert result["epsilon"] == {name: rows[-1][f"epsilon_{name}"] for name in ("user-entity", "user", "entity")}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from tests.training.runs import TEST_NOISE, TREE, run_config
 from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.config import load_config
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.host import train
-from uedp_ray.training.statement import show_epsilon
+from uedp_ray.training.statement import show_epsilon, statement
 
 
 def table(text):
@@ -26,7 +30,9 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
         assert 0 <= float(shown) - value < 0.001, "rounded up: what is printed bounds too"
         assert (delta, guarantee) == ("0.0001", "yes")
         assert unit.startswith({"user-entity": "one user (all", "user": "one user:", "entity": "one entity:"}[name])
-    assert rows["published (estimator f_E)"][-1] == "as published, not a guarantee"
+    assert set(rows) == {"accountant", *private_run.result["epsilon"]}, (
+        "no figure that bounds nothing stands beside these"
+    )
     for expected in (
         "zero-out (fixed graph)",
         "Poisson",
@@ -39,6 +45,8 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
         "sentence's gradient 0.1",
         "users that hold one entity: at most 3",
         "detector missed",
+        "Rounds: 5 of 5 planned.",
+        "text of users whom its owner declares to be outside the protected set. That text is not protected",
         "## Not covered",
     ):
         assert expected in text, expected
@@ -87,6 +95,21 @@ def test_runs_that_claim_nothing_say_so(corpora, tmp_path, privacy, bounds, clai
 
 def test_replays_are_stated(private_run):
     assert "repeated" not in (private_run.out / "privacy.md").read_text()  # test_resume.py has the other half
+
+
+def test_what_ended_early_what_was_scored_and_where_files_lie_are_said_as_they_are(private_run):
+    config = load_config(private_run.out / "config.yaml")
+    ledger = read_ledger(private_run.out / "ledger.jsonl")
+    planned = dataclasses.replace(config, training=dataclasses.replace(config.training, num_rounds=9))
+    text = statement(
+        Plan.of(planned), ledger, {}, detectors=["list:/home/ann/names.txt", "spacy:/home/ann/m", "spacy:en"]
+    )
+    assert "Rounds: 5 of 9 planned. **It ended before its plan**." in text
+    assert "found by: list:not-published, spacy:not-published, spacy:en;" in text
+    unscored = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation=None))
+    assert "No perplexity was computed." in statement(Plan.of(unscored), ledger, {})
+    public = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation_basis="public"))
+    assert "computed on text that its owner declares public." in statement(Plan.of(public), ledger, {})
 
 
 def test_declared_bounds_are_called_declared(corpora, tmp_path):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_events
@@ -42,9 +43,10 @@ def spent_by_best(sweep: Sweep) -> Spent | None:
     """None where nothing is chosen, or where the chosen run has no guarantee."""
     if sweep.best_run is None:
         return None
-    opened, *events = read_ledger(sweep.best_run / "ledger.jsonl")
+    ledger = inside(sweep.path, str(sweep.best_run.relative_to(sweep.path) / "ledger.jsonl"))
+    opened, *events = read_ledger(ledger)
     rounds = [event for event in events if event["kind"] == "round"]
-    private = opened["header"]["private"] is True and all(event["private"] is True for event in rounds)
+    private = opened["header"].get("private") is True and all(event.get("private") is True for event in rounds)
     if not rounds or not private:
         return None
     others = tuple(event for event in events if event["kind"] != "round")
@@ -52,14 +54,13 @@ def spent_by_best(sweep: Sweep) -> Spent | None:
 
 
 def prices(sweep: Sweep) -> list[Price]:
-    """The price of one run, of the choice by the sweep's rule, and of the same choice by the other rules."""
+    """The price of the model by the sweep's rule, that of its run alone, and of the same choice by the other rules."""
     if sweep.best is None:
         return []
     rule, best = sweep.selection["rule"], sweep.best
-    rows = [Price(f"one run: trial {best['trial']} alone", best["epsilon"][sweep.unit], True)]
-    if sweep.finished:
-        rows.append(Price(f"the choice by rule {rule}, the chosen run included", best["epsilon_with_choice"], True))
-    return [*rows, *_elsewhere(sweep, rule)]
+    total = Price(f"in total: the chosen run and its choice, by rule {rule}", best["epsilon_with_choice"], True)
+    alone = Price(f"one run: trial {best['trial']} alone, as if it was not chosen", best["epsilon"][sweep.unit], True)
+    return [*([total] if sweep.finished else []), alone, *_elsewhere(sweep, rule)]
 
 
 def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:

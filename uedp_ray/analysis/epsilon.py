@@ -84,7 +84,7 @@ def epsilon_over_rounds(
             )
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
-    panels[0].set_ylabel("ε")
+    panels[0].set_ylabel("ε of one run")
     legend(figure, panels)
     return figure
 
@@ -116,7 +116,7 @@ def epsilon_over_holders(
             if high > low:
                 getattr(axes, f"set_{which}scale")("log")
                 log_ticks(axes, which, low, high)
-    panels[0].set_ylabel("ε")
+    panels[0].set_ylabel("ε of one run")
     legend(figure, panels)
     return figure
 
@@ -138,7 +138,7 @@ def _draw(
     """The curve with the run itself on it, and its figure in the title; a word where the unit has no guarantee."""
     value = values[counts.index(at)]
     axes.set_title(
-        f"unit: {accountant.replace('-', ' and ')}\nthis run: ε = {show_epsilon(value)}\nzero-out, δ = {delta:g}",
+        f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\nzero-out, δ = {delta:g}",
         fontsize=9,
     )
     if math.isinf(value):

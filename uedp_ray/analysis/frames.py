@@ -16,7 +16,6 @@ What is in the frames is as public as the sweep: under rule ``repeat_and_select`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +23,14 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_table, run_dir
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.space import Space
 
-UNITS = ("user-entity", "user", "entity")
 _DTYPES = {
     "trial": "string",
     "number": "int64",
@@ -56,6 +54,7 @@ _DTYPES = {
     "seconds": "float64",
     "run_dirs": "object",
 }
+_STATES = ("done", "stopped", "failed", "refused", "running")
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
 _RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
 
@@ -112,33 +111,39 @@ class Sweep:
         names = rows["run_dirs"].iloc[0]
         if names is None or not len(names):
             raise InputError("trial", trial, f"was {rows['state'].iloc[0]}: it has no run directory")
-        return [self.path / name for name in names]
+        return [run_dir(self.path, name) for name in names]
 
     def config(self, trial: str, seed: int = 0) -> RunConfig:
         """The run's resolved configuration; runs of one trial differ in ``training.seed``."""
-        return load_config(self.run_dirs(trial)[seed] / "config.yaml")
+        return load_config(self._file(self.run_dirs(trial)[seed], "config.yaml"))
 
     def ledger(self, trial: str, seed: int = 0) -> list[dict[str, Any]]:
         """Every event of the run, its digest chain verified. Raises: InputError naming the first line that fails."""
-        return read_ledger(self.run_dirs(trial)[seed] / "ledger.jsonl")
+        return read_ledger(self._file(self.run_dirs(trial)[seed], "ledger.jsonl"))
 
     def ledger_files(self) -> list[Path | None]:
         """The ledger of every run of every trial, at its fixed position; None for a run that never began."""
         seeds = self.sweep_config.search.seeds_per_trial
         found: list[Path | None] = []
         for names in self.trials["run_dirs"]:
-            found += [self.path / name / "ledger.jsonl" for name in names] + [None] * (seeds - len(names))
+            found += [self._file(run_dir(self.path, name), "ledger.jsonl") for name in names]
+            found += [None] * (seeds - len(names))
         return found
 
     def rounds(self, trial: str) -> pd.DataFrame:
         """``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
-        files = [folder / "rounds.parquet" for folder in self.run_dirs(trial)]
-        frames = [pq.read_table(file).to_pandas().assign(seed=seed) for seed, file in enumerate(files) if file.exists()]
+        files = [self._file(folder, "rounds.parquet") for folder in self.run_dirs(trial)]
+        frames = [_read_rounds(self.path, file).assign(seed=seed) for seed, file in enumerate(files) if file.exists()]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["round", "perplexity", "seed"])
+
+    def _file(self, folder: Path, name: str) -> Path:
+        return inside(self.path, str(folder.relative_to(self.path) / name))
 
 
 def load_sweep(path: str | Path) -> Sweep:
     """Reads a sweep directory or a copy of one, finished or not. The text that its trials read need not be there.
+
+    It may be somebody else's: nothing outside the folder is read, and what no sweep writes is refused.
 
     Raises: InputError where the folder is none, or where another version wrote what this one does not know.
     """
@@ -146,29 +151,24 @@ def load_sweep(path: str | Path) -> Sweep:
     if not ((path / "sweep.yaml").is_file() and (path / "trials.parquet").is_file()):
         remedy = "is no sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
         raise InputError("sweep", str(path), remedy)
-    config = load_sweep_config(path / "sweep.yaml")
+    config = load_sweep_config(inside(path, "sweep.yaml"))
+    table = read_table(path, "trials.parquet")
+    trials = _checked_trials(path, table, config.parsed_space)
     finished = (path / "result.json").is_file()
-    result = json.loads((path / "result.json").read_text()) if finished else _so_far(path / "trials.parquet", config)
+    result = read_result(path, config) if finished else _so_far(table, config)
     references = pd.DataFrame(result["references"], columns=["name", "perplexity", "epsilon"])
     return Sweep(
         path=path,
         name=path.resolve().name,
         sweep_config=config,
-        trials=_read_trials(path / "trials.parquet", config.parsed_space),
+        trials=trials,
         counts=result["counts"],
         best=result["best"],
-        best_run=_best_run(path, result),
+        best_run=None if result["best"] is None else run_dir(path, result["best"]["run_dir"]),
         selection=result["selection"],
         references=references.astype({"name": "string", "perplexity": "float64", "epsilon": "float64"}),
         finished=finished,
     )
-
-
-def _best_run(path: Path, result: Mapping[str, Any]) -> Path | None:
-    """Run directories are stated where the sweep was made; a copy of it lies elsewhere."""
-    if result["best"] is None:
-        return None
-    return path / Path(result["best"]["run_dir"]).relative_to(result["sweep_dir"])
 
 
 def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
@@ -210,20 +210,56 @@ def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & trials["perplexity"].notna()]
 
 
-def _read_trials(path: Path, space: Space) -> pd.DataFrame:
-    frame = pq.read_table(path).to_pandas(types_mapper=_NULLABLE.get)
+def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
+    """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
+    frame = table.to_pandas(types_mapper=_NULLABLE.get)
     missing = [name for name in (*_DTYPES, *space) if name not in frame]
     if missing:
         raise InputError("trials.parquet", str(path), f"lacks the column {missing[0]}: read it with its own version")
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
-    return frame.astype(_DTYPES | ranges)
+    numeric = [name for name, dtype in (_DTYPES | ranges).items() if dtype in ("float64", "Int64", "int64")]
+    for name in numeric:
+        kind = table.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+            raise InputError(
+                f"trials.parquet: {name}", str(kind)[:60], "has a column of another type: expected numbers"
+            )
+    try:
+        frame = frame.astype(_DTYPES | ranges)
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0][:80]
+        raise InputError("trials.parquet", str(path), f"has a column of another type ({reason})") from None
+    for key, dimension in space.items():
+        for value in frame[key].dropna():
+            if not holds(dimension, value):
+                raise InputError(f"trials.parquet: {key}", str(value)[:60], "was not searched: it is not of this sweep")
+    for column, fits, remedy in (
+        ("state", frame["state"].isin(_STATES), f"is no state: expected one of {', '.join(_STATES)}"),
+        ("trial", frame["trial"].str.fullmatch(r"[\w-]{1,64}").fillna(False), "is no name of a trial"),
+        ("perplexity", ~(frame["perplexity"] <= 0), "is no perplexity"),
+        ("epsilon", ~(frame["epsilon"] < 0), "is no epsilon"),
+    ):
+        if not fits.all():
+            raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
+    for names in frame["run_dirs"]:
+        for name in () if names is None else names:
+            run_dir(path, name)
+    return frame
 
 
-def _so_far(table: Path, config: SweepConfig) -> dict[str, Any]:
+def _read_rounds(root: Path, path: Path) -> pd.DataFrame:
+    frame = read_table(root, str(path.relative_to(root))).to_pandas()
+    try:
+        return frame.astype({"round": "int64", "perplexity": "float64"})
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InputError("rounds.parquet", str(path), "has no columns round and perplexity of numbers") from None
+
+
+def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
     """What ``result.json`` will hold, as far as it can be told before the sweep ends."""
     from uedp_ray.sweep.results import count_states, stated  # loads the trainer
 
-    rows = pq.read_table(table).to_pylist()
+    rows = table.to_pylist()
     return {
         "best": stated(rows, config),
         "counts": count_states(rows),
@@ -237,5 +273,4 @@ def _so_far(table: Path, config: SweepConfig) -> dict[str, Any]:
             "text": "The price of choosing is computed when the sweep ends.",
         },
         "references": [],
-        "sweep_dir": "",
     }

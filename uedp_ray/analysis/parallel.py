@@ -85,7 +85,9 @@ def _share(value: float, low: float, high: float, is_log: bool) -> float:
     """How far along an axis a value lies, from 0 to 1."""
     if low == high:  # one choice, or an integer whose step is longer than its range
         return 0.5
-    return math.log(value / low) / math.log(high / low) if is_log else (value - low) / (high - low)
+    return (
+        (math.log(value) - math.log(low)) / (math.log(high) - math.log(low)) if is_log else (value - low) / (high - low)
+    )
 
 
 def _place(dimension: Dimension, value: Any) -> float:

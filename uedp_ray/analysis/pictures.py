@@ -69,15 +69,16 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
         picture(
             "epsilon-rounds",
             "ε against rounds",
-            "The chosen run's mechanism with fewer and more rounds, by accountant; each unit has its own axis. The dashed "
+            "The chosen run's mechanism with fewer and more rounds, by accountant; each unit has its own axis; "
+            "the choice is not included. The dashed "
             f"curve is the paper's arithmetic: {epsilon.PUBLISHED}.",
             lambda: _over_rounds(sweep, _spent(sweep)),
         ),
         picture(
             "epsilon-holders",
             "ε against the number of holders K",
-            "What the chosen run's noise and rounds would give if up to K users held one entity. ε of the unit user does "
-            "not depend on K. Where the curve is flat, a sentence without an entity decides.",
+            "What the chosen run's noise and rounds would give, without the choice, if up to K users held one entity. ε of "
+            "the unit user does not depend on K. Where the curve is flat, a sentence without an entity decides.",
             lambda: _over_holders(sweep, _spent(sweep)),
         ),
         picture(

@@ -9,22 +9,28 @@ says so, and is written owner-only.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jinja2
+import yaml
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from uedp_ray.analysis.cost import Price, prices
+from uedp_ray.analysis.files import inside, read_text
 from uedp_ray.analysis.frames import Sweep, load_sweep
 from uedp_ray.analysis.pictures import Picture, joint_picture, pictures
 from uedp_ray.analysis.style import shown_value
 from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
+from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
+from uedp_ray.redact import published
 
 _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
@@ -69,7 +75,7 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     _write(page, _render(sections, joint_picture(sweeps), private), private)
     for section in sections:
         for picture in section.pictures.values():
-            file = section.sweep.path / "figures" / f"{picture.name}.svg"
+            file = inside(section.sweep.path, f"figures/{picture.name}.svg")
             file.unlink(missing_ok=True)
             if picture.svg is not None:
                 _write(file, picture.svg, _is_private(section.sweep))
@@ -81,10 +87,14 @@ def _is_private(sweep: Sweep) -> bool:
 
 
 def _write(path: Path, text: str, private: bool) -> None:
+    """Takes the place of what was there: a symbolic link is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    path.chmod(0o600 if private else 0o644)
-    path.write_text(text, encoding="utf-8")
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+        file.write(text)
+    temporary.chmod(0o600 if private else 0o644)
+    os.replace(temporary, path)
 
 
 def _render(sections: list[Section], joint: Picture | None, private: bool) -> str:
@@ -107,11 +117,15 @@ def _breakable(name: str) -> Markup:
 
 
 def _section(sweep: Sweep, name: str) -> Section:
-    run = sweep.best_run
+    root, run = sweep.path, sweep.best_run and str(sweep.best_run.relative_to(sweep.path))
     chosen = [
         (key, shown_value(value), ranges(sweep.space[key]))
         for key, value in (sweep.best["params"] if sweep.best else {}).items()
     ]
+    # Before anything is drawn: a sweep whose files are refused costs nothing.
+    config = _settings(root, f"{run}/config.yaml") if run else ""
+    statement = _prose(read_text(root, f"{run}/privacy.md")) if run else Markup()
+    paid = prices(sweep)
     return Section(
         id=name,
         sweep=sweep,
@@ -119,12 +133,17 @@ def _section(sweep: Sweep, name: str) -> Section:
         summary=summary(sweep),
         pictures={picture.name: picture for picture in pictures(sweep, name)},
         chosen=chosen,
-        config=(run / "config.yaml").read_text(encoding="utf-8") if run else "",
-        statement=_prose((run / "privacy.md").read_text(encoding="utf-8")) if run else Markup(),
-        prices=prices(sweep),
+        config=config,
+        statement=statement,
+        prices=paid,
         terms=terms(sweep),
         table=trial_table(sweep),
     )
+
+
+def _settings(root: Path, name: str) -> str:
+    """A run's configuration as it may be published."""
+    return yaml.safe_dump(to_dict(published(load_config(inside(root, name)))), sort_keys=False, allow_unicode=True)
 
 
 def _prose(markdown: str) -> Markup:

@@ -20,6 +20,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
@@ -154,9 +155,11 @@ def svg(figure: Figure, name: str) -> str:
     buffer = io.StringIO()
     # Metadata would name web addresses; the salt makes ids, and so the file, the same every time.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    for text in figure.findobj(Text):  # a name of the sweep's is no formula
+        text.set_parse_math(False)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         figure.savefig(buffer, format="svg", metadata=metadata)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].strip()
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    return re.sub(r"DejaVu Sans'[^;\"]*", _FONTS, text)
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("<svg") :].strip()
+    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    return re.sub(r"DejaVu Sans'[^;\"]*", _FONTS, drawn)

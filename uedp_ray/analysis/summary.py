@@ -69,8 +69,8 @@ def summary(sweep: Sweep) -> list[tuple[str, str]]:
         ("Searched", _searched(sweep)),
         ("Trials", _sentence(_trials(sweep))),
         ("Found", _found(sweep)),
-        *([("ε of the chosen run", _spent(sweep, sweep.best))] if sweep.best else []),
-        ("Cost of choosing", _choosing(sweep)),
+        ("ε in total, the choice included", _choosing(sweep)),
+        *([("ε of the chosen run alone", _spent(sweep, sweep.best))] if sweep.best else []),
         ("May be published", _sentence(sweep.selection["releasable"])),
     ]
 

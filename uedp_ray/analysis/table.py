@@ -50,7 +50,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
         "perplexity": Column("perplexity", "held-out perplexity, ± one standard deviation over seeds", True),
-        "epsilon": Column("ε", f"of one run: {terms(sweep)}; rounded up", True),
+        "epsilon": Column("ε of the run alone", f"of one run: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),

@@ -1,19 +1,25 @@
-"""What a finished search hands on: the winner's run, reference lines, ``trials.parquet`` and ``result.json``."""
+"""What a finished search leaves: the winner, reference lines, ``trials.parquet`` and ``result.json``.
+
+``result.json`` names run directories within the sweep's, as any copy of it has them; the answer names them in full.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, dump_config
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
 from uedp_ray.files import write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.export import export_best
 from uedp_ray.sweep.gather import prepared
 from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.layout import SweepDir
@@ -30,9 +36,9 @@ def conclude(
     config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
-    winner = _winner(config, folder, rows, beside, say, progress)
-    references = _references(config, folder, beside, say, progress)
     selection = price(config, folder, len(rows))
+    winner = _winner(config, folder, rows, selection, beside, say, progress)
+    references = _references(config, folder, beside, say, progress)
     write_table(rows, config, folder.table)
     answer = {
         "best": _best(config, folder, rows, selection, winner),
@@ -45,22 +51,36 @@ def conclude(
         "counts": count_states(rows),
         "selection": selection,
         "references": references,
-        "sweep_dir": folder.storage.address(folder.root),
     }
     write_json(folder.result, answer)
     folder.storage.publish(folder.config, folder.terms, folder.journal, folder.table, folder.tensorboard, folder.result)
-    return json.loads(folder.result.read_text())
+    return _answered(folder)
+
+
+def _answered(folder: SweepDir) -> dict[str, Any]:
+    """``result.json`` with where everything lies, and the command that makes what is handed on."""
+    answer = json.loads(folder.result.read_text())
+    for row in filter(None, [answer["best"], *answer["references"]]):
+        row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
+    address = folder.storage.address(folder.root)
+    return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 
 def _winner(
-    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
+    config: SweepConfig,
+    folder: SweepDir,
+    rows: list[Row],
+    selection: dict[str, Any],
+    beside: Beside,
+    say: Say,
+    progress: Progress,
 ) -> dict[str, Any] | None:
-    """What is handed on instead of the best trial's directory, and its result: rules ``public``, ``repeat_and_select``."""
+    """Makes ``winner/`` and says what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
     found = best(rows)
     if found is None or config.search.rule == "composition":
         return None
     if config.search.rule == "repeat_and_select":
-        return _exported(folder, folder.root / min(found["run_dirs"]))
+        return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), say)
     say(f"training the winner, trial {found['trial']}, on private text")
     point = {key: found[key] for key in config.parsed_space if found[key] is not None}
     base = prepared(config.base, folder, folder.private / "winner")
@@ -68,17 +88,18 @@ def _winner(
     return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)
 
 
-def _exported(folder: SweepDir, run: Path) -> dict[str, Any]:
-    """The run without its private part and without its number, which is as secret as how many there were."""
-    folder.storage.part(run).get(run / "model", run / "vocabulary")
-    shutil.rmtree(folder.winner, ignore_errors=True)
-    shutil.copytree(run, folder.winner, ignore=shutil.ignore_patterns("private", "progress.json", ".whole"))
-    exported = RunDir(folder.winner)
-    dump_config(dataclasses.replace(exported.load_config(), name="winner"), exported.config)
-    result = json.loads(exported.result.read_text()) | {"run_dir": folder.storage.address(folder.winner)}
-    write_json(exported.result, result)
+def _exported(
+    config: SweepConfig, folder: SweepDir, rows: list[Row], selection: dict[str, Any], run: Path, say: Say
+) -> dict[str, Any] | None:
+    """The best run as it may be handed on; None where it may not be, which must not cost the sweep its result."""
+    try:
+        answer = export_best(config, folder, rows, selection, run, folder.winner, over=True)
+    except InputError as error:
+        shutil.rmtree(folder.winner, ignore_errors=True)
+        say(f"the winner is not exported: {error}")
+        return None
     folder.storage.publish(folder.winner)
-    return result
+    return answer
 
 
 def _references(
@@ -108,7 +129,7 @@ def _references(
             "epsilon": row["epsilon"][unit],
             "rounds": row["rounds"],
             "planned_rounds": row["planned_rounds"],
-            "run_dir": row["run_dir"],
+            "run_dir": row["run_dir"] and _within(folder, row["run_dir"]),
         }
         for row in rows
     ]
@@ -180,8 +201,9 @@ def _best(
     answer = stated(rows, config)
     if answer is None:
         return None
-    run_dir = folder.storage.address(folder.root / answer["run_dir"]) if winner is None else winner["run_dir"]
-    answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
+    answer |= {"epsilon_with_choice": selection["epsilon"]}
+    if winner is not None:
+        answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule == "public":  # the trials were about other text
         answer |= {key: winner[key] for key in ("perplexity", "epsilon", "rounds", "planned_rounds")} | {
             "perplexity_std": None,
@@ -189,3 +211,11 @@ def _best(
         }
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer
+
+
+def _within(folder: SweepDir, address: str) -> str:
+    """A path or URL of something in the sweep, from there."""
+    for root in (folder.storage.address(folder.root), str(folder.root.resolve())):
+        if address.startswith(f"{root}/"):
+            return address.removeprefix(f"{root}/")
+    return ""

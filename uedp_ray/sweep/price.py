@@ -32,10 +32,17 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
 
 RELEASABLE = {
-    "public": "everything of the search, which used public text only; and the winner, at its own epsilon",
-    "repeat_and_select": "the winner alone (model, configuration, ledger, score): other trials, their scores and their "
-    "number, and so this table and its report, are private",
-    "composition": "everything of all trials: models, scores, this table and its report",
+    "public": "the models, scores and settings of the search, which trained on public text only; and the winner, at its own "
+    "epsilon, as uedp-ray export writes it",
+    "repeat_and_select": "the winner alone, as uedp-ray export writes it (model, configuration, ledger, score): other "
+    "trials, their scores and their number, and so this table and its report, are private",
+    "composition": "models, scores and settings of all trials, as the report shows and uedp-ray export writes them (the "
+    "sweep's folder itself holds paths and times)",
+}
+COVERS = {
+    "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
+    "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
+    "composition": "all runs of the sweep together, and so any choice among them",
 }
 _POINTS_TRIED = 50
 """Points drawn for each that is wanted, before the space counts as exhausted."""
@@ -83,20 +90,20 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
-        points = planned_points(sweep, folder)
         odometer = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
         epsilon = epsilon_of_choosing(
             rule,
             searcher=sweep.search.searcher,
             early_stopping=sweep.search.stops_early,
             ledgers=ledgers,
-            planned=[] if points is None else _planned(sweep, points),
+            planned=planned_events_of(sweep, folder),
             odometer=odometer,
             delta=sweep.budget.delta,
             accountant=sweep.budget.unit,
         )
     return {
         "rule": rule,
+        "covers": COVERS[rule],
         "epsilon": epsilon,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
@@ -109,12 +116,12 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
 def _but_noiseless(rule: str, sweep: SweepConfig) -> str:
     """Under rule ``public`` that reference is of public text, and under ``repeat_and_select`` all of it is private."""
     private = rule == "composition" and sweep.references.noiseless is not None
-    return ", all of it without the noiseless line" if private else ""
+    return "; the noiseless line of the report left out" if private else ""
 
 
 def _accountant(rule: str, adaptive: bool) -> str:
     if rule == "public":
-        return "none: no private text was read"
+        return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
         return "repeat and select (Papernot and Steinke)"
     return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
@@ -124,11 +131,20 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
     shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {sweep.budget.delta:g} ({sweep.budget.unit})"
     if rule == "public":
         return (
-            "Choosing cost nothing: trials were trained and scored on public text. The winner's own epsilon is charged."
+            f"Choosing is not charged: trials were trained on text that the owner declares public, and scored on "
+            f"{_scored(sweep)}. The winner's own epsilon is the price."
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
     return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+
+
+def _scored(sweep: SweepConfig) -> str:
+    """What rule ``public`` compares trials on, as far as anybody but the owner can tell."""
+    basis = sweep.search.public.get("corpus.evaluation_basis", sweep.base.corpus.evaluation_basis)
+    if basis == "public":
+        return "text that the owner declares public too"
+    return "text of users whom the owner declares to be outside the protected set"
 
 
 def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict[str, Any]]]:
@@ -139,10 +155,10 @@ def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict
     return [read_ledger(ledger) if ledger.exists() else [] for ledger in runs]
 
 
-def _planned(sweep: SweepConfig, points: Sequence[Point]) -> list[list[dict[str, Any]]]:
-    """The events of every planned run, whole; none for the runs of a refused point."""
+def planned_events_of(sweep: SweepConfig, folder: SweepDir) -> list[list[dict[str, Any]]]:
+    """The events of every run that was planned beforehand, whole; none for the runs of a refused point."""
     found: list[list[dict[str, Any]]] = []
-    for point in points:
+    for point in planned_points(sweep, folder) or []:
         config = judge(sweep, point).config
         mechanism = config and Plan.of(config).mechanism
         events = planned_events(config, mechanism.noise_multiplier) if config and mechanism else []

@@ -111,6 +111,7 @@ def _train(
             gpus_per_worker=gpus,
             resume=storage.begun(),
             tokens=folder.tokens,
+            part_of="sweep",
             observe=observe if seed == 0 else lambda row: None,
         )
         results.append(result)

@@ -25,7 +25,7 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir
-from uedp_ray.training.statement import write_statement
+from uedp_ray.training.statement import covers, write_statement
 
 Observe = Callable[[dict[str, Any]], None]
 """Told a row of ``rounds.parquet``: round, perplexity, noise_std, epsilon_UNIT."""
@@ -150,6 +150,13 @@ class RunDriver:
     def _seconds_a_round(self) -> float:
         return (time.monotonic() - self._started) / max(1, self.state.next_round - self._first)
 
+    def _tokens_per_second(self) -> float | None:
+        """A time, so private: rounds take longer the more was drawn. None where this start trained nothing."""
+        tokens = self.plan.config.corpus.declared_num_tokens
+        if tokens is None or self.state.next_round == self._first:
+            return None
+        return tokens * self.plan.config.privacy.user_sampling_prob / self._seconds_a_round()
+
     def _tell(self) -> None:
         """What the live line shows; nothing in it depends on who was drawn but the time taken."""
         latest, unit = self.rows[-1], self.plan.config.privacy.protect
@@ -170,8 +177,6 @@ class RunDriver:
             self._record()
             self._write_rows()
         spent, config = self.spent(), self.plan.config
-        tokens = config.corpus.declared_num_tokens
-        trained = self.state.next_round > self._first and tokens is not None
         result = {
             "perplexity": self.rows[-1]["perplexity"],
             "initial_perplexity": self.rows[0]["perplexity"],
@@ -181,11 +186,8 @@ class RunDriver:
             "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,
             "rounds": self.state.next_round,
             "planned_rounds": self._training.num_rounds,
-            "tokens_per_second": tokens * config.privacy.user_sampling_prob / self._seconds_a_round()
-            if trained and tokens is not None
-            else None,
-            "run_dir": self.run.storage.address(self.run.root),
             "private": self.plan.private,
+            "covers": covers(self._ledger.header),
         }
         setup = json.loads(self.run.setup.read_text())
         write_statement(
@@ -197,8 +199,9 @@ class RunDriver:
             detectors=setup["detectors"],
             categories=setup["categories"],
         )
+        write_json(self.run.speed, {"tokens_per_second": self._tokens_per_second()})
         write_json(self.run.result, result)
         run, storage = self.run, self.run.storage
         storage.publish(run.config, run.ledger, run.rounds, run.vocabulary, run.model, run.statement)
-        storage.put(run.rounds, run.statement, run.result)
+        storage.put(run.rounds, run.statement, run.speed, run.result)
         storage.publish(run.result)

@@ -48,11 +48,12 @@ def train(
     gpus_per_worker: float | None = None,
     resume: bool = False,
     tokens: Path | None = None,
+    part_of: str | None = None,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
     observe: Observe = lambda row: None,
 ) -> dict[str, Any]:
-    """Trains one model and returns ``result.json``.
+    """Trains one model and returns ``result.json``, with what stays with the owner: ``run_dir``, ``tokens_per_second``.
 
     Args:
       config: the run.
@@ -62,6 +63,8 @@ def train(
       gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
+      part_of: ``sweep``, where the run is one of several of which one is chosen by its results, so that its own epsilon is
+        not that of a chosen model.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
       observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
@@ -72,7 +75,7 @@ def train(
     check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
     storage = open_storage(out)
     with storage.exclusive():
-        run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
+        run = prepare_run(config, storage, resume=resume, tokens=tokens, part_of=part_of, say=say)
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
             with _watch(run, progress):
@@ -86,7 +89,9 @@ def train(
             run.progress.unlink(missing_ok=True)
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
-        return json.loads(run.result.read_text())
+        run.storage.get(run.speed)
+        speed = json.loads(run.speed.read_text()) if run.speed.exists() else {"tokens_per_second": None}
+        return json.loads(run.result.read_text()) | speed | {"run_dir": storage.address(run.root)}
 
 
 @contextmanager

@@ -115,6 +115,10 @@ class RunDir:
         """The config as the driver's machine opens its files (``for_use``); written at every start."""
         return self.private / "config.yaml"
 
+    @property
+    def speed(self) -> Path:
+        return self.private / "speed.json"
+
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
@@ -182,11 +186,13 @@ def prepare_run(
     *,
     resume: bool,
     tokens: Path | None = None,
+    part_of: str | None = None,
     say: Say = lambda message: None,
 ) -> RunDir:
     """Makes ``out`` a run directory that workers can open, and takes it over.
 
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
+    ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
@@ -234,6 +240,7 @@ def prepare_run(
         _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
         storage.put(run.key)
         header = {"config_digest": config.digest(), "private": plan.private, "bounds": config.bounds.mode}
+        header |= {"part_of": part_of} if part_of else {}
         ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
         storage.append(run.ledger)
     if not run.vocabulary.exists():

@@ -1,6 +1,8 @@
 """``privacy.md``: what a run guarantees, in prose a reader can check against the ledger.
 
-Everything in it is public: settings, what was charged, what is not covered. Nothing is read off the private corpus.
+Everything in it is public: settings, what was charged, what is not covered. Nothing is read off the private corpus. In a
+run's own folder it speaks of that run. In what is handed on (``training.export``) its first row is the total, which the
+model costs together with how it was chosen.
 """
 
 from __future__ import annotations
@@ -8,13 +10,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.config import RunConfig
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
-from uedp_ray.privacy.published import published_epsilon
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.redact import named_detector
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -22,7 +26,14 @@ _UNITS = {
     "entity": "one entity: every sentence, of any user, that holds it",
 }
 
-_BASES = {"public": "public text", "held_out_users": "users declared to be outside the protected set"}
+_BASES = {
+    "public": "text that its owner declares public",
+    "held_out_users": "text of users whom its owner declares to be outside the protected set",
+}
+_PART_OF_SWEEP = (
+    "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
+    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
+)
 
 _NOT_COVERED = """\
 - An entity that the detector missed in several sentences is protected sentence by sentence, not as a whole: each such
@@ -31,10 +42,69 @@ _NOT_COVERED = """\
 - Who holds which entity is treated as fixed where bounds are enforced (fixed graph): the guarantee compares a corpus
   with the same corpus in which the protected sentences say nothing.
 - The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
-- Timing, memory and file sizes; the rounding of floating-point noise.
-- Choosing this run among others by its results: that is a release of its own; no ledger here charges it.
+- Timing, memory and file sizes.
+- Floating point: the accountant takes the noise for an exact Gaussian. It is drawn and added in double precision, from a
+  pseudo-random generator with a fresh key of the operating system; nothing is proved about its low-order bits.
 - The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
 """
+
+
+_NOT_CHOSEN = {
+    False: """\
+- Choosing this run by its results among others, tried by hand or otherwise: that is a release of its own, and no figure
+  above charges it.
+""",
+    True: """\
+- Other runs and sweeps on the same text, and a space that was narrowed after a look at their results: they add to the
+  total.
+""",
+}
+
+
+@dataclass(frozen=True)
+class Total:
+    """What a model costs together with how it was chosen: at least what its own run costs."""
+
+    epsilon: float
+    """Of the unit that the run protects, at its delta."""
+    rule: str
+    """That pays for the choice (``privacy.selection``); ``none`` where nothing was chosen by a sweep."""
+    text: str
+    """What the figure covers, and how to recompute it; whole sentences."""
+
+    @property
+    def row(self) -> str:
+        return "**TOTAL**, training" + ("" if self.rule == "none" else f" and choosing (rule {self.rule})")
+
+
+def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the run of a ledger is one of several of, if it is."""
+    return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None
+
+
+def covers(header: Mapping[str, Any]) -> str:
+    """What the epsilon of one run speaks of, from its ledger's header."""
+    return _PART_OF_SWEEP if header.get("part_of") else "this run alone, as if it was not chosen among others"
+
+
+def _row(what: str, unit: str, epsilon: float, delta: float) -> str:
+    guarantee = "yes" if math.isfinite(epsilon) else "none"
+    return f"| {what} | {_UNITS[unit]} | {show_epsilon(epsilon)} | {delta:g} | {guarantee} |"
+
+
+def _course(rounds: int, planned: int) -> str:
+    """Whether the run ended as planned."""
+    lost = ": rounds that were charged and then lost took the budget of the rest"
+    return f"Rounds: {rounds} of {planned} planned" + (
+        f". **It ended before its plan**{lost}." if rounds < planned else "."
+    )
+
+
+def _evaluation(config: RunConfig) -> str:
+    if config.corpus.evaluation is None:
+        return "No perplexity was computed."
+    basis = _BASES[config.corpus.evaluation_basis]
+    return f"Perplexity is computed on {basis}. That text is not protected, nor are entities where they occur in it."
 
 
 def write_statement(
@@ -46,9 +116,10 @@ def write_statement(
     rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    total: Total | None = None,
 ) -> None:
     """Writes the privacy statement of a run; see ``statement``."""
-    text = statement(plan, events, spent, rounds=rounds, detectors=detectors, categories=categories)
+    text = statement(plan, events, spent, rounds=rounds, detectors=detectors, categories=categories, total=total)
     write_atomically(path, text.encode())
 
 
@@ -60,11 +131,15 @@ def statement(
     rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    total: Total | None = None,
 ) -> str:
     """The statement as Markdown.
 
-    ``rounds``: those that the model has (None: all planned). ``detectors``, ``categories`` (None: all found): as the corpus
-    was prepared.
+    Args:
+      events: the whole ledger. ``spent``: its epsilon by accountant.
+      rounds: those that the model has (None: all planned).
+      detectors, categories (None: all found): as the corpus was prepared.
+      total: of what is handed on; its first row.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
     lines = ["# Privacy statement", ""]
@@ -77,42 +152,27 @@ def statement(
             "**As published, not a guarantee: the noise is the paper's, set by a count of the private data.**",
             "",
         ]
+    elif total is None and part_of(events):
+        lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] != "open")
     charged = [event for event in events if event["kind"] == "round"]
+    alone = "this run alone: " if total or part_of(events) else ""
     replayed = len(charged) - len({event["round"] for event in charged})
     lines += [
         "| accountant | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
-        *(
-            f"| {name} | {_UNITS[name]} | {show_epsilon(value)} | {privacy.delta:g} | "
-            f"{'yes' if math.isfinite(value) else 'none'} |"
-            for name, value in spent.items()
-        ),
+        *([_row(total.row, privacy.protect, total.epsilon, privacy.delta)] if total else []),
+        *(_row(f"{alone}{name}", name, value, privacy.delta) for name, value in spent.items()),
     ]
-    if plan.mechanism is not None:
-        z = privacy.noise_multiplier if privacy.noise == "published" else plan.mechanism.noise_multiplier
-        assert z is not None  # the config refuses published noise without it
-        figure = published_epsilon(
-            method="uedp_fe",
-            noise_multiplier=z,
-            user_sampling_prob=privacy.user_sampling_prob,
-            entity_sampling_prob=privacy.entity_sampling_prob,
-            sensitive_fraction=1.0,
-            rounds=max(1, len(charged)),
-            delta=privacy.delta,
-        )
-        lines.append(
-            f"| published (estimator f_E) | as in the paper | {show_epsilon(figure)} | {privacy.delta:g} | "
-            "as published, not a guarantee |"
-        )
     lines += [
         "",
+        *([f"- {total.text}"] if total else []),
         f"- Protected unit asked for: {privacy.protect}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
-        *_ended_early(config.training.num_rounds if rounds is None else rounds, config.training.num_rounds),
+        f"- {_course(config.training.num_rounds if rounds is None else rounds, config.training.num_rounds)}",
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
@@ -134,24 +194,16 @@ def statement(
             f"{bounds.max_sentences_per_entity}{beyond['m']}; users that hold one entity: at most "
             f"{bounds.max_holders}{beyond['K']}."
         )
+    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g} --accountant {privacy.protect}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
-        f"- Entities found by: {', '.join(detectors) or 'not recorded'}; categories: {shown}.",
-        f"- Perplexity is computed on {_BASES[config.corpus.evaluation_basis]}.",
+        f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
+        f"- {_evaluation(config)}",
         "",
         "## Not covered",
         "",
-        _NOT_COVERED,
-        f"Recompute: `uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g} --accountant {privacy.protect}`.",
+        _NOT_COVERED + _NOT_CHOSEN[total is not None and total.rule != "none"],
+        f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",
         "",
     ]
     return "\n".join(lines)
-
-
-def _ended_early(rounds: int, planned: int) -> list[str]:
-    if rounds == planned:
-        return []
-    return [
-        f"- **The model ended after {rounds} of {planned} rounds:** rounds that were charged and then lost took the budget "
-        "of the rest."
-    ]

@@ -1,0 +1,194 @@
+"""A sweep that somebody else wrote leads nowhere outside its folder, costs little, and is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.analysis.sweeps import read_result
+from uedp_ray.analysis import files
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.report import report
+from uedp_ray.config import SourceConfig, dump_config, load_config
+from uedp_ray.errors import InputError
+
+
+@pytest.fixture
+def copy(small, tmp_path) -> Path:
+    (tmp_path / "secret").mkdir()
+    for name in ("config.yaml", "privacy.md", "ledger.jsonl", "rounds.parquet"):
+        (tmp_path / "secret" / name).write_text("the owner's secret")
+    return shutil.copytree(small, tmp_path / "sweep")
+
+
+def refused(folder: Path, *parts: str) -> str:
+    """The line with which the report refuses it; nothing was written."""
+    with pytest.raises(InputError) as error:
+        report([folder])
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    assert "the owner's secret" not in message
+    for part in parts:
+        assert part in message
+    assert not (folder / "report.html").exists()
+    return message
+
+
+def edit(folder: Path, *keys: str, to: object) -> None:
+    """Sets a value of result.json; ``to`` may be any JSON text."""
+    tree = node = read_result(folder)
+    for key in keys[:-1]:
+        node = node[key]
+    node[keys[-1]] = "@@"
+    text = to if isinstance(to, str) and to.startswith(("@", "1e", "-", "9", "NaN", "[[")) else json.dumps(to)
+    (folder / "result.json").write_text(json.dumps(tree).replace('"@@"', text.removeprefix("@")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "/etc", "trials/../../secret", "trials/..", "trials", "", "private", "trials/a/b", "$HOME", 7, None],
+)
+def test_the_chosen_run_lies_in_the_folder(copy, name):
+    edit(copy, "best", "run_dir", to=name)
+    refused(copy, "is no run of a sweep")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc", "trials/../../secret"])
+def test_so_do_those_of_the_table(copy, name):
+    table = pq.read_table(copy / "trials.parquet").to_pylist()
+    table[0]["run_dirs"] = [name]
+    pq.write_table(pa.Table.from_pylist(table), copy / "trials.parquet")
+    refused(copy, "is no run of a sweep")
+
+
+def test_a_run_or_a_file_that_is_a_symbolic_link_to_elsewhere_is_not_read(copy):
+    best = copy / read_result(copy)["best"]["run_dir"]
+    for name in ("config.yaml", "privacy.md", "ledger.jsonl"):
+        kept = (best / name).read_bytes()
+        (best / name).unlink()
+        (best / name).symlink_to(copy.parent / "secret" / name)
+        refused(copy, "leads out of the sweep's folder")
+        (best / name).unlink()
+        (best / name).write_bytes(kept)
+    shutil.rmtree(best)
+    best.symlink_to(copy.parent / "secret")
+    refused(copy, "leads out of the sweep's folder")
+
+
+@pytest.mark.parametrize("name", ["sweep.yaml", "trials.parquet", "result.json"])
+def test_nor_is_a_link_in_the_place_of_a_file_of_the_sweep(copy, name):
+    (copy / name).rename(copy.parent / name)
+    (copy / name).symlink_to(copy.parent / name)
+    refused(copy, "leads out of the sweep's folder")
+
+
+def test_the_page_replaces_a_link_and_figures_follow_none(copy):
+    victim = copy.parent / "secret" / "privacy.md"
+    (copy / "report.html").symlink_to(victim)
+    (copy / "figures").symlink_to(copy.parent / "secret")
+    with pytest.raises(InputError, match="leads out of the sweep's folder"):
+        report([copy])
+    assert victim.read_text() == "the owner's secret"
+    assert not (copy / "report.html").is_symlink()
+    assert not list((copy.parent / "secret").glob("*.svg"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "part"),
+    [
+        (("best", "perplexity"), "1e999", "best.perplexity"),
+        (("best", "perplexity"), "-1", "best.perplexity"),
+        (("best", "perplexity"), "NaN", "best.perplexity"),
+        (("best", "perplexity"), "9" * 400, "best.perplexity"),
+        (("best", "perplexity"), "9" * 5000, "no JSON"),
+        (("best", "epsilon"), "[[" * 5000 + "]]" * 5000, "no JSON"),
+        (("best", "epsilon"), {"user": 1}, "the key user-entity"),
+        (("best", "epsilon_with_choice"), 0.5, "is below the"),
+        (("best", "seeds"), True, "best.seeds"),
+        (("best", "params"), {"os.system": 1}, "settings that were searched"),
+        (("best", "params"), {"training.num_rounds": "9" * 300}, "a value that was searched"),
+        (("best", "trial"), "<b>", "the name of a trial"),
+        (("best", "tied"), {"0000": 1}, "best.tied"),
+        (("selection", "rule"), "free", "selection.rule"),
+        (("selection", "delta"), 1e-3, "selection.delta"),
+        (("selection", "text"), ["free"], "selection.text"),
+        (("references",), [{"name": "<b>", "perplexity": 3, "epsilon": 0}], "references[0].name"),
+        (("counts",), [], "counts"),
+        (("counts", "done"), 0.5, "counts.done"),
+        (("best",), 3, "best"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_result_with_what_no_sweep_writes(copy, keys, value, part):
+    edit(copy, *keys, to=value)
+    refused(copy, part)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"{", b"\xff\xfe", b"{}"])
+def test_a_result_that_is_none(copy, content):
+    (copy / "result.json").write_bytes(content)
+    refused(copy, "result.json")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "part"),
+    [
+        ("perplexity", "95", "another type"),
+        ("perplexity", -1.0, "is no perplexity"),
+        ("epsilon", -1.0, "is no epsilon"),
+        ("seeds", "two", "another type"),
+        ("state", "<script>", "is no state"),
+        ("trial", "../0000", "is no name of a trial"),
+        ("training.num_rounds", 10**9, "was not searched"),
+        ("model.trainable", "<script>", "was not searched"),
+        ("privacy.user_sampling_prob", -1.0, "was not searched"),
+    ],
+)
+def test_a_table_with_what_no_sweep_writes(copy, column, value, part):
+    rows = [{**row, column: value} for row in pq.read_table(copy / "trials.parquet").to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
+    refused(copy, part, column)
+
+
+def test_a_table_that_unpacks_to_more_than_it_may(copy, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 10 * 2**20)
+    long = pa.array(["x" * 2**16] * 2000).dictionary_encode()
+    pq.write_table(pa.table({"trial": long}), copy / "trials.parquet", compression="zstd")
+    assert (copy / "trials.parquet").stat().st_size < 20_000
+    refused(copy, "unpacks to more than")
+
+
+def test_what_is_no_table_and_what_is_too_large(copy, monkeypatch):
+    (copy / "trials.parquet").write_bytes(b"PAR1PAR1")
+    refused(copy, "is no Parquet file")
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="is larger than 1000 bytes"):
+        files.read_text(copy, "result.json")
+
+
+def test_perplexities_at_the_end_of_all_numbers_and_formulas_in_names_make_a_page(copy, tmp_path):
+    rows = pq.read_table(copy / "trials.parquet").to_pylist()
+    done = [row for row in rows if row["state"] == "done"]
+    done[-1]["perplexity"], done[-2]["perplexity"] = 1e300, 1e-300
+    pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
+    named = copy.rename(tmp_path / r"$\frac{<script>x")
+    assert "<script>x" not in report([named]).read_text()
+
+
+def test_no_path_of_the_owner_is_on_the_page(copy):
+    run = copy / read_result(copy)["best"]["run_dir"]
+    config = load_config(run / "config.yaml")
+    source = SourceConfig(format="jsonl", path="/home/ann/secret.jsonl", detector=("list:/home/ann/names.txt",))
+    dump_config(replace(config, corpus=replace(config.corpus, source=source)), run / "config.yaml")
+    assert "/home/ann" not in report([copy]).read_text()
+
+
+def test_a_copy_at_another_place_still_reads(copy):
+    assert load_sweep(copy).best_run == copy / read_result(copy)["best"]["run_dir"]

@@ -1,0 +1,147 @@
+"""What of a sweep is handed on costs the total, by every rule, whichever folder it is asked of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.sweep.sweeps import search_here, sweep_config
+from tests.training.test_export import FILES, files, traces
+from uedp_ray import export
+from uedp_ray.accountant import export_epsilon
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training.predict import predict
+
+SPACE = {
+    "privacy.user_sampling_prob": {"uniform": [0.2, 0.6]},
+    "training.server_learning_rate": {"log_uniform": [0.001, 0.1]},
+}
+PUBLIC = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+RULES = {
+    "composition": {"trials": 2},
+    "planned": {"searcher": "random", "trials": 2, "selection": "composition"},
+    "repeat_and_select": {"searcher": "random", "trials": 2, "pool_size": 2},
+    "public": {"trials": 1, "selection": "public", "public": PUBLIC},
+}
+
+
+@pytest.fixture(scope="module", params=RULES)
+def done(request, corpora, tmp_path_factory):
+    """A finished sweep by each rule: its folder, and the answer."""
+    folder = tmp_path_factory.mktemp("qxfolder")
+    config = sweep_config(corpora, folder, space=SPACE, search=RULES[request.param])
+    rule = "composition" if request.param == "planned" else request.param
+    return SimpleNamespace(rule=rule, out=folder / "out", answer=search_here(config, folder / "out"))
+
+
+@pytest.fixture
+def handed_on(done, tmp_path):
+    return tmp_path / "handed-on", export(done.out, tmp_path / "handed-on")
+
+
+def first_row(folder: Path) -> tuple[str, float]:
+    """What the first row of the statement is about, and its epsilon."""
+    text = (folder / "privacy.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| **"))
+    assert text.index(row) < text.index("this run alone")
+    what, _, epsilon, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+    return what, float(epsilon)
+
+
+def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
+    out, told = handed_on
+    best = done.answer["best"]
+    assert told["rule"] == done.rule
+    assert told["epsilon"] == pytest.approx(best["epsilon_with_choice"])
+    assert told["epsilon_of_run"] == pytest.approx(best["epsilon"]["user-entity"])
+    assert (told["epsilon"] > told["epsilon_of_run"]) == (done.rule != "public")
+    what, shown = first_row(out)
+    assert what == f"**TOTAL**, training and choosing (rule {done.rule})"
+    assert 0 <= shown - told["epsilon"] < 0.001
+    again = export_epsilon(out)
+    assert (again["epsilon"], again["epsilon_of_run"]) == (pytest.approx(told["epsilon"]), told["epsilon_of_run"])
+    assert predict(out, ["the"])
+
+
+def test_no_file_of_it_names_the_house_the_trial_or_how_many_there_were(done, handed_on):
+    out, _ = handed_on
+    composed = done.rule == "composition"
+    ledgers = {f"ledgers/{row['trial']}.jsonl" for row in done.answer["trials"]} if composed else set()
+    assert set(files(out)) == FILES | ledgers
+    assert traces(out, "qxfolder", "tokens_per_second", "seconds", "run_dir") == []
+    if not composed:
+        assert traces(out, f"'{done.answer['best']['trial']}'", f"/{done.answer['best']['trial']}") == []
+
+
+def test_what_is_asked_of_a_folder_inside_costs_the_same_or_is_refused(done, tmp_path):
+    runs = sorted((done.out / "trials").iterdir())
+    if done.rule == "composition":
+        for number, run in enumerate(runs):
+            told = export(run, tmp_path / f"{number}")
+            assert told["epsilon"] == pytest.approx(done.answer["selection"]["epsilon"])
+            assert read_ledger(tmp_path / f"{number}" / "ledger.jsonl") == read_ledger(run / "ledger.jsonl")
+        return
+    for run in runs:
+        with pytest.raises(InputError, match="pays for the winner alone: export the sweep"):
+            export(run, tmp_path / "x")
+    (tmp_path / "link").symlink_to(done.out / "winner")
+    told = export(tmp_path / "link", tmp_path / "y")
+    assert told["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
+
+
+def test_a_trial_says_that_it_is_one_of_several_and_a_copy_of_it_has_no_price(done, tmp_path):
+    run = shutil.copytree(next((done.out / "trials").iterdir()), tmp_path / "copy")
+    assert "Not the price of a chosen model" in (run / "privacy.md").read_text()
+    assert "one run of a sweep" in json.loads((run / "result.json").read_text())["covers"]
+    with pytest.raises(InputError, match="is one run of a sweep"):
+        export(run, tmp_path / "out")
+
+
+def test_winner_is_an_export_where_the_rest_is_secret(done, handed_on):
+    if done.rule != "repeat_and_select":
+        assert (done.out / "winner").exists() == (done.rule == "public")
+        return
+    assert files(done.out / "winner") == files(handed_on[0])
+    assert done.answer["best"]["run_dir"] == str(done.out / "winner")
+    assert load_sweep(done.out).best_run == done.out / "winner"
+
+
+def test_the_result_holds_no_path_and_the_answer_says_where_to_go_on(done):
+    text = (done.out / "result.json").read_text()
+    assert "qxfolder" not in text
+    assert "tokens_per_second" not in text
+    assert done.answer["export"] == f"uedp-ray export {done.out} --out DIR"
+    assert done.answer["sweep_dir"] == str(done.out)
+    assert Path(done.answer["best"]["run_dir"]).is_dir()
+    assert done.answer["selection"]["covers"]
+
+
+def test_what_the_price_says_of_text_is_what_was_declared(done):
+    if done.rule == "public":
+        text = done.answer["selection"]["text"]
+        assert "trained on text that the owner declares public" in text
+        assert "scored on text of users whom the owner declares to be outside the protected set" in text
+
+
+def test_a_sweep_that_goes_on_has_no_total_yet(done, tmp_path):
+    copy = shutil.copytree(done.out, tmp_path / "copy")
+    shutil.copytree(next((copy / "trials").iterdir()), copy / "trials" / "0099")
+    with pytest.raises(InputError, match="went on after its result"):
+        export(copy, tmp_path / "x")
+    (copy / "result.json").unlink()
+    with pytest.raises(InputError, match="is not finished"):
+        export(copy, tmp_path / "x")
+
+
+def test_a_smaller_price_in_the_result_changes_nothing(done, tmp_path):
+    copy = shutil.copytree(done.out, tmp_path / "copy")
+    result = json.loads((copy / "result.json").read_text())
+    result["selection"]["epsilon"] = result["best"]["epsilon_with_choice"] = 0.001
+    (copy / "result.json").write_text(json.dumps(result))
+    assert export(copy, tmp_path / "x")["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])

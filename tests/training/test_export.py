@@ -1,0 +1,262 @@
+"""What is handed on: the total first, figures that can be computed again, and not one byte of its owner's house."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.training.runs import TEST_NOISE, TREE, run_config, run_tree
+from tests.training.test_statement import table
+from uedp_ray import export
+from uedp_ray.accountant import export_epsilon
+from uedp_ray.config import RunConfig as Config
+from uedp_ray.config import from_dict, load_config
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import load_model
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training.export import DATE
+from uedp_ray.training.host import train
+from uedp_ray.training.predict import predict
+from uedp_ray.training.pretrain import pretrain
+
+FILES = {
+    "README.md",
+    "config.yaml",
+    "ledger.jsonl",
+    "privacy.md",
+    "selection.json",
+    "model/config.json",
+    "model/generation_config.json",
+    "model/model.safetensors",
+    "model/tokenizer.json",
+    "model/tokenizer_config.json",
+}
+PLANTED = ("qxfolder", "qxuser", "qxword", "qxentity", "qxlist", "qxheld", "qxpublic")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def traces(folder: Path, *words: str) -> list[tuple[str, str]]:
+    """(file, word) for every word in a name or in the content."""
+    found = files(folder)
+    return [(name, word) for name, content in found.items() for word in words
+            if word in name or word.encode() in content.lower()]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def exported(private_run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "out"
+    return out, export(private_run.out, out)
+
+
+def test_the_folder_holds_what_is_listed_and_opens_with_transformers(private_run, exported):
+    out, _ = exported
+    assert set(files(out)) == FILES
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out / "model"), AutoTokenizer.from_pretrained(out / "model")
+    ids = torch.tensor([tokenizer("the park")["input_ids"]])
+    theirs = load_model(private_run.out / "model")
+    assert torch.equal(model.eval()(ids).logits, theirs(ids).logits)
+    assert predict(out, ["the"]) == predict(private_run.out, ["the"])
+
+
+def test_the_first_row_is_the_total_and_the_files_give_it_again(private_run, exported):
+    out, answer = exported
+    epsilon = private_run.result["epsilon"]["user-entity"]
+    assert answer == {
+        "out": str(out),
+        "epsilon": pytest.approx(epsilon),
+        "epsilon_of_run": pytest.approx(epsilon),
+        "rule": "none",
+        "delta": 1e-4,
+        "unit": "user-entity",
+    }
+    text = (out / "privacy.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "**TOTAL**, training",
+        "this run alone: user-entity",
+        "this run alone: user",
+        "this run alone: entity",
+    ]
+    total = table(text)["**TOTAL**, training"]
+    assert 0 <= float(total[1]) - epsilon < 0.001
+    assert "chosen by its results among others, tried by hand or otherwise, that choice is not included" in text
+    found = export_epsilon(out)
+    assert (found["epsilon"], found["rule"], found["guarantee"]) == (answer["epsilon"], "none", True)
+    assert read_ledger(out / "ledger.jsonl") == read_ledger(private_run.out / "ledger.jsonl")
+
+
+def test_the_card_is_one_that_a_hub_reads_with_the_total_before_any_other_figure(exported):
+    out, answer = exported
+    text = (out / "README.md").read_text()
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["library_name"] == "transformers"
+    assert "differential-privacy" in front["tags"]
+    figures = re.findall(r"\d+\.\d+", text.split("---\n", 2)[2])
+    assert float(figures[0]) == pytest.approx(answer["epsilon"], abs=1e-3)
+    assert "5 of 5 planned" in text
+
+
+def test_every_file_has_one_date_and_is_readable_by_all(exported):
+    out, _ = exported
+    for path in [out, *out.rglob("*")]:
+        assert path.stat().st_mtime == DATE, path
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+
+
+def rows(path: Path, user: str, word: str, entity: str) -> dict[str, str]:
+    """A jsonl file of twelve users that says each of the words."""
+    with path.open("w") as file:
+        for number in range(12):
+            entities = [{"category": "person", "text": f"{entity}{number}"}]
+            row = {
+                "user": f"{user}{number}",
+                "text": f"the {word} met {entity}{number} in the park",
+                "entities": entities,
+            }
+            file.write(json.dumps(row) + "\n")
+    return {"format": "jsonl", "path": str(path)}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A finished run with a word of its own in every place that an owner may name, and in the text."""
+    folder = tmp_path_factory.mktemp("house") / "qxfolder"
+    folder.mkdir()
+    (folder / "qxlist.txt").write_text("park\tlocation\n")
+    (folder / "qxpublic.txt").write_text("the nurse met the teacher in the park\n" * 60)
+    tree = run_tree(folder, training={"num_rounds": 2, "checkpoint_every": 1}, name="ours")
+    public = [{"format": "text", "path": str(folder / "qxpublic.txt")}]
+    tree["vocabulary"] = {"public_text": public, "max_size": 50}
+    tree["pretrain"] = {"text": public, "num_steps": 2, "batch_size": 2}
+    private = rows(folder / "qxprivate.jsonl", "qxuser", "qxword", "qxentity")
+    tree["corpus"]["source"] = private | {"detector": ["annotated", f"list:{folder / 'qxlist.txt'}"]}
+    tree["corpus"]["evaluation"] = rows(folder / "qxheld.jsonl", "qxhelduser", "qxheld", "other")
+    pretrain(from_dict(Config, tree), folder / "warm")
+    tree["model"]["warm_start"] = str(folder / "warm" / "model")
+    train(from_dict(Config, tree), folder / "run", workers=0)
+    return folder / "run"
+
+
+def test_no_name_of_the_house_and_no_word_of_the_text_is_in_any_exported_byte(planted, tmp_path):
+    export(planted, tmp_path / "out")
+    assert traces(tmp_path / "out", *PLANTED, str(planted), "tokens_per_second", "seconds") == []
+    assert traces(planted, "qxuser", "qxfolder"), "they were there to be found"
+    config = load_config(tmp_path / "out" / "config.yaml")
+    assert (config.corpus.source.path, config.model.warm_start) == ("not-published-private-text", "not-published")
+    assert config.corpus.source.detector == ("annotated", "list:not-published")
+    assert config.privacy == load_config(planted / "config.yaml").privacy
+
+
+def test_the_run_itself_keeps_speed_and_place_out_of_its_result_and_names_no_file_in_its_statement(planted):
+    result = (planted / "result.json").read_text()
+    assert "tokens_per_second" not in result
+    assert "qxfolder" not in result
+    assert "qx" not in (planted / "privacy.md").read_text()
+    assert json.loads((planted / "private" / "speed.json").read_text())["tokens_per_second"] > 0
+
+
+def test_a_path_in_the_tokenizer_or_in_the_weights_is_not_exported(planted, tmp_path):
+    run = shutil.copytree(planted, tmp_path / "qxcopy")
+    settings = json.loads((run / "model" / "tokenizer_config.json").read_text())
+    settings |= {"name_or_path": "/qxfolder/a/b", "tokenizer_file": "/qxfolder/tokenizer.json"}
+    (run / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_file(
+        load_file(run / "model" / "model.safetensors"), run / "model" / "model.safetensors", {"from": "/qxfolder"}
+    )
+    (run / "model" / "notes.txt").write_text("qxfolder")
+    export(run, tmp_path / "out")
+    assert traces(tmp_path / "out", "qx") == []
+    with safe_open(tmp_path / "out" / "model" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_path_that_slips_through_all_this_ends_the_export(planted, tmp_path):
+    run = shutil.copytree(planted, tmp_path / "qxcopy")
+    settings = json.loads((run / "model" / "generation_config.json").read_text())
+    (run / "model" / "generation_config.json").write_text(json.dumps(settings | {"made": f"{run}/x"}))
+    with pytest.raises(InputError, match=r"model/generation_config.json': holds a path of this machine"):
+        export(run, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["qxcopy"], "nothing half-made is left"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bounds", "reason"),
+    [
+        ({**TREE["privacy"], **TEST_NOISE}, {}, "NOT PRIVATE (test noise)"),
+        ({"noise": "none", "noise_multiplier": None}, {}, "NOT PRIVATE (noise: none)"),
+        (
+            {"noise": "published", "noise_multiplier": 1.0, "normalizer": "published", "sentence_clip_norm": None},
+            {"mode": "none"},
+            "NOT PRIVATE (noise: published)",
+        ),
+    ],
+    ids=["test-noise", "no-noise", "published"],
+)
+def test_what_has_no_guarantee_is_not_exported(corpora, tmp_path, privacy, bounds, reason):
+    train(run_config(corpora, privacy=privacy, bounds=bounds, training={"num_rounds": 1}), tmp_path / "r", workers=0)
+    with pytest.raises(InputError, match=re.escape(reason)):
+        export(tmp_path / "r", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def damaged(run: Path, what: str) -> None:
+    if what == "no result":
+        (run / "result.json").unlink()
+    elif what == "a copy":
+        shutil.rmtree(run / "private")
+    elif what == "no model":
+        shutil.rmtree(run / "model")
+    else:
+        lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+        (run / "ledger.jsonl").write_text("".join(lines[:3]))
+
+
+@pytest.mark.parametrize(
+    ("what", "remedy"),
+    [
+        ("no result", "holds no finished run"),
+        ("a copy", "has no private/, so it is a copy"),
+        ("no model", "holds no model"),
+        ("a ledger without its end", "put the whole ledger back"),
+    ],
+)
+def test_what_is_not_whole_is_refused(private_run, tmp_path, what, remedy):
+    run = shutil.copytree(private_run.out, tmp_path / "run")
+    damaged(run, what)
+    with pytest.raises(InputError, match=remedy):
+        export(run, tmp_path / "out")
+
+
+def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, exported, tmp_path):
+    with pytest.raises(InputError, match="holds no run or sweep"):
+        export(tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(InputError, match="is not empty"):
+        export(private_run.out, exported[0])
+    with pytest.raises(InputError, match="not a folder that uedp-ray export wrote"):
+        export_epsilon(private_run.out)
+
+
+def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_own(corpora, tmp_path):
+    run = tmp_path / "run"
+    result = train(run_config(corpora, training={"num_rounds": 1}), run, workers=0, part_of="sweep")
+    assert "one run of a sweep, by itself" in result["covers"]
+    text = (run / "privacy.md").read_text()
+    assert text.index("Not the price of a chosen model") < text.index("| accountant")
+    assert {name for name in table(text) if "alone" in name} == {
+        f"this run alone: {unit}" for unit in ("user-entity", "user", "entity")
+    }
+    with pytest.raises(InputError, match="is one run of a sweep, whose total it costs"):
+        export(run, tmp_path / "out")

@@ -1,0 +1,232 @@
+"""Files of a sweep that somebody else may have written: read from within its folder, in bounded memory, and checked.
+
+    result = read_result(Path("runs/quickstart"), config)
+    text = read_text(root, "trials/0002/privacy.md")
+
+Every function raises InputError, in one line, for a path that leads out of the folder (``..``, absolute, a symbolic link),
+for what is too large, and for values that no sweep writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import RULES
+from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.space import Dimension
+
+UNITS = ("user-entity", "user", "entity")
+MAX_BYTES = 64 * 2**20
+"""Of a text file, and of a table in memory. 10,000 trials with 20 settings take a tenth of it."""
+_ROWS_AT_ONCE = 64
+_RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)
+_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
+_LARGEST = 1e300
+
+Check = Callable[[Any, str], None]
+
+
+def inside(root: Path, name: str) -> Path:
+    """``root/name``, which must lie in the folder when every symbolic link is followed."""
+    path = root / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise InputError(str(root), name, "leads out of the sweep's folder: it is not read")
+    return path
+
+
+def run_dir(root: Path, name: object) -> Path:
+    """A run directory of the sweep, by its name in a table or a result."""
+    if not isinstance(name, str) or not _RUN.fullmatch(name):
+        raise InputError(f"{root}: run directory", _short(name), "is no run of a sweep: expected trials/<id> or winner")
+    return inside(root, name)
+
+
+def read_text(root: Path, name: str) -> str:
+    """A text file, of ``MAX_BYTES`` at most."""
+    path = inside(root, name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(name, str(root), f"is larger than {MAX_BYTES} bytes: no sweep writes that")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise InputError(name, str(root), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(name, str(root), "is no text") from None
+
+
+def read_table(root: Path, name: str) -> pa.Table:
+    """A Parquet file, read a few rows at a time: a small file may unpack to any size."""
+    path = inside(root, name)
+    too_large = InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
+    try:
+        file = pq.ParquetFile(path, memory_map=True)
+        stated = (file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
+        if sum(stated) > MAX_BYTES:
+            raise too_large
+        parts, size = [file.schema_arrow.empty_table()], 0
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+            parts.append(_decoded(pa.Table.from_batches([batch])))
+            size += parts[-1].nbytes
+            if size > MAX_BYTES:
+                raise too_large
+        return pa.concat_tables(map(_decoded, parts))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(name, str(root), f"is no Parquet file that can be read ({type(error).__name__})") from None
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Without dictionaries: a value that is held once and named a thousand times is counted a thousand times."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            table = table.set_column(index, pa.field(field.name, kind), table.column(index).cast(kind))
+    return table
+
+
+def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
+    """``result.json``, less its trials, which the table has."""
+    try:
+        tree = json.loads(read_text(root, "result.json"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("result.json", str(root), f"is no JSON that a sweep writes ({type(error).__name__})") from None
+    _check_result(tree, config)
+    best = tree["best"]
+    if best is not None:
+        alone, total = best["epsilon"][config.budget.unit], best["epsilon_with_choice"]
+        if total is not None and (alone is None or total < alone):
+            raise InputError("result.json: best.epsilon_with_choice", total, f"is below the {alone} of its run alone")
+    return tree
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _refuse(where: str, value: object, expected: str) -> None:
+    raise InputError(f"result.json: {where}", _short(value), f"expected {expected}")
+
+
+def _number(low: float = -_LARGEST, *, whole: bool = False, nothing: bool = False) -> Check:
+    """A finite number of at least ``low``; with ``nothing``, or null."""
+
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        kinds = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= _LARGEST:
+            _refuse(where, value, f"a number from {low:g}")
+
+    return check
+
+
+def _text(value: Any, where: str) -> None:
+    if not isinstance(value, str) or len(value) > 10_000:
+        _refuse(where, value, "a text")
+
+
+def _named(value: Any, where: str) -> None:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        _refuse(where, value, "the name of a trial")
+
+
+def _one_of(*values: Any) -> Check:
+    def check(value: Any, where: str) -> None:
+        if value not in values:
+            _refuse(where, value, f"one of {', '.join(map(str, values))}")
+
+    return check
+
+
+def _list(of: Check) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list):
+            _refuse(where, value, "a list")
+        for index, item in enumerate(value):
+            of(item, f"{where}[{index}]")
+
+    return check
+
+
+def _record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
+    """A mapping with at least these keys."""
+
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        if not isinstance(value, dict):
+            _refuse(where, value, "a mapping")
+        for key, of in keys.items():
+            if key not in value:
+                _refuse(where, sorted(value), f"the key {key}")
+            of(value[key], f"{where}.{key}" if where else key)
+
+    return check
+
+
+def _check_result(tree: Any, config: SweepConfig) -> None:
+    budget = config.budget
+    terms = {"delta": _one_of(budget.delta), "unit": _one_of(budget.unit)}
+    spent = _number(0.0, nothing=True)
+    best = {
+        "trial": _named,
+        "perplexity": _number(0.0),
+        "perplexity_std": spent,
+        "seeds": _number(1, whole=True),
+        "noise_multiplier": spent,
+        "epsilon": _record(dict.fromkeys(UNITS, spent)),
+        "epsilon_with_choice": spent,
+        "params": _settings(config),
+        "run_dir": lambda value, where: None,  # as a path, by ``run_dir``
+        "tied": lambda value, where: None if value is None else _list(_named)(value, where),
+        **terms,
+    }
+    selection = {
+        "rule": _one_of(*RULES),
+        "epsilon": spent,
+        **dict.fromkeys(("accountant", "releasable", "text"), _text),
+        **terms,
+    }
+    reference = {"name": _one_of("public-only", "noiseless"), "perplexity": _number(0.0), "epsilon": spent}
+    states = ("asked", "done", "stopped", "failed", "refused", "running")
+    _record(
+        {
+            "best": _record(best, nothing=True),
+            "counts": _record(dict.fromkeys(states, _number(0, whole=True))),
+            "selection": _record(selection),
+            "references": _list(_record(reference)),
+        }
+    )(tree, "")
+
+
+def _settings(config: SweepConfig) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict) or not value.keys() <= config.parsed_space.keys():
+            _refuse(where, value, "settings that were searched")
+        for key, setting in value.items():
+            if not holds(config.parsed_space[key], setting):
+                _refuse(f"{where}.{key}", setting, "a value that was searched")
+
+    return check
+
+
+def holds(dimension: Dimension, value: Any) -> bool:
+    """Whether a searched setting can have this value; in a table, choices of mixed types are text."""
+    if dimension.is_choice:
+        return any(value == each or value == str(each) for each in dimension.values)
+    low, high = dimension.values
+    room = 1e-9 * max(abs(low), abs(high))
+    return isinstance(value, Number) and low - room <= value <= high + room

@@ -1,0 +1,226 @@
+"""What of a run is handed on: model, tokenizer, card, statement, ledger; the total first, and nothing of its owner's house.
+
+    found = Finished.open(RunDir(Path("runs/mine")))
+    export_run(found, Path("handed-on"), own_total(found), {})
+
+    README.md  privacy.md  model/  config.yaml  ledger.jsonl  selection.json  ledgers/
+
+A run directory is its owner's: it holds paths, times and what is private. The folder made here holds none of these: every
+file is written anew, of what is listed here and nothing else, under one fixed date. ``sweep.export`` says what the total of
+a run of a sweep is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from uedp_ray.accountant import export_epsilon
+from uedp_ray.config import RunConfig, dump_config, to_dict
+from uedp_ray.errors import InputError
+from uedp_ray.files import write_json
+from uedp_ray.plan import Plan, epsilons
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.redact import published
+from uedp_ray.training.card import card
+from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.statement import Total, write_statement
+
+DATE = 946684800
+"""Of every exported file: 2000-01-01. Its own would say when the run ended, and so how long it took."""
+_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja")
+_FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
+_PLAY = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended and has a guarantee, with its epsilon by accountant as its own ledger has it."""
+
+    run: RunDir
+    config: RunConfig
+    plan: Plan
+    events: list[dict[str, Any]]
+    spent: dict[str, float]
+    result: dict[str, Any]
+    setup: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """Of the unit that the run protects."""
+        return self.spent[self.config.privacy.protect]
+
+    @classmethod
+    def open(cls, run: RunDir) -> Finished:
+        """Raises: InputError for what is no finished run, has no guarantee, or whose ledger and result contradict."""
+        run.storage.get(run.config, run.setup, run.result, run.model)
+        run.storage.restore(run.ledger)
+        for path, remedy in (
+            (run.config, "holds no run or sweep: name a folder that uedp-ray train or sweep wrote"),
+            (run.result, "holds no finished run: go on with it first (--resume)"),
+            (run.setup, "has no private/, so it is a copy: export from the folder in which the run was made"),
+            (run.model / "config.json", "holds no model: it was removed"),
+        ):
+            if not path.is_file():
+                raise InputError("RUN", str(run.root), remedy)
+        config, events = run.load_config(), read_ledger(run.ledger)
+        result, setup = json.loads(run.result.read_text()), json.loads(run.setup.read_text())
+        mechanism = setup["mechanism"] and RoundMechanism.from_dict(setup["mechanism"])
+        plan = Plan(config, mechanism)
+        spent = epsilons(plan, events)
+        found = cls(run, config, plan, events, spent, result, setup)
+        found._refuse_without_guarantee()
+        stated = result["epsilon"][config.privacy.protect]
+        if stated is None or found.epsilon * _PLAY < stated:
+            remedy = f"its ledger gives less than the {stated} of result.json: put the whole ledger back"
+            raise InputError("ledger.jsonl", found.epsilon, remedy)
+        return found
+
+    def _refuse_without_guarantee(self) -> None:
+        privacy, header = self.config.privacy, self.events[0]["header"]
+        if not self.plan.private or header.get("private") is not True or not math.isfinite(self.epsilon):
+            noise = "test noise" if privacy.test_noise_seed is not None else f"noise: {privacy.noise}"
+            remedy = f"is NOT PRIVATE ({noise}): there is no epsilon to hand on with it, and what is exported has one"
+            raise InputError("RUN", str(self.run.root), remedy)
+
+
+def own_total(found: Finished) -> Total:
+    """The total of a run that no sweep chose: its own epsilon."""
+    text = (
+        "The total is that of this run. If it was chosen by its results among others, tried by hand or otherwise, that "
+        "choice is not included: compose their ledgers. Recompute: `uedp-ray epsilon --export .`"
+    )
+    return Total(found.epsilon, "none", text)
+
+
+def export_run(
+    found: Finished,
+    out: Path,
+    total: Total,
+    terms: Mapping[str, Any],
+    *,
+    ledgers: Mapping[int, Path] | None = None,
+    name: str | None = None,
+    over: bool = False,
+) -> dict[str, Any]:
+    """Writes ``out``, whole or not at all.
+
+    Args:
+      found: the run. ``total``: its epsilon is at least the run's.
+      terms: what ``accountant.export_epsilon`` needs to recompute the total, beside ledgers; made ``selection.json``.
+      ledgers: of every run that is charged, by position.
+      name: of the model, if not the run's.
+      over: whether ``out`` may hold an earlier export.
+
+    Returns: out, epsilon (the total), epsilon_of_run, rule, delta, unit.
+    Guarantees: no path of the owner's machine, no time, no user's text, no file but those listed above; what is written
+    gives the stated total again.
+    Raises: InputError where ``out`` holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not over:
+        raise InputError("--out", str(out), "is not empty: name another folder")
+    assert total.epsilon >= found.epsilon
+    config, privacy = published(found.config), found.config.privacy
+    if name is not None:
+        config = replace(config, name=name)
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    (temporary / "model").mkdir(parents=True)
+    try:
+        _write_model(found.run.model, temporary / "model")
+        _copy_ledger(found.run.ledger, temporary / "ledger.jsonl")
+        for position, ledger in (ledgers or {}).items():
+            (temporary / "ledgers").mkdir(exist_ok=True)
+            _copy_ledger(ledger, temporary / "ledgers" / f"{position:04d}.jsonl")
+        dump_config(config, temporary / "config.yaml")
+        stated = {"rule": total.rule, "delta": privacy.delta, "unit": privacy.protect, "epsilon": total.epsilon}
+        write_json(temporary / "selection.json", stated | dict(terms))
+        write_statement(
+            temporary / "privacy.md",
+            Plan(config, found.plan.mechanism),
+            found.events,
+            found.spent,
+            rounds=found.result["rounds"],
+            detectors=found.setup["detectors"],
+            categories=found.setup["categories"],
+            total=total,
+        )
+        transformers = config.model.architecture != "awd_lstm"
+        text = card(config, found.result, total, transformers=transformers)
+        (temporary / "README.md").write_text(text, encoding="utf-8")
+        _refuse_traces(temporary, found)
+        if not math.isclose(export_epsilon(temporary)["epsilon"], total.epsilon, rel_tol=1e-9):
+            raise RuntimeError(f"{out}: the exported files do not give the total of {total.epsilon} again")
+        _settle(temporary)
+        shutil.rmtree(out, ignore_errors=True)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return {
+        "out": str(out.resolve()),
+        "epsilon": total.epsilon,
+        "epsilon_of_run": found.epsilon,
+        "rule": total.rule,
+        "delta": privacy.delta,
+        "unit": privacy.protect,
+    }
+
+
+def _write_model(model: Path, into: Path) -> None:
+    """Weights and tokenizer. Libraries note where they read from, in settings and in the header of the weights."""
+    for name in _SETTINGS:
+        if (model / name).exists():
+            settings = json.loads((model / name).read_text(encoding="utf-8"))
+            for key in _FOLDERS:
+                settings.pop(key, None)
+            text = json.dumps(settings, indent=2, ensure_ascii=False)
+            (into / name).write_text(text + "\n", encoding="utf-8")
+    for name in _AS_THEY_ARE:
+        if (model / name).exists():
+            shutil.copyfile(model / name, into / name)
+    for weights in sorted(model.glob("*.safetensors")):
+        safetensors.torch.save_file(safetensors.torch.load_file(weights), into / weights.name, {"format": "pt"})
+
+
+def _copy_ledger(ledger: Path, to: Path) -> None:
+    """Its whole lines: what a torn one would pay for was never released."""
+    content = ledger.read_bytes()
+    to.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def _refuse_traces(folder: Path, found: Finished) -> None:
+    """The second look. Raises: InputError if a path of the run is in any exported file."""
+    paths = {str(found.run.root), *_paths(to_dict(found.config))}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        if any(path.encode() in content for path in paths):
+            remedy = "holds a path of this machine, which would be published: give the model or the run another name"
+            raise InputError("export", str(file.relative_to(folder)), remedy)
+
+
+def _paths(tree: Any) -> Iterator[str]:
+    """Absolute paths below the root, anywhere in a configuration; ``list:FILE`` names one too."""
+    if isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _paths(value)
+    elif isinstance(tree, str):
+        for path in map(Path, (tree, tree.partition(":")[2])):
+            if path.is_absolute() and len(path.parts) > 2:
+                yield str(path)
+
+
+def _settle(folder: Path) -> None:
+    """One date, and readable by all, whatever this machine's habits are."""
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, (DATE, DATE))
