@@ -8,16 +8,22 @@ No data is touched. Every answer carries unit, neighbouring relation, delta, acc
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.privacy.published import published_epsilon
+from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.statement import state
+
+_UNPLANNED = (
+    "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
+    "results costs more than the rounds it had"
+)
 
 
 def parameter_epsilon(
@@ -47,21 +53,42 @@ def parameter_epsilon(
         value = accounting.epsilon(mechanism, rounds=rounds, delta=delta, accountant=accountant, kind=kind)
     if accountant == "published":  # the paper's own terms
         mechanism = dataclasses.replace(mechanism, selection_rule="any")
-    return _answer(mechanism, value, delta, accountant) | {"rounds": rounds, "kind": kind}
+        answer = _answer(mechanism, value, delta, accountant, unit=published_unit(method))
+    else:
+        infinite = math.isinf(value)
+        why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
+        answer = _answer(mechanism, value, delta, accountant, nothing=why)
+    return answer | {"rounds": rounds, "kind": kind}
 
 
 def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> dict[str, Any]:
-    """epsilon of everything a ledger records; the file alone is enough."""
+    """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough."""
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
     events = read_ledger(path)
-    releases = [event for event in events if event["kind"] == "round"]
-    value = epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
-    header = events[0]["header"]
-    mechanism = RoundMechanism.from_dict(releases[-1]["mechanism"]) if releases else None
-    claims = {"private": header["private"] is True, "declared": header.get("bounds") == "declared"}
+    charged = charges(events)
+    whole = to_planned_end(charged)
+    value = epsilon_of_charges(whole, delta=delta, accountant=accountant, kind=kind)
+    if not charged.bounded:
+        nothing = _UNPLANNED
+    elif math.isinf(value):
+        nothing = accounting.why_infinite(whole.rounds, accountant=accountant, kind=kind)
+    else:
+        nothing = ""
+    mechanism = whole.rounds[-1][0] if whole.rounds else None
+    declared = events[0]["header"].get("bounds") == "declared"
+    claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing}
+    if not nothing and whole.num_rounds > charged.num_rounds:
+        claims["note"] = (
+            f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
+        )
     answer = _answer(mechanism, value, delta, accountant, **claims)
-    return answer | {"rounds": len(releases), "kind": kind, "events": len(events)}
+    return answer | {
+        "rounds": charged.num_rounds,
+        "planned_rounds": None if charged.plan is None else charged.plan.rounds,
+        "kind": kind,
+        "events": len(events),
+    }
 
 
 def calibrated(
@@ -77,14 +104,7 @@ def calibrated(
 
 
 def _answer(
-    mechanism: RoundMechanism | None,
-    value: float,
-    delta: float,
-    accountant: str,
-    *,
-    declared: bool = False,
-    private: bool = True,
+    mechanism: RoundMechanism | None, value: float, delta: float, accountant: str, **claims: Any
 ) -> dict[str, Any]:
-    return dataclasses.asdict(
-        state(mechanism, epsilon=value, delta=delta, accountant=accountant, declared=declared, private=private)
-    )
+    stated = state(mechanism, epsilon=value, delta=delta, accountant=accountant, **({"declared": False} | claims))
+    return dataclasses.asdict(stated)

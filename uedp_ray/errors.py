@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LONGEST = 300
+
 
 class InputError(ValueError):
     """Bad input. ``str(error)`` is one line: ``field = value: remedy``.
@@ -17,12 +19,21 @@ class InputError(ValueError):
 
     def __init__(self, field: str, value: object, remedy: str):
         self.field, self.value, self.remedy = field, value, remedy
-        super().__init__(f"{field} = {value!r}: {remedy}")
+        super().__init__(f"{field} = {_shown(value)}: {remedy}")
 
     def __reduce__(
         self,
     ) -> tuple[type, tuple[str, object, str]]:  # Ray sends errors between processes by pickling them.
         return type(self), (self.field, self.value, self.remedy)
+
+
+def _shown(value: object) -> str:
+    """Its representation, cut where a damaged file made it long."""
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in a list in a list …
+        return f"a very long {type(value).__name__}"
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ mode (``normalizer: published``) divides by sums read off the private data, as p
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
@@ -197,6 +198,39 @@ class Plan:
             "private": self.private,
         }
 
+    def header(self) -> dict[str, Any]:
+        """What the ledger says before the first release: the plan too, as a run is charged to its planned end."""
+        config = self.config
+        plan = None
+        if self.mechanism is not None:
+            rounds, mechanism = config.training.num_rounds, self.mechanism.to_dict()
+            vocabulary = None if config.model.warm_start else _vocabulary_fields(config)
+            plan = {"rounds": rounds, "mechanism": mechanism, "vocabulary": vocabulary}
+        return {
+            "config_digest": config.digest(),
+            "private": self.private,
+            "bounds": config.bounds.mode,
+            "plan": plan,
+        }
+
+    def affordable(self, charged: Charges) -> int:
+        """How many rounds a run may charge in all: those planned.
+
+        Under a target fewer, where a crash had a vocabulary charged twice: what ``charged`` says and those rounds meet it.
+        """
+        privacy, planned = self.config.privacy, self.config.training.num_rounds
+        if self.mechanism is None or privacy.target_epsilon is None:
+            return planned
+        target, mechanism = privacy.target_epsilon, self.mechanism
+
+        def exceeds(rounds: int) -> bool:
+            whole = charged._replace(rounds=((mechanism, rounds),))
+            return epsilon_of_charges(whole, delta=privacy.delta, accountant=privacy.protect) > target
+
+        if not exceeds(planned):
+            return planned
+        return max(0, bisect.bisect_left(range(planned), True, key=exceeds) - 1)
+
     def release(
         self, total: torch.Tensor, noise: GaussianNoise, *, round_index: int, denominator: float | None = None
     ) -> torch.Tensor:
@@ -239,8 +273,8 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
     if config.vocabulary.kind == "noisy-threshold":
 
         def fits(z: float) -> bool:
-            events = planned_events(config, z)
-            return epsilon_of_events(events, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
+            planned = planned_charges(config, z)
+            return epsilon_of_charges(planned, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
 
         low, high = z, 2 * z
         while not fits(high):
@@ -258,14 +292,18 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
     return dataclasses.replace(mechanism, noise_multiplier=z)
 
 
-def planned_events(config: RunConfig, noise_multiplier: float) -> list[dict[str, Any]]:
-    """What the ledger of a run with calibrated noise will hold if nothing goes wrong. Public: no text is read."""
-    event = {"kind": "round", "mechanism": _mechanism(config, noise_multiplier).to_dict(), "private": True}
-    events = [event] * config.training.num_rounds
-    if config.vocabulary.kind == "noisy-threshold":
-        fields = vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
-        return [{"kind": "vocabulary", **fields}, *events]
-    return events
+def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
+    """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
+    words = _vocabulary_fields(config)
+    vocabularies = () if words is None else charges([{"kind": "vocabulary", **words}]).vocabularies
+    return Charges(((_mechanism(config, noise_multiplier), config.training.num_rounds),), vocabularies)
+
+
+def _vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
+    """What a vocabulary of private text is charged for; None where there is none."""
+    if config.vocabulary.kind != "noisy-threshold":
+        return None
+    return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
 
 
 def vocabulary_holders(config: RunConfig) -> int:
@@ -284,6 +322,6 @@ ACCOUNTANTS = ("user-entity", "user", "entity")
 def epsilons(
     plan: Plan, events: Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
 ) -> dict[str, float]:
-    """epsilon of recorded events by accountant; infinity where nothing can be claimed."""
-    delta = plan.config.privacy.delta
-    return {accountant: epsilon_of_events(events, delta=delta, accountant=accountant) for accountant in accountants}
+    """epsilon of a run by accountant, to its planned end; infinity where nothing can be claimed."""
+    delta, whole = plan.config.privacy.delta, to_planned_end(charges(events))
+    return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in accountants}

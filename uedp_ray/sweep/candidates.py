@@ -18,8 +18,8 @@ import optuna
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.plan import planned_events
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.plan import planned_charges
+from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point, settings_of
@@ -59,8 +59,8 @@ def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
     """epsilon of the whole run in the budget's unit: at its own noise multiplier, or at one beyond what is ever solved."""
     if config.privacy.noise != "calibrated":
         return math.inf
-    events = planned_events(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
-    return epsilon_of_events(events, delta=sweep.budget.delta, accountant=sweep.budget.unit)
+    planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
+    return epsilon_of_charges(planned, delta=sweep.budget.delta, accountant=sweep.budget.unit)
 
 
 def judge(sweep: SweepConfig, point: Point) -> Verdict:

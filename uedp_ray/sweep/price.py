@@ -19,8 +19,8 @@ from typing import Any
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_json
-from uedp_ray.plan import Plan, planned_events
-from uedp_ray.privacy.events import UnsupportedEvent
+from uedp_ray.plan import Plan, planned_charges
+from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
@@ -139,14 +139,14 @@ def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict
     return [read_ledger(ledger) if ledger.exists() else [] for ledger in runs]
 
 
-def _planned(sweep: SweepConfig, points: Sequence[Point]) -> list[list[dict[str, Any]]]:
-    """The events of every planned run, whole; none for the runs of a refused point."""
-    found: list[list[dict[str, Any]]] = []
+def _planned(sweep: SweepConfig, points: Sequence[Point]) -> list[Charges]:
+    """What every planned run charges, whole; nothing for the runs of a refused point."""
+    found: list[Charges] = []
     for point in points:
         config = judge(sweep, point).config
         mechanism = config and Plan.of(config).mechanism
-        events = planned_events(config, mechanism.noise_multiplier) if config and mechanism else []
-        found += [events] * sweep.search.seeds_per_trial
+        whole = planned_charges(config, mechanism.noise_multiplier) if config and mechanism else Charges(())
+        found += [whole] * sweep.search.seeds_per_trial
     return found
 
 

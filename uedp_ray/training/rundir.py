@@ -218,8 +218,7 @@ def prepare_run(
     else:
         _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
         storage.put(run.key)
-        header = {"config_digest": config.digest(), "private": plan.private, "bounds": config.bounds.mode}
-        ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
+        ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **plan.header()})
         storage.append(run.ledger)
     if not run.vocabulary.exists():
         say("building the vocabulary")
