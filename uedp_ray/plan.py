@@ -73,12 +73,12 @@ class Plan:
     """None where no noise is added: nothing can be claimed."""
 
     @classmethod
-    def of(cls, config: RunConfig, *, num_users: int | None = None) -> Plan:
+    def of(cls, config: RunConfig, corpus: Incidence | None = None) -> Plan:
         """Makes the plan; solves the noise multiplier where a target epsilon is given.
 
         Args:
           config: the run.
-          num_users: |U| for the published noise (Eq. 6); private otherwise and not used.
+          corpus: for the published noise (Eq. 6), which is read off it: |U| and the largest w_u. Not used otherwise.
 
         Raises: InputError if no noise multiplier reaches the target.
         """
@@ -88,9 +88,12 @@ class Plan:
         mechanism = _mechanism(config, privacy.noise_multiplier or 1.0)
         if privacy.noise == "published":
             assert privacy.noise_multiplier is not None  # the config refuses anything else
-            users = num_users or config.corpus.declared_num_users or 1
+            users, largest = config.corpus.declared_num_users or 1, 1.0
+            if corpus is not None:
+                users = len(corpus.user_offsets) - 1
+                largest = float(_user_weights(config, corpus).max(initial=0.0))
             share = privacy.user_sampling_prob if privacy.published_cohort == "expected" else 1.0
-            z = privacy.noise_multiplier * (share * users + 1)  # Eq. 6 with max(w_u) = 1
+            z = privacy.noise_multiplier * (share * users + 1) * largest  # Eq. 6, before its division
             mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
         elif privacy.target_epsilon is not None:
             mechanism = _calibrated(config, mechanism, privacy.target_epsilon)
@@ -112,8 +115,7 @@ class Plan:
         privacy = self.config.privacy
         if privacy.normalizer == "public":
             return None
-        offsets = incidence.user_offsets
-        user = np.minimum(np.diff(offsets) / privacy.user_weight_cap, 1.0)
+        user = _user_weights(self.config, incidence)
         held = np.bincount(incidence.entity_ids, minlength=incidence.num_entities)
         entity = np.minimum(held / privacy.entity_weight_cap, 1.0)
         extended = float((np.diff(incidence.entity_offsets) == 0).sum())
@@ -239,6 +241,14 @@ class Plan:
             drawn = noise.sample(total.numel(), std=self.noise_std, round_index=round_index)
             total = total.double() + drawn.to(total.device)
         return total.double() / (self.expected_cohort if denominator is None else denominator)
+
+
+def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64]:
+    """(U,) w_u of Algorithm 1, line 3; 1 where the normaliser is public."""
+    sentences = np.diff(incidence.user_offsets)
+    if config.privacy.normalizer == "public":
+        return np.ones(len(sentences))
+    return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
 def _extended_sampling_prob(config: RunConfig) -> float:

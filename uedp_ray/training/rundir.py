@@ -212,7 +212,7 @@ def prepare_run(
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
     say("solving the noise multiplier")
-    plan = Plan.of(config, num_users=corpus.num_users)
+    plan = Plan.of(config, corpus)
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
