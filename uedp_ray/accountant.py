@@ -14,6 +14,7 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
+from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.events import charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -58,6 +59,8 @@ def parameter_epsilon(
         infinite = math.isinf(value)
         why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
         answer = _answer(mechanism, value, delta, accountant, nothing=why)
+        if mechanism.max_users is not None:
+            answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
     return answer | {"rounds": rounds, "kind": kind}
 
 

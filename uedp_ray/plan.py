@@ -27,6 +27,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
+from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -316,6 +317,14 @@ def _vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
     return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
 
 
+def cautions(config: RunConfig) -> list[str]:
+    """What to tell of a run's settings before it reads any text; see ``privacy.cautions``."""
+    users, mechanism = config.corpus.declared_num_users, Plan.of(config).mechanism
+    if users is None or mechanism is None or config.privacy.noise != "calibrated":
+        return []
+    return privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
+
+
 def vocabulary_holders(config: RunConfig) -> int:
     """K of a noisy-threshold vocabulary; 0 where only users are protected."""
     return 0 if config.bounds.mode == "none" else config.bounds.max_holders
@@ -330,8 +339,11 @@ ACCOUNTANTS = ("user-entity", "user", "entity")
 
 
 def epsilons(
-    plan: Plan, events: Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
+    plan: Plan, charged: Charges | Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
 ) -> dict[str, float]:
-    """epsilon of a run by accountant, to its planned end; infinity where nothing can be claimed."""
-    delta, whole = plan.config.privacy.delta, to_planned_end(charges(events))
+    """epsilon of a run (what it charges, or its ledger's events) by accountant, to its planned end; infinity where nothing
+    can be claimed.
+    """
+    delta = plan.config.privacy.delta
+    whole = to_planned_end(charged if isinstance(charged, Charges) else charges(charged))
     return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in accountants}

@@ -249,8 +249,12 @@ def test_ledgers_of_another_shape_are_refused_in_one_line(path, events):
 def refused(path):
     with pytest.raises(InputError) as caught:
         ledger_epsilon(path, delta=1e-5)
-    assert len(str(caught.value)) < 600
-    assert "\n" not in str(caught.value)
+    assert_one_line(caught.value)
+
+
+def assert_one_line(error):
+    assert "\n" not in str(error)
+    assert len(str(error)) < 600
 
 
 @pytest.mark.parametrize(
@@ -341,8 +345,7 @@ def test_whatever_a_ledger_says_it_is_priced_or_refused(path, data):
     try:
         answer = ledger_epsilon(path, delta=1e-5)
     except InputError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 600
+        assert_one_line(error)
     else:
         assert answer["epsilon"] >= 0.0
         assert answer["guarantee"] == math.isfinite(answer["epsilon"])

@@ -66,6 +66,15 @@ class Charges(NamedTuple):
     def num_rounds(self) -> int:
         return sum(count for _, count in self.rounds)
 
+    def with_round(self, event: Mapping[str, Any]) -> Charges:
+        """The same after one more ``round`` or ``unprotected`` event: no ledger is read again for it."""
+        one = charges([event])
+        rounds = (*self.rounds, *one.rounds)
+        if one.rounds and self.rounds and one.rounds[0][0] == self.rounds[-1][0]:
+            mechanism, count = self.rounds[-1]
+            rounds = (*self.rounds[:-1], (mechanism, count + 1))
+        return self._replace(rounds=rounds, private=self.private and one.private)
+
 
 def charges(events: Iterable[Mapping[str, Any]]) -> Charges:
     """Reads one ledger's ``open`` (header), ``plan``, ``round`` (mechanism), ``vocabulary`` (noisy threshold) and

@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optuna
 
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.plan import planned_charges
+from uedp_ray.plan import cautions, planned_charges
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.config import SweepConfig
@@ -105,6 +105,16 @@ def check_reachable(sweep: SweepConfig) -> None:
         f"no point of the space meets it: the smallest epsilon ({sweep.budget.unit}) is {show_epsilon(target + excess)}"
     )
     raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point)}")
+
+
+def budget_cautions(sweep: SweepConfig) -> list[str]:
+    """What to tell before the search, of its base with as much noise as the budget asks for; nothing if none does."""
+    budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
+    budget |= {"privacy.delta": sweep.budget.delta, "privacy.protect": sweep.budget.unit}
+    try:
+        return cautions(methods.overlay(sweep.base, budget))
+    except InputError:  # points may meet what the base does not
+        return []
 
 
 def _most_private(sweep: SweepConfig) -> tuple[Point, float]:

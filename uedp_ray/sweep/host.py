@@ -15,7 +15,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.candidates import check_reachable
+from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.conclude import conclude
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
@@ -73,6 +73,8 @@ def sweep(
         _refuse(config, folder, resume)
         base = _searched_base(config)
         check_reachable(config)
+        for caution in budget_cautions(config):
+            say(f"caution: {caution}")
         private_folder(folder.private)
         with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
             storage.take_over()

@@ -49,6 +49,7 @@ class RunDriver:
         self._training = config.training
         self._digest = config.digest()
         self._ledger = Ledger.open(self.run.ledger, config_digest=self._digest)
+        self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0
         self._left = 0
@@ -78,7 +79,7 @@ class RunDriver:
         remaining = self._training.num_rounds - self.state.next_round
         if not self.plan.private or self.plan.config.privacy.target_epsilon is None:
             return remaining
-        charged = charges(self._ledger.events)
+        charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
         if not charged.rounds and len(charged.vocabularies) > 1:  # a crash had it charged before it was kept
             affordable = self.plan.affordable(charged)
@@ -86,6 +87,7 @@ class RunDriver:
                 planned = affordable
                 self._ledger.append("plan", rounds=planned)
                 self.run.storage.append(self.run.ledger)
+                self._charged = charges(self._ledger.events)
         return max(0, min(remaining, planned - charged.num_rounds))
 
     def admit(self, round_index: int) -> int | None:
@@ -96,7 +98,8 @@ class RunDriver:
         return self._ledger.attempts(round_index) if self.plan.private else 0
 
     def charge(self, round_index: int, attempt: int) -> None:
-        self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+        event = self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+        self._charged = self._charged.with_round(event)
         self.run.storage.append(self.run.ledger)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
@@ -137,7 +140,7 @@ class RunDriver:
         self.observe(self.rows[-1])
 
     def spent(self) -> dict[str, float]:
-        return epsilons(self.plan, self._ledger.events)
+        return epsilons(self.plan, self._charged)
 
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
@@ -167,7 +170,7 @@ class RunDriver:
             "round": self.state.next_round,
             "num_rounds": self._training.num_rounds,
             "rounds_per_second": 1 / self._seconds_a_round(),
-            "epsilon": epsilons(self.plan, self._ledger.events, [unit])[unit],
+            "epsilon": epsilons(self.plan, self._charged, [unit])[unit],
             "perplexity": latest["perplexity"],
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),

@@ -29,7 +29,7 @@ from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import write_json
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
@@ -198,6 +198,8 @@ def prepare_run(
         if open_corpus(run.root / setup["corpus"]).digest != setup["corpus_digest"]:
             raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
         return run
+    for caution in cautions(config):
+        say(f"caution: {caution}")
     say("reading the corpus")
     with within("corpus.source"):
         folder = run.private / "corpus"
