@@ -138,10 +138,10 @@ def test_published_weights_count_a_sentence_once_per_drawn_entity():
         },
         bounds={"mode": "none"},
     )
-    published = Plan.of(config, num_users=3)
     corpus = TinyCorpus(  # user 0: {a, b}, {a}; user 1: none; user 2: {a}
         np.array([0, 2, 3, 4]), np.array([0, 2, 3, 3, 4]), np.array([0, 1, 0, 0], np.int32), 2, [np.array([5])] * 4
     )
+    published = Plan.of(config, corpus)
     weights = published.weights(corpus)
     assert weights is not None
     assert weights.user.tolist() == [0.5, 0.25, 0.25]
@@ -150,7 +150,7 @@ def test_published_weights_count_a_sentence_once_per_drawn_entity():
     chosen = select(published, corpus, weights=weights)
     assert [s.weights.tolist() for s in chosen] == [[1.5, 1.0], [1.0], [1.0]]
     assert [s.weight for s in chosen] == [0.5, 0.25, 0.25]
-    assert published.noise_std == pytest.approx(2.0 * (1.0 * 3 + 1))  # Eq. 6 before the division
+    assert published.noise_std == pytest.approx(2.0 * (1.0 * 3 + 1) * 0.5)  # Eq. 6 before the division: max(w_u) = 2/4
     assert not published.private
 
 
@@ -158,7 +158,7 @@ def test_the_patents_noise_counts_every_user():
     settings = {"noise": "published", "noise_multiplier": 2.0, "user_sampling_prob": 0.25, "sentence_clip_norm": None}
     for cohort, factor in (("expected", 0.25 * 40 + 1), ("all", 40 + 1)):
         config = tiny_config(privacy={**settings, "published_cohort": cohort}, bounds={"mode": "none"})
-        assert Plan.of(config, num_users=40).noise_std == pytest.approx(2.0 * factor)
+        assert Plan.of(config, TinyCorpus.random(1, num_users=40)).noise_std == pytest.approx(2.0 * factor)
 
 
 def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number():

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.cautions import cautions
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
-from uedp_ray.privacy.published import published_epsilon
+from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import epsilon_of_choosing
 from uedp_ray.privacy.statement import state
+
+_UNPLANNED = (
+    "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
+    "results costs more than the rounds it had"
+)
 
 
 def parameter_epsilon(
@@ -51,24 +58,49 @@ def parameter_epsilon(
         value = accounting.epsilon(mechanism, rounds=rounds, delta=delta, accountant=accountant, kind=kind)
     if accountant == "published":  # the paper's own terms
         mechanism = dataclasses.replace(mechanism, selection_rule="any")
-    return _answer(mechanism, value, delta, accountant) | {"rounds": rounds, "kind": kind}
+        answer = _answer(mechanism, value, delta, accountant, unit=published_unit(method))
+    else:
+        infinite = math.isinf(value)
+        why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
+        answer = _answer(mechanism, value, delta, accountant, nothing=why)
+        if mechanism.max_users is not None:
+            answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
+    return answer | {"rounds": rounds, "kind": kind}
 
 
 def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> dict[str, Any]:
-    """epsilon of everything a ledger records; the file alone is enough."""
+    """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough."""
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
     events = read_ledger(path)
-    value = epsilon_of_events(events, delta=delta, accountant=accountant, kind=kind)
-    return _of_ledger(events, value, delta, accountant) | {"kind": kind, "events": len(events)}
+    answer = _of_ledger(events, delta, accountant, kind)
+    return answer | {"kind": kind, "events": len(events)}
 
 
-def _of_ledger(events: Sequence[Mapping[str, Any]], value: float, delta: float, accountant: str) -> dict[str, Any]:
-    """An epsilon that covers a run, in the terms of its ledger."""
-    releases, header = [event for event in events if event["kind"] == "round"], events[0]["header"]
-    mechanism = RoundMechanism.from_dict(releases[-1]["mechanism"]) if releases else None
-    claims = {"private": header["private"] is True, "declared": header.get("bounds") == "declared"}
-    return _answer(mechanism, value, delta, accountant, **claims) | {"rounds": len(releases)}
+def _of_ledger(
+    events: Sequence[Mapping[str, Any]], delta: float, accountant: str, kind: str = "both", least: float = 0.0
+) -> dict[str, Any]:
+    """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger."""
+    charged = charges(events)
+    whole = to_planned_end(charged)
+    value = max(least, epsilon_of_charges(whole, delta=delta, accountant=accountant, kind=kind))
+    if not charged.bounded:
+        nothing = _UNPLANNED
+    elif math.isinf(value):
+        nothing = accounting.why_infinite(whole.rounds, accountant=accountant, kind=kind)
+    else:
+        nothing = ""
+    mechanism = whole.rounds[-1][0] if whole.rounds else None
+    declared = events[0]["header"].get("bounds") == "declared"
+    claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing}
+    if not nothing and whole.num_rounds > charged.num_rounds:
+        claims["note"] = (
+            f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
+        )
+    return _answer(mechanism, value, delta, accountant, **claims) | {
+        "rounds": charged.num_rounds,
+        "planned_rounds": None if charged.plan is None else charged.plan.rounds,
+    }
 
 
 def export_epsilon(folder: Path) -> dict[str, Any]:
@@ -89,7 +121,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         raise InputError(
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
-    return _of_ledger(events, total, delta, accountant) | {"rule": rule, "epsilon_of_run": alone}
+    return _of_ledger(events, delta, accountant, least=total) | {"rule": rule, "epsilon_of_run": alone}
 
 
 def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant: str) -> float:
@@ -108,9 +140,7 @@ def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant:
         files = [ledgers / f"{position:04d}.jsonl" for position in range(terms["runs"])]
         settings["ledgers"] = [read_ledger(file) if file.exists() else [] for file in files]
         settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
-        settings["planned"] = [
-            [event for part in parts for event in [part["event"]] * part["times"]] for parts in terms.get("planned", ())
-        ]
+        settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, accountant=accountant)
 
 
@@ -127,14 +157,7 @@ def calibrated(
 
 
 def _answer(
-    mechanism: RoundMechanism | None,
-    value: float,
-    delta: float,
-    accountant: str,
-    *,
-    declared: bool = False,
-    private: bool = True,
+    mechanism: RoundMechanism | None, value: float, delta: float, accountant: str, **claims: Any
 ) -> dict[str, Any]:
-    return dataclasses.asdict(
-        state(mechanism, epsilon=value, delta=delta, accountant=accountant, declared=declared, private=private)
-    )
+    stated = state(mechanism, epsilon=value, delta=delta, accountant=accountant, **({"declared": False} | claims))
+    return dataclasses.asdict(stated)

@@ -79,7 +79,7 @@ Kind = Annotated[
     typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
 ]
 HolderBound = Annotated[str, typer.Option(help="Beyond K holders: truncate (drop) or reweight (by K/H).")]
-MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight.")]
+MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight and cautions.")]
 
 
 @app.command()

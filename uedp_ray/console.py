@@ -97,14 +97,14 @@ def _best_cells(best: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def on_round(show: Show) -> Callable[[dict[str, Any]], None]:
-    """Shows round, rounds a second, epsilon so far, last perplexity and time left."""
+    """Shows round, rounds a second, epsilon of the planned end, last perplexity and time left."""
 
     def show_round(row: dict[str, Any]) -> None:
         spent = row["epsilon"]
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if spent is None else f"ε {show_epsilon(spent)}",
+            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
             "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
             f"{row['seconds_left']:.0f} s left",
         ]

@@ -13,6 +13,7 @@ mode (``normalizer: published``) divides by sums read off the private data, as p
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
+from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
@@ -72,12 +74,12 @@ class Plan:
     """None where no noise is added: nothing can be claimed."""
 
     @classmethod
-    def of(cls, config: RunConfig, *, num_users: int | None = None) -> Plan:
+    def of(cls, config: RunConfig, corpus: Incidence | None = None) -> Plan:
         """Makes the plan; solves the noise multiplier where a target epsilon is given.
 
         Args:
           config: the run.
-          num_users: |U| for the published noise (Eq. 6); private otherwise and not used.
+          corpus: for the published noise (Eq. 6), which is read off it: |U| and the largest w_u. Not used otherwise.
 
         Raises: InputError if no noise multiplier reaches the target.
         """
@@ -87,9 +89,12 @@ class Plan:
         mechanism = _mechanism(config, privacy.noise_multiplier or 1.0)
         if privacy.noise == "published":
             assert privacy.noise_multiplier is not None  # the config refuses anything else
-            users = num_users or config.corpus.declared_num_users or 1
+            users, largest = config.corpus.declared_num_users or 1, 1.0
+            if corpus is not None:
+                users = len(corpus.user_offsets) - 1
+                largest = float(_user_weights(config, corpus).max(initial=0.0))
             share = privacy.user_sampling_prob if privacy.published_cohort == "expected" else 1.0
-            z = privacy.noise_multiplier * (share * users + 1)  # Eq. 6 with max(w_u) = 1
+            z = privacy.noise_multiplier * (share * users + 1) * largest  # Eq. 6, before its division
             mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
         elif privacy.target_epsilon is not None:
             mechanism = _calibrated(config, mechanism, privacy.target_epsilon)
@@ -111,8 +116,7 @@ class Plan:
         privacy = self.config.privacy
         if privacy.normalizer == "public":
             return None
-        offsets = incidence.user_offsets
-        user = np.minimum(np.diff(offsets) / privacy.user_weight_cap, 1.0)
+        user = _user_weights(self.config, incidence)
         held = np.bincount(incidence.entity_ids, minlength=incidence.num_entities)
         entity = np.minimum(held / privacy.entity_weight_cap, 1.0)
         extended = float((np.diff(incidence.entity_offsets) == 0).sum())
@@ -197,6 +201,39 @@ class Plan:
             "private": self.private,
         }
 
+    def header(self) -> dict[str, Any]:
+        """What the ledger says before the first release: the plan too, as a run is charged to its planned end."""
+        config = self.config
+        plan = None
+        if self.mechanism is not None:
+            rounds, mechanism = config.training.num_rounds, self.mechanism.to_dict()
+            vocabulary = None if config.model.warm_start else _vocabulary_fields(config)
+            plan = {"rounds": rounds, "mechanism": mechanism, "vocabulary": vocabulary}
+        return {
+            "config_digest": config.digest(),
+            "private": self.private,
+            "bounds": config.bounds.mode,
+            "plan": plan,
+        }
+
+    def affordable(self, charged: Charges) -> int:
+        """How many rounds a run may charge in all: those planned.
+
+        Under a target fewer, where a crash had a vocabulary charged twice: what ``charged`` says and those rounds meet it.
+        """
+        privacy, planned = self.config.privacy, self.config.training.num_rounds
+        if self.mechanism is None or privacy.target_epsilon is None:
+            return planned
+        target, mechanism = privacy.target_epsilon, self.mechanism
+
+        def exceeds(rounds: int) -> bool:
+            whole = charged._replace(rounds=((mechanism, rounds),))
+            return epsilon_of_charges(whole, delta=privacy.delta, accountant=privacy.protect) > target
+
+        if not exceeds(planned):
+            return planned
+        return max(0, bisect.bisect_left(range(planned), True, key=exceeds) - 1)
+
     def release(
         self, total: torch.Tensor, noise: GaussianNoise, *, round_index: int, denominator: float | None = None
     ) -> torch.Tensor:
@@ -205,6 +242,14 @@ class Plan:
             drawn = noise.sample(total.numel(), std=self.noise_std, round_index=round_index)
             total = total.double() + drawn.to(total.device)
         return total.double() / (self.expected_cohort if denominator is None else denominator)
+
+
+def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64]:
+    """(U,) w_u of Algorithm 1, line 3; 1 where the normaliser is public."""
+    sentences = np.diff(incidence.user_offsets)
+    if config.privacy.normalizer == "public":
+        return np.ones(len(sentences))
+    return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
 def _extended_sampling_prob(config: RunConfig) -> float:
@@ -239,8 +284,8 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
     if config.vocabulary.kind == "noisy-threshold":
 
         def fits(z: float) -> bool:
-            events = planned_events(config, z)
-            return epsilon_of_events(events, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
+            planned = planned_charges(config, z)
+            return epsilon_of_charges(planned, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
 
         low, high = z, 2 * z
         while not fits(high):
@@ -258,14 +303,26 @@ def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: fl
     return dataclasses.replace(mechanism, noise_multiplier=z)
 
 
-def planned_events(config: RunConfig, noise_multiplier: float) -> list[dict[str, Any]]:
-    """What the ledger of a run with calibrated noise will hold if nothing goes wrong. Public: no text is read."""
-    event = {"kind": "round", "mechanism": _mechanism(config, noise_multiplier).to_dict(), "private": True}
-    events = [event] * config.training.num_rounds
-    if config.vocabulary.kind == "noisy-threshold":
-        fields = vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
-        return [{"kind": "vocabulary", **fields}, *events]
-    return events
+def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
+    """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
+    words = _vocabulary_fields(config)
+    vocabularies = () if words is None else charges([{"kind": "vocabulary", **words}]).vocabularies
+    return Charges(((_mechanism(config, noise_multiplier), config.training.num_rounds),), vocabularies)
+
+
+def _vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
+    """What a vocabulary of private text is charged for; None where there is none."""
+    if config.vocabulary.kind != "noisy-threshold":
+        return None
+    return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
+
+
+def cautions(config: RunConfig) -> list[str]:
+    """What to tell of a run's settings before it reads any text; see ``privacy.cautions``."""
+    users, mechanism = config.corpus.declared_num_users, Plan.of(config).mechanism
+    if users is None or mechanism is None or config.privacy.noise != "calibrated":
+        return []
+    return privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
 
 
 def vocabulary_holders(config: RunConfig) -> int:
@@ -282,8 +339,11 @@ ACCOUNTANTS = ("user-entity", "user", "entity")
 
 
 def epsilons(
-    plan: Plan, events: Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
+    plan: Plan, charged: Charges | Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
 ) -> dict[str, float]:
-    """epsilon of recorded events by accountant; infinity where nothing can be claimed."""
+    """epsilon of a run (what it charges, or its ledger's events) by accountant, to its planned end; infinity where nothing
+    can be claimed.
+    """
     delta = plan.config.privacy.delta
-    return {accountant: epsilon_of_events(events, delta=delta, accountant=accountant) for accountant in accountants}
+    whole = to_planned_end(charged if isinstance(charged, Charges) else charges(charged))
+    return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in accountants}

@@ -223,8 +223,8 @@ def _write_run(
 ) -> dict[str, float]:
     folder.mkdir(parents=True)
     dump_config(config, folder / "config.yaml")
-    ledger = Ledger.create(folder / "ledger.jsonl", {"config_digest": config.digest(), "private": plan.private})
-    spent = epsilons(plan, [*ledger.events, *[plan.event(round_index=0, attempt=0)] * rounds])
+    ledger = Ledger.create(folder / "ledger.jsonl", plan.header())
+    spent = epsilons(plan, ledger.events)
     if started:
         for round_index in range(rounds):
             ledger.append(**plan.event(round_index=round_index, attempt=0))

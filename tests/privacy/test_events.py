@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose, epsilon
-from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 
@@ -20,7 +22,10 @@ MECHANISM = RoundMechanism(
     entity_clip=0.2,
     extended_clip=0.1,
 )
-OPEN = {"kind": "open", "header": {"private": True}}
+OPEN = {
+    "kind": "open",
+    "header": {"private": True, "plan": {"rounds": 0, "mechanism": MECHANISM.to_dict(), "vocabulary": None}},
+}
 VOCABULARY = {"kind": "vocabulary", "noise_multiplier": 20.0, "max_holders": 3, "threshold_delta": 1e-6}
 
 
@@ -29,8 +34,13 @@ def rounds(count: int, mechanism: RoundMechanism = MECHANISM, **fields: object) 
     return [{**event, "round": index, **fields} for index in range(count)]
 
 
+def opened(planned: int, **plan: object) -> dict[str, object]:
+    found = {"rounds": planned, "mechanism": MECHANISM.to_dict(), "vocabulary": None, **plan}
+    return {"kind": "open", "header": {"private": True, "plan": found}}
+
+
 def test_a_ledger_file_is_enough(tmp_path):
-    ledger = Ledger.create(tmp_path / "ledger.jsonl", {"private": True})
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", opened(5)["header"])
     for event in rounds(5):
         ledger.append(**event)
     events = read_ledger(tmp_path / "ledger.jsonl")
@@ -108,3 +118,90 @@ def test_what_is_not_understood_is_refused():
         epsilon_of_events([{"kind": "round"}], delta=1e-5)
     with pytest.raises(InputError, match="accountant"):
         epsilon_of_events([VOCABULARY], delta=1e-5, accountant="record")
+
+
+@given(
+    planned=st.integers(0, 6),
+    played=st.integers(0, 8),
+    replayed=st.integers(0, 3),
+    words=st.booleans(),
+    again=st.integers(0, 2),
+    accountant=st.sampled_from(["user-entity", "user", "entity"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_run_is_charged_to_its_planned_end(planned, played, replayed, words, again, accountant):
+    head = opened(planned, vocabulary=VOCABULARY if words else None)
+    events = [head, *[VOCABULARY] * again, *rounds(played), *rounds(min(played, replayed), attempt=1)]
+    charged = played + min(played, replayed)
+    call = {"delta": 1e-5, "accountant": accountant}
+    found = epsilon_of_events(events, **call)
+    paid = [*[VOCABULARY] * max(again, int(words)), *rounds(max(planned, charged))]
+    assert found == epsilon_of_events(paid, **call)
+    # Wherever it is broken off the price is the same, as long as it keeps to its plan; and it never falls.
+    prices = [epsilon_of_events(events[:end], **call) for end in range(1, len(events) + 1)]
+    assert prices == sorted(prices)
+    if charged <= planned and again <= words:
+        assert set(prices) == {found}
+    assert found >= epsilon_of_events(events[1:], **call)
+
+
+def test_what_several_ledgers_were_planned_to_release_adds_up():
+    broken, beyond = [opened(5), *rounds(1)], [opened(2), *rounds(4)]
+    assert epsilon_of_events([*broken, *beyond], delta=1e-5) == epsilon(MECHANISM, rounds=9, delta=1e-5)
+    foreign = [opened(5), *rounds(2, RoundMechanism(noise_multiplier=3.0, user_sampling_prob=0.05))]
+    assert epsilon_of_events(foreign, delta=1e-5) > epsilon(MECHANISM, rounds=5, delta=1e-5)
+
+
+def test_a_ledger_without_a_plan_claims_nothing():
+    for header in ({"private": True}, {"private": True, "plan": None}):
+        for events in ([{"kind": "open", "header": header}, *rounds(5)], [{"kind": "open", "header": header}]):
+            assert epsilon_of_events(events, delta=1e-5) == math.inf
+            assert epsilon_of_events([*events, opened(5)], delta=1e-5) == math.inf
+
+
+def test_counting_round_by_round_is_reading_the_ledger():
+    other = RoundMechanism(noise_multiplier=3.0, user_sampling_prob=0.05)
+    events = [opened(5), *rounds(2), *rounds(3, other), *rounds(1), {"kind": "unprotected"}]
+    counted = charges(events[:1])
+    for number, event in enumerate(events[1:], 2):
+        counted = counted.with_round(event)
+        assert counted == charges(events[:number])
+    assert [count for _, count in counted.rounds] == [2, 3, 1]
+
+
+def test_a_plan_may_be_changed_before_the_first_round_only():
+    shorter = {"kind": "plan", "rounds": 3}
+    assert epsilon_of_events([opened(5), shorter, *rounds(1)], delta=1e-5) == epsilon(MECHANISM, rounds=3, delta=1e-5)
+    for events in ([opened(5), *rounds(1), shorter], [{"kind": "open", "header": {"private": True}}, shorter]):
+        with pytest.raises(UnsupportedEvent, match="before the first round"):
+            epsilon_of_events(events, delta=1e-5)
+
+
+STRANGE = [None, True, -1, 0.5, 10**4000, 1e308 * 10, math.nan, "x", "1", [], {}, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: str(type(value).__name__))
+def test_fields_of_other_types_are_named(value):
+    fields = {**MECHANISM.to_dict(), "noise_multiplier": value}
+    for events in (
+        [{"kind": "open", "header": value}],
+        [opened(5, rounds=value)],
+        [opened(5, mechanism=value)],
+        [opened(5, mechanism=fields)],
+        [{**rounds(1)[0], "mechanism": value}],
+        [{**rounds(1)[0], "mechanism": fields}],
+        rounds(1, round=value),
+        [{**VOCABULARY, "noise_multiplier": value}],
+        [{**VOCABULARY, "threshold_delta": value}],
+        [{**VOCABULARY, "max_holders": value}],
+        [{"kind": value}],
+    ):
+        try:
+            found = epsilon_of_events(events, delta=1e-5)
+        except InputError as error:
+            message = str(error)
+        else:  # a legal value of this field, or nothing is claimed
+            assert value in (None, 0.5) or found == math.inf, (value, events)
+            message = ""
+        assert len(message) < 500
+        assert "\n" not in message

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import math
 import os
+import resource
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 
@@ -47,11 +54,11 @@ def test_an_existing_file_is_not_overwritten(path):
 
 
 COMMON = ("seq", "kind", "prev", "digest")
-ROUND = (*COMMON, "round", "attempt", "mechanism", "private")
+ROUND_FIELDS = (*COMMON, "round", "attempt", "mechanism", "private")
 
 
 @pytest.mark.parametrize(
-    ("line", "field"), [(0, f) for f in (*COMMON, "header")] + [(line, f) for line in (1, 3) for f in ROUND]
+    ("line", "field"), [(0, f) for f in (*COMMON, "header")] + [(line, f) for line in (1, 3) for f in ROUND_FIELDS]
 )
 def test_a_changed_field_is_found(path, line, field):
     filled(path)
@@ -196,3 +203,153 @@ def test_reserved_fields_and_second_writers(path):
     with pytest.raises(InputError, match="another process"):
         ledger.append("unprotected", reason="late")
     assert len(read_ledger(path)) == 5
+
+
+def forged(path, *events):
+    """A ledger whose chain holds, whatever its events say: anybody can compute digests."""
+    prev, lines = "0" * 64, []
+    for seq, fields in enumerate(events):
+        event = {"seq": seq, "prev": prev, **fields}
+        body = json.dumps(event, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        prev = event["digest"] = hashlib.sha256(body.encode()).hexdigest()
+        lines.append(json.dumps(event, sort_keys=True, separators=(",", ":")) + "\n")
+    path.write_text("".join(lines))
+
+
+OPEN = {"kind": "open", "header": {"format_version": 1, "private": True}}
+PLANNED = {"rounds": 3, "mechanism": MECHANISM, "vocabulary": None}
+ROUND = {"kind": "round", "round": 0, "attempt": 0, "mechanism": MECHANISM, "private": True}
+
+
+def nested(depth):
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+HOSTILE = [
+    [{"kind": "open"}],
+    *([{"kind": "open", "header": header}] for header in (None, 1, "x", [], {}, {"format_version": [1]})),
+    *([{"kind": "open", "header": {"format_version": v, "private": True}}] for v in (True, 1.0, "1", None, {}, 2)),
+    *([OPEN, {"kind": kind}] for kind in (None, 1, [], {}, True, "open", "histogram")),
+    [OPEN, ROUND | {"mechanism": nested(200)}],
+    [OPEN, ROUND | {"mechanism": MECHANISM | {"noise_multiplier": 10**4000}}],
+    [OPEN, ROUND | {"mechanism": MECHANISM | {"max_holders": 10**4000}}],
+    [OPEN, ROUND | {"round": "x" * 50_000}],
+]
+
+
+@pytest.mark.parametrize("events", HOSTILE, ids=range(len(HOSTILE)))
+def test_ledgers_of_another_shape_are_refused_in_one_line(path, events):
+    forged(path, *events)
+    refused(path)
+
+
+def refused(path):
+    with pytest.raises(InputError) as caught:
+        ledger_epsilon(path, delta=1e-5)
+    assert_one_line(caught.value)
+
+
+def assert_one_line(error):
+    assert "\n" not in str(error)
+    assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 60_000,
+        b'{"a":' * 10_000,
+        b"\xff\xfe",
+        b"NaN",
+        b"null",
+        b"[]",
+        b"1" * 5000,
+        b'{"seq":0,"seq":0,"kind":"open"}',
+        b'{"seq":1e400}',
+        b'{"seq":0,"prev":[],"digest":{},"kind":"open","header":{}}',
+        b"x" * 100_000,
+    ],
+    ids=range(11),
+)
+def test_lines_that_nobody_writes(path, line):
+    for content in (line + b"\n", line + b"\n" + line + b"\n", line):
+        path.write_bytes(content)
+        refused(path)
+
+
+def test_the_same_event_spelt_otherwise_is_refused(path):
+    forged(path, OPEN, ROUND)
+    good = path.read_text()
+    for other in (
+        good.replace('"round":0', '"round":9,"round":0'),
+        good.replace(":1.0", ":1.00"),
+        good.replace(",", ", "),
+    ):
+        assert other != good
+        path.write_text(other)
+        refused(path)
+
+
+def test_an_endless_line_is_not_read_to_its_end(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 32)  # 4 GiB of nothing
+    started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 100_000  # kB
+    if os.path.exists("/dev/zero"):
+        with pytest.raises(InputError, match="no such file"):
+            read_ledger("/dev/zero")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5) | st.sampled_from([0, 1, 3, 0.5, 1.0, "round", "plan", "vocabulary", "all", MECHANISM]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+FIELDS = [
+    "kind",
+    "header",
+    "mechanism",
+    "private",
+    "round",
+    "rounds",
+    "noise_multiplier",
+    "max_holders",
+    "threshold_delta",
+]
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_ledger_says_it_is_priced_or_refused(path, data):
+    events = [
+        json.loads(json.dumps(each))
+        for each in (OPEN | {"header": OPEN["header"] | {"plan": PLANNED}}, {"kind": "plan", "rounds": 2}, ROUND, ROUND)
+    ]
+    for _ in range(data.draw(st.integers(1, 3))):
+        target = data.draw(st.sampled_from(events))
+        while data.draw(st.booleans()) and any(isinstance(value, dict) for value in target.values()):
+            target = data.draw(st.sampled_from([value for value in target.values() if isinstance(value, dict)]))
+        if target:
+            name = data.draw(st.sampled_from(sorted(target)) | st.sampled_from(FIELDS))
+            if data.draw(st.integers(0, 4)):
+                target[name] = data.draw(VALUES)
+            else:
+                target.pop(name, None)
+    path.unlink(missing_ok=True)
+    forged(path, *events)
+    try:
+        answer = ledger_epsilon(path, delta=1e-5)
+    except InputError as error:
+        assert_one_line(error)
+    else:
+        assert answer["epsilon"] >= 0.0
+        assert answer["guarantee"] == math.isfinite(answer["epsilon"])
+        if answer["guarantee"]:  # what was recorded is never more than what is paid
+            assert answer["planned_rounds"] is not None
+            recorded = epsilon_of_events([e for e in events[1:] if e["kind"] != "plan"], delta=1e-5)
+            assert answer["epsilon"] >= recorded

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi, selection
-from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import (
@@ -44,7 +44,8 @@ def test_the_example_of_the_specification():
     # The figure 20.5 for 32 trials composed is Renyi's; losses composed numerically are sharper.
     assert renyi.epsilon([(ROUND, 32 * 500)], delta=1e-5) == pytest.approx(20.5, abs=0.05)
     trials = [ledger(ROUND, 500)] * 32
-    composed = epsilon_of_choosing("composition", **GRID, planned=trials, ledgers=trials, delta=1e-5)
+    planned = [charges(each[1:]) for each in trials]
+    composed = epsilon_of_choosing("composition", **GRID, planned=planned, ledgers=trials, delta=1e-5)
     assert composed == pytest.approx(19.11, rel=0.01)
     odometer = Odometer(planned=((ROUND, 500),), runs=32, delta=1e-5)
     adaptive = {"searcher": "tpe", "early_stopping": False, "odometer": odometer, "delta": 1e-5}
@@ -118,12 +119,13 @@ def test_nothing_is_truncated_and_mean_one_is_one_trial():
 
 def test_a_fixed_search_is_charged_to_its_planned_end():
     other = dataclasses.replace(ENTITY, noise_multiplier=1.5)
-    planned = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 10)]
+    full = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 10)]
+    planned = [charges(each[1:]) for each in full]
     whole = [(ENTITY, 20), (other, 4)]
     for unit in ({}, {"accountant": "user"}, {"accountant": "entity", "kind": "entity"}):
         call = {**GRID, "delta": 1e-5, "planned": planned, **unit}
         for ledgers in (
-            planned,
+            full,
             [ledger(ENTITY, 10), ledger(other, 1), []],
         ):  # stopped: whether results said so is unknown
             assert epsilon_of_choosing("composition", ledgers=ledgers, **call) == accounting.compose(
@@ -134,14 +136,17 @@ def test_a_fixed_search_is_charged_to_its_planned_end():
             [(ENTITY, 22), (other, 4)], delta=1e-5, **unit
         )
     call = {**GRID, "delta": 1e-5, "planned": planned}
-    exposed = [*planned[:2], [*planned[2], {"kind": "unprotected"}]]
+    exposed = [*full[:2], [*full[2], {"kind": "unprotected"}]]
     assert epsilon_of_choosing("composition", ledgers=exposed, **call) == math.inf
     words = {"kind": "vocabulary", "noise_multiplier": 20.0, "max_holders": 5, "threshold_delta": 1e-6}
-    one = [{**GRID, "delta": 1e-5, "planned": [[words, *planned[0]]], "ledgers": [each]} for each in ([], [words])]
+    one = [
+        {**GRID, "delta": 1e-5, "planned": [charges([words, *full[0][1:]])], "ledgers": [each]}
+        for each in ([], [words])
+    ]
     assert {epsilon_of_choosing("composition", **call) for call in one} == {
-        epsilon_of_events([words, *planned[0]], delta=1e-5)
+        epsilon_of_events([words, *full[0][1:]], delta=1e-5)
     }
-    for ledgers in ((), planned[:2], [*planned, []]):
+    for ledgers in ((), full[:2], [*full, []]):
         with pytest.raises(InputError, match="ledgers"):
             epsilon_of_choosing("composition", ledgers=ledgers, **call)
 

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from tests.sweep.sweeps import sweep_config
+from uedp_ray import methods
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy.accounting import epsilon
-from uedp_ray.sweep.candidates import check_reachable, judge
+from uedp_ray.sweep.candidates import budget_cautions, check_reachable, judge
 
 FREE = {"noise": "free"}
 NOISE = {"privacy.noise_multiplier": {"uniform": [0.3, 0.6]}, "training.num_rounds": {"integer": [10, 30]}}
@@ -75,3 +76,18 @@ def test_a_space_without_any_private_point_says_why(corpora, tmp_path):
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["noiseless", "user_dp"]}})
     with pytest.raises(InputError, match=r"can meet it; the first says: .*(protected only within bounds|no guarantee)"):
         check_reachable(sweep)
+
+
+def test_a_budget_under_which_nothing_is_learnt_is_told(corpora, tmp_path):
+    assert budget_cautions(sweep_config(corpora, tmp_path)) == []
+    poor = sweep_config(corpora, tmp_path, budget={"target_epsilon": 1e-4, "delta": 1e-4, "unit": "user"})
+    [noise] = budget_cautions(poor)
+    assert "nothing can be learnt" in noise
+
+
+def test_a_billion_rounds_are_judged_like_any_number(corpora, tmp_path):
+    verdict = judge(free_sweep(corpora, tmp_path), {"privacy.noise_multiplier": 0.5, "training.num_rounds": 10**9})
+    assert verdict.config is None
+    assert verdict.excess > 1e6
+    many = methods.overlay(sweep_config(corpora, tmp_path).base, {"training.num_rounds": 10**9})
+    assert planned_charges(many, 0.5).num_rounds == Plan.of(many).header()["plan"]["rounds"] == 10**9

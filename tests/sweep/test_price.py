@@ -10,9 +10,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from tests.sweep.sweeps import sweep_config, sweep_tree
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, planned_events
+from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy import selection
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.layout import SweepDir
@@ -34,12 +34,12 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
     """What trials at these points leave when all goes well, or after fewer or more rounds."""
     for trial, point in enumerate(points):
         config = judge(sweep, point).config
-        mechanism = Plan.of(config).mechanism
         for run in folder.runs(trial, sweep.search.seeds_per_trial):
             run.mkdir(parents=True)
-            ledger = Ledger.create(run / "ledger.jsonl", {"run": run.name, "private": True, "bounds": "enforced"})
-            for number, event in enumerate(planned_events(config, mechanism.noise_multiplier)[:rounds]):
-                ledger.append(**event, round=number)
+            plan = Plan.of(config)
+            ledger = Ledger.create(run / "ledger.jsonl", plan.header())
+            for number in range(config.training.num_rounds)[:rounds]:
+                ledger.append(**plan.event(round_index=number, attempt=0))
 
 
 def all_events(folder):
@@ -58,8 +58,8 @@ def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(cor
     write_ledgers(sweep, folder, points, rounds=2)
     found = price(sweep, folder, len(points))
     configs = [judge(sweep, point).config for point in points]
-    whole = [event for config in configs for event in planned_events(config, Plan.of(config).noise_std)]
-    assert found["epsilon"] == pytest.approx(epsilon_of_events(whole, delta=1e-4))
+    whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
+    assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, accountant="user-entity"))
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
 
 

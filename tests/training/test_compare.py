@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import yaml
 
 from tests.training.runs import run_tree
+from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.training import groundwork, worker
 from uedp_ray.training.compare import Comparison, compare
+from uedp_ray.training.rundir import RunDir
 
 VARIANTS = {
     "Private, epsilon 8": {"method": "uedp", "set": {"privacy.noise_multiplier": 1.0}},
@@ -162,3 +166,20 @@ def test_a_file_that_is_not_yaml_is_refused(tmp_path):
     (tmp_path / "compare.yaml").write_text("base: [")
     with pytest.raises(InputError, match="not YAML"):
         Comparison.load(tmp_path / "compare.yaml", [])
+
+
+def test_algorithm_1_as_printed_runs_and_claims_nothing(corpora, tmp_path):
+    pretrain = {**PRETRAIN, "num_steps": 1}
+    base = run_tree(corpora, pretrain=pretrain, training={"num_rounds": 2, "device": "cpu"})
+    caps = {"privacy.user_weight_cap": 1000, "privacy.entity_weight_cap": 3}
+    path = written(tmp_path, {"base": base, "variants": {"As printed": {"method": "published_literal", "set": caps}}})
+    row = compare(Comparison.load(path, []), tmp_path / "out", workers=0)["rows"][-1]
+    assert (row["name"], row["rounds"], row["private"]) == ("As printed", 2, False)
+    assert set(row["epsilon"].values()) == {None}
+    run = RunDir(tmp_path / "out" / "as-printed")
+    config, offsets = run.load_config(), open_corpus(corpora / "private").user_offsets
+    assert (config.privacy.normalizer, config.training.local_update) == ("published", "local_sgd")
+    largest = np.diff(offsets).max() / 1000  # Eq. 6: z (q_u |U| + 1) max(w_u)
+    assert row["noise_multiplier"] == pytest.approx(2.5 * (0.05 * (len(offsets) - 1) + 1) * largest)
+    assert "As published, not a guarantee" in run.statement.read_text()
+    assert ledger_epsilon(run.ledger, delta=1e-5)["guarantee"] is False

@@ -18,6 +18,7 @@ import yaml
 
 from tests.training import runs
 from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree, train_until_killed
+from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
@@ -182,10 +183,55 @@ def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again
     assert "charged again: 2." in (out / "privacy.md").read_text()
 
 
+TARGET = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
+
+
+def test_a_run_costs_the_same_wherever_it_breaks_off_and_says_so_everywhere(corpora, tmp_path):
+    config, out = run_config(corpora, privacy=TARGET), tmp_path / "run"
+    broken_off = []
+    for nth, resume in ((4, False), (1, True)):  # the second crash takes the last round that the plan pays for
+        crash(config, out, "uedp_ray.training.driver:RunDriver.release", nth, resume=resume)
+        broken_off.append(ledger_epsilon(out / "ledger.jsonl", delta=1e-4))
+    result = train(config, out, workers=0, resume=True)
+    ended = ledger_epsilon(out / "ledger.jsonl", delta=1e-4)
+    assert [answer["rounds"] for answer in (*broken_off, ended)] == [4, 5, 5]
+    assert {answer["planned_rounds"] for answer in (*broken_off, ended)} == {5}
+    assert 5.9 < ended["epsilon"] <= 6.0
+    assert {(answer["epsilon"], answer["guarantee"]) for answer in broken_off} == {(ended["epsilon"], True)}
+    assert "5 rounds, 4 of them recorded" in broken_off[0]["text"]
+    assert result["epsilon"]["user-entity"] == ended["epsilon"]
+    rows = pq.read_table(out / "rounds.parquet").to_pylist()
+    for unit, epsilon in result["epsilon"].items():
+        assert {row[f"epsilon_{unit}"] for row in rows} == {epsilon}
+
+
+def test_a_run_that_diverged_is_not_tried_again_until_it_does_not(corpora, tmp_path):
+    training = {**runs.TREE["training"], "server_learning_rate": 1e30, "checkpoint_every": 50}
+    config, out, charged = run_config(corpora, training=training), tmp_path / "run", []
+    for resume in (False, True, True):
+        with pytest.raises(InputError, match="start a new run"):
+            train(config, out, workers=0, resume=resume)
+        charged.append(len(events(out)))
+    assert charged == [charged[0]] * 3
+
+
+def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(corpora, tmp_path):
+    words = {"kind": "noisy-threshold", "noise_multiplier": 1.0, "threshold_delta": 1e-6, "max_words_per_user": 5}
+    users = {"protect": "user", "target_epsilon": 8.0}
+    sections = {"privacy": TARGET | users, "bounds": {"mode": "none"}, "vocabulary": words}
+    config, out = run_config(corpora, **sections), tmp_path / "run"
+    crash(config, out, "uedp_ray.training.rundir:Vocabulary.save", 1)
+    result = train(config, out, workers=0, resume=True)
+    assert len(events(out, "vocabulary")) == 2
+    [plan] = events(out, "plan")
+    assert plan["rounds"] == result["rounds"] == len(events(out)) < 5
+    paid = ledger_epsilon(out / "ledger.jsonl", delta=1e-4, accountant="user")
+    assert 5.0 < result["epsilon"]["user"] == paid["epsilon"] <= 8.0
+
+
 @pytest.mark.parametrize("nth", [2, 4])
 def test_replays_never_take_a_run_beyond_its_target(corpora, tmp_path, nth):
-    privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
-    config, out = run_config(corpora, privacy=privacy, training={"evaluate_every": 50}), tmp_path / "run"
+    config, out = run_config(corpora, privacy=TARGET, training={"evaluate_every": 50}), tmp_path / "run"
     crash(config, out, "uedp_ray.training.driver:RunDriver.release", nth)
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5, "the target pays for five releases, whichever they are"

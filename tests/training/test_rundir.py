@@ -38,6 +38,22 @@ def test_a_folder_in_which_setting_up_failed_takes_a_mended_config(corpora, tmp_
         prepare_run(mended, tmp_path / "run", resume=False)
 
 
+@pytest.mark.parametrize(
+    ("privacy", "caution"),
+    [
+        ({"target_epsilon": 5.0, "delta": 0.04}, "1 / 30 declared users"),
+        ({"target_epsilon": 1e-4}, "nothing can be learnt"),
+    ],
+)
+def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, tmp_path, privacy, caution):
+    said = []
+    config = run_config(corpora, privacy={**privacy, "noise_multiplier": None})
+    prepare_run(config, tmp_path / "run", resume=False, say=said.append)
+    assert said[0].startswith("caution: ")
+    assert caution in said[0]
+    assert said[1] == "reading the corpus"
+
+
 def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, pretrained, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(pretrained.out))
     config = run_config(corpora, model={"warm_start": "model"})

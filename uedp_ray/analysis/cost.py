@@ -15,7 +15,7 @@ from typing import Any
 from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.privacy import selection
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 
@@ -36,7 +36,7 @@ class Spent:
     mechanism: RoundMechanism
     rounds: int
     others: tuple[Mapping[str, Any], ...]
-    """Charged events that are no rounds: a vocabulary made of private text."""
+    """Charged events of vocabularies made of private text."""
 
 
 def spent_by_best(sweep: Sweep) -> Spent | None:
@@ -49,7 +49,7 @@ def spent_by_best(sweep: Sweep) -> Spent | None:
     private = opened["header"].get("private") is True and all(event.get("private") is True for event in rounds)
     if not rounds or not private:
         return None
-    others = tuple(event for event in events if event["kind"] != "round")
+    others = tuple(event for event in events if event["kind"] == "vocabulary")
     return Spent(RoundMechanism.from_dict(rounds[-1]["mechanism"]), len(rounds), others)
 
 
@@ -83,6 +83,5 @@ def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:
             what = f"repeat_and_select: a random number of independent trials, {trials} in the mean ({law} law)"
             yield Price(what, epsilon, False)
     if rule != "composition":
-        event = {"kind": "round", "mechanism": spent.mechanism.to_dict(), "private": True}
-        epsilon = epsilon_of_events([event] * (rounds * trials), **settings)
+        epsilon = compose([(spent.mechanism, rounds * trials)], **settings)
         yield Price(f"composition: {trials} trials fixed beforehand, all of them published", epsilon, False)

@@ -30,7 +30,7 @@ from uedp_ray.analysis.style import (
     legend,
     log_ticks,
 )
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import charges, epsilon_of_charges
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 from uedp_ray.privacy.statement import show_epsilon
@@ -46,8 +46,8 @@ def epsilon_of_rounds(
     mechanism: RoundMechanism, rounds: int, *, delta: float, accountant: str, others: Sequence[Event] = ()
 ) -> float:
     """epsilon of ``rounds`` rounds and of ``others``: events of the ledger that are no rounds."""
-    event = {"kind": "round", "mechanism": mechanism.to_dict(), "private": True}
-    return epsilon_of_events([*others, *[event] * rounds], delta=delta, accountant=accountant)
+    whole = charges(others)._replace(rounds=((mechanism, rounds),))
+    return epsilon_of_charges(whole, delta=delta, accountant=accountant)
 
 
 def epsilon_over_rounds(

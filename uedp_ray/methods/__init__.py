@@ -13,6 +13,14 @@ from uedp_ray.errors import InputError
 
 _NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.noise_multiplier": None}
 
+_PUBLISHED = {
+    "privacy.noise": "published",
+    "privacy.target_epsilon": None,
+    "privacy.selection_rule": "any",
+    "privacy.sentence_clip_norm": None,
+    "bounds.mode": "none",
+}
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "uedp": {"privacy.protect": "user-entity", "privacy.estimator": "f_e_plus"},
     "uedp_fe": {"privacy.protect": "user-entity", "privacy.estimator": "f_e"},
@@ -24,17 +32,28 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "bounds.mode": "none",
     },
     "entity_dp": {"privacy.protect": "entity"},
-    "published": {
-        "privacy.noise": "published",
-        "privacy.target_epsilon": None,
-        "privacy.selection_rule": "any",
-        "privacy.sentence_clip_norm": None,
-        "bounds.mode": "none",
+    "published": _PUBLISHED,
+    "published_literal": {
+        **_PUBLISHED,
+        "privacy.protect": "user-entity",
+        "privacy.estimator": "f_e_plus",
+        "privacy.entity_draw": "global",
+        "privacy.normalizer": "published",
+        "privacy.noise_multiplier": 2.5,  # this and what follows: Section VI, GPT-2
+        "privacy.l2_clip_norm": 0.1,
+        "privacy.user_sampling_prob": 0.05,
+        "privacy.entity_sampling_prob": 0.5,
+        "privacy.extended_sampling_prob": 1.0,
+        "training.local_update": "local_sgd",
+        "training.server_optimizer": "sgd",
+        "training.server_learning_rate": 1.0,  # line 15 adds the average as it is
+        "training.server_schedule": "constant",
     },
     "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
     "noiseless": {**_NO_NOISE, "privacy.clip": False, "privacy.sentence_clip_norm": None, "bounds.mode": "none"},
 }
-"""UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, clipping without noise, no privacy."""
+"""UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, clipping
+without noise, no privacy. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:

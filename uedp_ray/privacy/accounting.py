@@ -24,7 +24,7 @@ from scipy import optimize
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.dominating import HolderGroups, Profile
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism
 
 MIN_DELTA = 1e-12
 _ROUNDING = 2.0**-50
@@ -33,6 +33,7 @@ _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this sh
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
 _MAX_LOSS = 1e5  # one round's; beyond it the answer is infinity
+_MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, growing with the rounds
 
 
 def epsilon(
@@ -148,8 +149,16 @@ def check_arguments(accountant: str, kind: str, delta: float) -> None:
 
 def check_rounds(parts: Iterable[tuple[RoundMechanism, int]]) -> None:
     for _, count in parts:
-        if type(count) is not int or count < 0:
-            raise InputError("rounds", count, "must be an integer, 0 or more")
+        if type(count) is not int or not 0 <= count <= MAX_COUNT:
+            raise InputError("rounds", count, f"must be an integer, 0 to {MAX_COUNT:g}")
+
+
+def why_infinite(parts: Sequence[tuple[RoundMechanism, int]], *, accountant: str, kind: str) -> str:
+    """What to say beside an epsilon of these rounds that is infinite."""
+    needed = [(m, each) for m, _ in parts for each in dominating.kinds(kind)]
+    if any(dominating.entity_part(m, accountant, each)[0] == dominating.UNBOUNDED for m, each in needed):
+        return "no guarantee: entities are protected only within bounds, and none are declared or enforced"
+    return "no guarantee: a part of delta goes elsewhere, or the noise is so little that epsilon is beyond computing"
 
 
 def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tuple[str, ...]:
@@ -183,6 +192,10 @@ def _epsilon(
         return 0.0
     if any(dominating.entity_part(m, accountant, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
         return math.inf
+    if total > _MAX_ROUNDS or delta < 2.0 * _ROUNDING * total:
+        from uedp_ray.privacy import renyi  # which rests on this module
+
+        return renyi.of_releases(counts, gaussians, delta=delta, accountant=accountant, kind=kind)
     # Of labels; well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
     tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
     plain = [([dominating.gaussian(sensitivity, std)], 1) for sensitivity, std in gaussians if sensitivity]
@@ -290,15 +303,31 @@ def _one_direction(
             one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
             pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
         assert pmf is not None
-        with np.errstate(over="ignore"):  # the library divides by masses that may be denormal, and copes
-            before, value = value, pmf.get_epsilon_for_delta(delta)
-        value += 1.0 if value > 700.0 else 0.0  # exp(-loss) is denormal there: covers its rounding
+        before, value = value, _epsilon_at(pmf, delta)
         work = sum(
             2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
         )
         if value <= enough or math.isinf(value) or before - value <= _SETTLED * value or work > _MAX_WORK:
             return value
         gap /= 2
+
+
+def _epsilon_at(pmf: pld_pmf.PLDPmf, delta: float) -> float:
+    """Smallest eps >= 0 with P(infinite loss) + sum over losses l > eps of p_l (1 - exp(eps - l)) at most ``delta``.
+
+    The library's own takes exp(-l), which from a loss of 700 on is denormal, and then says infinity here and there.
+    """
+    dense = pmf.to_dense_pmf()
+    if dense._infinity_mass > delta:
+        return math.inf
+    mass_G = np.flip(dense._probs)  # from the largest loss down
+    loss_G = (dense._lower_loss + len(mass_G) - 1 - np.arange(len(mass_G))) * dense._discretization
+    excess_G = dense._infinity_mass + np.cumsum(mass_G) - delta
+    with np.errstate(divide="ignore", invalid="ignore"):  # a mass that rounding made negative is left out: upwards
+        log_other_G = np.logaddexp.accumulate(np.log(np.maximum(mass_G, 0.0)) - loss_G)
+        eps_G = np.where(excess_G > 0.0, np.log(excess_G) - log_other_G, -np.inf)
+    below_G = np.append(loss_G[1:], -np.inf)  # no further loss is above eps
+    return max(0.0, float(eps_G[np.argmax(eps_G >= below_G)]))
 
 
 def _curve(profiles: list[Profile], eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

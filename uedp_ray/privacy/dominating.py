@@ -59,6 +59,7 @@ class Family:
         return self._memo[key]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # hardly any noise: what is not a number then counts as lost, at the end
 def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The log ratio f(x) = log(p_0 + sum_j p_j exp(u_j x - u_j^2 / 2)) increases, so thresholds solve f(x) = eps."""
     moving_LJ = np.logical_and(u_LJ > 0, p_LJ > 0)
@@ -106,7 +107,7 @@ def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tup
     moved_LG = inside_LG & moving_LJ.any(axis=1, keepdims=True)
     add_LG = np.where(moved_LG, np.maximum(add_LG, floor_G), floor_G)
     remove_LG = np.where(moved_LG, np.maximum(remove_LG, floor_G[::-1]), floor_G[::-1])
-    return add_LG, remove_LG[:, ::-1]
+    return np.where(np.isnan(add_LG), 1.0, add_LG), np.where(np.isnan(remove_LG), 1.0, remove_LG)[:, ::-1]
 
 
 @dataclass(eq=False)

@@ -21,6 +21,8 @@ from uedp_ray.errors import InputError
 
 FORMAT_VERSION = 1
 _START = "0" * 64
+_MAX_LINE = 1 << 16
+"""Bytes; ours have fewer than a thousand."""
 _RESERVED = frozenset({"seq", "kind", "prev", "digest"})
 
 
@@ -85,6 +87,8 @@ class Ledger:
         event = {"seq": seq + 1, "kind": kind, **fields, "prev": prev}
         event["digest"] = _digest(event)
         line = (_canonical(event) + "\n").encode()
+        if len(line) >= _MAX_LINE:
+            raise InputError("event", kind, f"takes {len(line)} bytes, and a line at most {_MAX_LINE}: record less")
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.fstat(descriptor).st_size != self._size:
@@ -138,43 +142,60 @@ class Ledger:
 
 
 def read_ledger(path: str | Path) -> list[dict[str, Any]]:
-    """Every event, verified, without changing the file. Raises: InputError naming the first line that fails."""
+    """Every event, verified, without changing the file.
+
+    Raises: InputError naming the first line that is not what ``append`` would have written. What its fields say is
+    checked by ``events.charges``.
+    """
     return _read(Path(path))[0]
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Events and the size in bytes of the complete lines."""
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError("ledger", str(path), "no such file") from None
-    size = data.rfind(b"\n") + 1
     events: list[dict[str, Any]] = []
-    prev = _START
-    for number, line in enumerate(data[:size].split(b"\n")[:-1], 1):
-        try:
-            event = json.loads(line)
-            good = (
-                isinstance(event, dict)
-                and event["seq"] == len(events)
-                and event["prev"] == prev
-                and event["digest"] == _digest({key: value for key, value in event.items() if key != "digest"})
-                and (event["kind"] == "open") == (not events)
-            )
-        except (ValueError, KeyError):
-            good = False
-        if not good:
-            raise InputError(
-                "ledger", f"{path}, line {number}", "does not fit the chain: the file was changed; restore a copy"
-            )
-        events.append(event)
-        prev = event["digest"]
+    size, prev = 0, _START
+    if not path.is_file():
+        raise InputError("ledger", str(path), "no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
+            if not line.endswith(b"\n"):
+                if len(line) == _MAX_LINE:
+                    raise InputError("ledger", f"{path}, line {number}", f"is longer than {_MAX_LINE} bytes: no ledger")
+                break  # torn
+            event = _event(line, len(events), prev)
+            if event is None:
+                remedy = "does not fit the chain: the file was changed; restore a copy"
+                raise InputError("ledger", f"{path}, line {number}", remedy)
+            events.append(event)
+            size, prev = size + len(line), event["digest"]
     if not events:
         raise InputError("ledger", str(path), "holds no complete line: nothing was charged; delete it and start again")
-    version = events[0].get("header", {}).get("format_version")
-    if version != FORMAT_VERSION:
+    header = events[0].get("header")
+    if not isinstance(header, dict):
+        raise InputError("ledger.header", header, "must be a mapping: this is no ledger of uedp-ray")
+    version = header.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise InputError("ledger.format_version", version, f"this version reads {FORMAT_VERSION}")
     return events, size
+
+
+def _event(line: bytes, seq: int, prev: str) -> dict[str, Any] | None:
+    """The event of a line that is, byte for byte, what ``append`` would have written there; else None."""
+    try:
+        event = json.loads(line)
+        good = (
+            isinstance(event, dict)
+            and type(event["seq"]) is int
+            and event["seq"] == seq
+            and event["prev"] == prev
+            and event["digest"] == _digest({key: value for key, value in event.items() if key != "digest"})
+            and isinstance(event["kind"], str)
+            and (event["kind"] == "open") == (seq == 0)
+            and line == (_canonical(event) + "\n").encode()  # no key twice, no number that reads as another one
+        )
+    except (ValueError, KeyError, RecursionError):
+        return None
+    return event if good else None
 
 
 def _canonical(event: dict[str, Any]) -> str:

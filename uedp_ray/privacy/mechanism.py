@@ -9,19 +9,28 @@ out bounds nothing.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from uedp_ray.errors import InputError
 
+MAX_COUNT = 10**10
+"""Users, holders or rounds: more than there are, and what can be accounted for within seconds."""
 _PROBABILITIES = ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob")
 _CHOICES = {
     "selection_rule": ("all", "any"),
     "entity_draw": ("global", "per_user"),
     "holder_bound": ("truncate", "reweight"),
 }
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number (truth values are none) that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # an int may be larger than any float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +68,12 @@ class RoundMechanism:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in _CHOICES:
-                if value not in _CHOICES[field.name]:
+                if not isinstance(value, str) or value not in _CHOICES[field.name]:
                     raise InputError(field.name, value, f"choose one of {', '.join(_CHOICES[field.name])}")
             elif field.name in ("max_holders", "max_users"):
-                if value is not None and (type(value) is not int or value < 0):
-                    raise InputError(field.name, value, "must be an integer, 0 or more")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
+                    raise InputError(field.name, value, f"must be an integer, 0 to {MAX_COUNT:g}")
+            elif not is_finite(value):
                 raise InputError(field.name, value, "must be a finite number")
             elif field.name in _PROBABILITIES and not 0.0 <= value <= 1.0:
                 raise InputError(field.name, value, "a probability lies in [0, 1]")

@@ -96,7 +96,7 @@ class Odometer:
         parts = Counter(
             (mechanism, self._limit(number, index))
             for number, run in enumerate(found)
-            for index, mechanism in enumerate(run.rounds)
+            for index, mechanism in enumerate(mechanism for mechanism, count in run.rounds for _ in range(count))
         )
         largest = 0.0
         for kind in dominating.kinds(self.kind):

@@ -19,8 +19,18 @@ import numpy as np
 from dp_accounting.rdp import RdpAccountant
 
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.mechanism import MAX_COUNT
 
 Method = Literal["uedp", "uedp_fe", "user_dp"]
+
+MAX_ORDER = 1024
+"""Moments take seconds beyond it. The seeds' figures have 32 and 64."""
+METHODS = ("uedp", "uedp_fe", "user_dp")
+
+
+def published_unit(method: str) -> str:
+    """What the seeds say that a method protects."""
+    return "user" if method == "user_dp" else "user-entity"
 
 
 def published_epsilon(
@@ -39,8 +49,8 @@ def published_epsilon(
     ``noise_multiplier``: the paper's z. ``sensitive_fraction``: sensitive sentences over all, used by ``uedp`` only.
     Guarantees: nothing. Raises: InputError for values out of range.
     """
-    if method not in ("uedp", "uedp_fe", "user_dp"):
-        raise InputError("method", method, "choose one of uedp, uedp_fe, user_dp")
+    if method not in METHODS:
+        raise InputError("method", method, f"choose one of {', '.join(METHODS)}")
     for name, value in (
         ("user_sampling_prob", user_sampling_prob),
         ("entity_sampling_prob", entity_sampling_prob),
@@ -48,11 +58,11 @@ def published_epsilon(
     ):
         if not 0.0 <= value <= 1.0:
             raise InputError(name, value, "lies in [0, 1]")
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise InputError("noise_multiplier", noise_multiplier, "must be a finite number above 0")
-    for name, count, least in (("rounds", rounds, 0), ("max_order", max_order, 1)):
-        if count < least:
-            raise InputError(name, count, f"must be {least} or more")
+    if not 1e-100 <= noise_multiplier <= 1e100:
+        raise InputError("noise_multiplier", noise_multiplier, "must lie in [1e-100, 1e100]")
+    for name, count, least, most in (("rounds", rounds, 0, MAX_COUNT), ("max_order", max_order, 1, MAX_ORDER)):
+        if not least <= count <= most:
+            raise InputError(name, count, f"must be an integer, {least} to {most:g}")
     if not 0.0 < delta < 1.0:
         raise InputError("delta", delta, "must lie strictly between 0 and 1")
     prob = user_sampling_prob

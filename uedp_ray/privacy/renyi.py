@@ -50,16 +50,25 @@ def epsilon(parts: Parts, *, delta: float, accountant: str = "user-entity", kind
     Raises: InputError for values out of range.
     """
     accounting.check_arguments(accountant, kind, delta)
-    found = 0.0
-    for each in dominating.kinds(kind):
-        rates_A, lost = rdp(parts, lost=SHARE * delta, accountant=accountant, kind=each)
-        found = max(found, to_epsilon(rates_A, delta - lost))
-    return found
+    kinds = dominating.kinds(kind)
+    return max(of_releases(parts, (), delta=delta, accountant=accountant, kind=each) for each in kinds)
+
+
+def of_releases(
+    parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta: float, accountant: str, kind: str
+) -> float:
+    """The same of one kind, and of plain Gaussian releases (sensitivity, noise std). Its cost does not grow with rounds."""
+    rates_A, lost = rdp(parts, lost=SHARE * delta, accountant=accountant, kind=kind)
+    for sensitivity, noise_std in gaussians:
+        rates_A = rates_A + np.array(ORDERS) * (sensitivity / noise_std) ** 2 / 2
+    return to_epsilon(rates_A, delta - lost)
 
 
 def to_epsilon(rates_A: np.ndarray, delta: float) -> float:
     """epsilon at ``delta`` of Renyi divergences at ``ORDERS``; infinity if nothing is left of delta."""
-    return float(compute_epsilon(ORDERS, rates_A, delta)[0]) if delta > 0.0 else math.inf
+    if delta <= 0.0 or not np.isfinite(rates_A).any():
+        return math.inf
+    return float(compute_epsilon(ORDERS, np.where(np.isfinite(rates_A), rates_A, np.inf), delta)[0])
 
 
 def rdp(
@@ -102,13 +111,13 @@ def _one_round(
     return of_profile(groups.profiles(intervals)[0], orders)
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # hardly any noise: what is not a number bounds nothing
 def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, float]:
     """Renyi divergences given that nothing cut occurs, the largest over rows and directions, and the mass cut."""
     kept_L = profile.family.probs_LJ.sum(1)
     weights_RL = profile.weights_RL * kept_L
     kept_R = weights_RL.sum(1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        log_p_LJ = np.log(profile.family.probs_LJ / kept_L[:, None])
+    log_p_LJ = np.log(profile.family.probs_LJ / kept_L[:, None])
     u_LJ = profile.family.shifts_LJ / profile.family.noise_multiplier
     used = weights_RL.any(0)
     weights_RL = (weights_RL / kept_R)[:, used]
@@ -117,7 +126,7 @@ def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, f
         log_moment_L = np.maximum(*(_log_moments(u_LJ[used], log_p_LJ[used], order, side) for side in (0, 1)))
         top = log_moment_L.max()  # is in the largest sum with a weight far above what underflows
         log_moment = top + math.log((weights_RL @ np.exp(log_moment_L - top)).max())
-        rates.append(max(log_moment, 0.0) / (order - 1.0))
+        rates.append(max(log_moment, 0.0) / (order - 1.0) if math.isfinite(log_moment) else math.inf)
     return np.array(rates), float(profile.cut_R.max())
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,15 @@ from scipy import optimize
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating, renyi
-from uedp_ray.privacy.events import Charges, UnsupportedEvent, Vocabulary, charges, epsilon_of_charges
+from uedp_ray.privacy.events import (
+    Charges,
+    UnsupportedEvent,
+    charges,
+    epsilon_of_charges,
+    to_planned_end,
+    together,
+    union,
+)
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
@@ -75,7 +82,7 @@ def epsilon_of_choosing(
     accountant: str = "user-entity",
     kind: str = "both",
     ledgers: Sequence[Iterable[Event]] = (),
-    planned: Sequence[Iterable[Event]] = (),
+    planned: Sequence[Charges] = (),
     odometer: Odometer | None = None,
     candidates: Sequence[Parts] = (),
     mean: float = 1.0,
@@ -86,7 +93,7 @@ def epsilon_of_choosing(
     Args:
       ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, and
         none for a run that never began, in an order that was fixed before runs began.
-      planned: ``composition`` of a search that is not adaptive: for each ledger the events of its whole run, all fixed
+      planned: ``composition`` of a search that is not adaptive: for each ledger what its whole run charges, all fixed
         before the first one began.
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
       candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
@@ -117,19 +124,15 @@ def epsilon_of_choosing(
     return found
 
 
-def _whole(planned: Sequence[Iterable[Event]], ledgers: Sequence[Iterable[Event]]) -> Charges:
+def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event]]) -> Charges:
     """What is charged when every run is charged to its planned end, and beyond it what its ledger says.
 
     Runs that were not begun, or broke off, are charged in full: whether they went on may have depended on results.
     """
     if len(planned) != len(ledgers):
         raise InputError("ledgers", len(ledgers), f"needs one for each of {len(planned)} planned runs")
-    rounds, vocabularies, private = Counter[RoundMechanism](), Counter[Vocabulary](), True
-    for whole, ledger in zip(map(charges, planned), map(charges, ledgers), strict=True):
-        rounds += Counter(whole.rounds) | Counter(ledger.rounds)  # the larger count of each
-        vocabularies += Counter(whole.vocabularies) | Counter(ledger.vocabularies)
-        private &= whole.private and ledger.private
-    return Charges(list(rounds.elements()), list(vocabularies.elements()), private)
+    found = (charges(ledger)._replace(bounded=True) for ledger in ledgers)  # by what was planned for the search
+    return together(union(to_planned_end(one), whole) for whole, one in zip(planned, found, strict=True))
 
 
 def common_bound(

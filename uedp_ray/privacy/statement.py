@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from uedp_ray.privacy.mechanism import RoundMechanism
 
-_UNITS = {"user-entity": "user-entity", "user": "user", "entity": "entity", "published": "user-entity"}
-
 
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
     """Three decimals, rounded up: what is printed bounds too. Infinity and None read ``nothing``."""
@@ -43,27 +41,31 @@ def state(
     accountant: str,
     declared: bool,
     private: bool = True,
+    unit: str | None = None,
+    nothing: str = "",
+    note: str = "",
 ) -> Statement:
     """The statement of ``epsilon``.
 
     ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
-    published claims nothing.
+    published claims nothing, and has no unit of its own: ``unit`` says which its figure was printed for. ``nothing``: why
+    there is no guarantee. ``note``: a further sentence.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     guarantee = private and accountant != "published" and math.isfinite(epsilon)
-    unit = _UNITS[accountant]
+    unit = unit or ("user-entity" if accountant == "published" else accountant)
     rule = "none" if mechanism is None else mechanism.selection_rule
     if accountant == "published":
         claim = "as published, not a guarantee"
     elif not private:
         claim = "not private: noise by a test seed, or as published"
     else:
-        claim = "an upper bound" if guarantee else "no guarantee"
+        claim = "an upper bound" if guarantee else nothing or "no guarantee"
     text = (
         f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {delta:g} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
-        f"accountant: {accountant}; selection rule: {rule}; sampling: poisson."
+        f"accountant: {accountant}; selection rule: {rule}; sampling: poisson.{note}"
     )
     return Statement(
         epsilon=epsilon,

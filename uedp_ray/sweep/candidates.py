@@ -11,15 +11,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optuna
 
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.plan import planned_events
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.plan import cautions, planned_charges
+from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point, settings_of
@@ -59,8 +59,8 @@ def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
     """epsilon of the whole run in the budget's unit: at its own noise multiplier, or at one beyond what is ever solved."""
     if config.privacy.noise != "calibrated":
         return math.inf
-    events = planned_events(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
-    return epsilon_of_events(events, delta=sweep.budget.delta, accountant=sweep.budget.unit)
+    planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
+    return epsilon_of_charges(planned, delta=sweep.budget.delta, accountant=sweep.budget.unit)
 
 
 def judge(sweep: SweepConfig, point: Point) -> Verdict:
@@ -105,6 +105,16 @@ def check_reachable(sweep: SweepConfig) -> None:
         f"no point of the space meets it: the smallest epsilon ({sweep.budget.unit}) is {show_epsilon(target + excess)}"
     )
     raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point)}")
+
+
+def budget_cautions(sweep: SweepConfig) -> list[str]:
+    """What to tell before the search, of its base with as much noise as the budget asks for; nothing if none does."""
+    budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
+    budget |= {"privacy.delta": sweep.budget.delta, "privacy.protect": sweep.budget.unit}
+    try:
+        return cautions(methods.overlay(sweep.base, budget))
+    except InputError:  # points may meet what the base does not
+        return []
 
 
 def _most_private(sweep: SweepConfig) -> tuple[Point, float]:

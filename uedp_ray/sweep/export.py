@@ -10,7 +10,6 @@ What is in doubt is refused: no path through this module prints the smaller numb
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import planned_events_of, price
+from uedp_ray.sweep.price import planned_charges_of, price
 from uedp_ray.sweep.results import Row, best
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
@@ -148,8 +147,5 @@ def _terms(config: SweepConfig, folder: SweepDir, count: int, rule: str) -> tupl
     if "odometer" in fixed:
         terms["odometer"] = fixed["odometer"]
     else:
-        terms["planned"] = [
-            [{"event": event, "times": len(list(same))} for event, same in itertools.groupby(events)]
-            for events in planned_events_of(config, folder)
-        ]
+        terms["planned"] = [whole.to_dict() for whole in planned_charges_of(config, folder)]
     return terms, {position: ledger for position, ledger in ledgers.items() if ledger.exists()}

@@ -16,7 +16,7 @@ from typing import Any
 from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.errors import InputError, within
 from uedp_ray.sweep.beside import Beside
-from uedp_ray.sweep.candidates import check_reachable
+from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
 from uedp_ray.sweep.conclude import conclude, pretrained
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
@@ -78,6 +78,8 @@ def sweep(
         if not folder.trial_base.exists():  # else it was checked, and the text need not be here any more
             check_sweep(config, base, say)
         check_reachable(config)
+        for caution in budget_cautions(config):
+            say(f"caution: {caution}")
         private_folder(folder.private)
         with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
             storage.take_over()

@@ -19,8 +19,8 @@ from typing import Any
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_json
-from uedp_ray.plan import Plan, planned_events
-from uedp_ray.privacy.events import UnsupportedEvent
+from uedp_ray.plan import Plan, planned_charges
+from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
@@ -96,7 +96,7 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
             searcher=sweep.search.searcher,
             early_stopping=sweep.search.stops_early,
             ledgers=ledgers,
-            planned=planned_events_of(sweep, folder),
+            planned=planned_charges_of(sweep, folder),
             odometer=odometer,
             delta=sweep.budget.delta,
             accountant=sweep.budget.unit,
@@ -155,14 +155,14 @@ def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict
     return [read_ledger(ledger) if ledger.exists() else [] for ledger in runs]
 
 
-def planned_events_of(sweep: SweepConfig, folder: SweepDir) -> list[list[dict[str, Any]]]:
-    """The events of every run that was planned beforehand, whole; none for the runs of a refused point."""
-    found: list[list[dict[str, Any]]] = []
+def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
+    """What every run that was planned beforehand charges, whole; nothing for the runs of a refused point."""
+    found: list[Charges] = []
     for point in planned_points(sweep, folder) or []:
         config = judge(sweep, point).config
         mechanism = config and Plan.of(config).mechanism
-        events = planned_events(config, mechanism.noise_multiplier) if config and mechanism else []
-        found += [events] * sweep.search.seeds_per_trial
+        whole = planned_charges(config, mechanism.noise_multiplier) if config and mechanism else Charges(())
+        found += [whole] * sweep.search.seeds_per_trial
     return found
 
 

@@ -23,12 +23,11 @@ from scipy import stats
 
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import ACCOUNTANTS
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
-from uedp_ray.sweep.space import Dimension, Point
+from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, refused
 
 Row = dict[str, Any]
@@ -102,7 +101,7 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     if trial.datetime_start and trial.datetime_complete:
         row["seconds"] = (trial.datetime_complete - trial.datetime_start).total_seconds()
     if state in ("done", "stopped", "failed"):
-        row |= _spent(sweep, point, runs)
+        row |= _spent(sweep, runs)
     if state == "done":
         row |= _measured(runs)
     elif state == "stopped" and trial.intermediate_values:
@@ -110,30 +109,21 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     return row
 
 
-def _spent(sweep: SweepConfig, point: Point, runs: Sequence[Path]) -> Row:
-    """epsilon of the run that spent most; rounds charged over all runs.
-
-    A run that broke off counts as if it had gone on to its end: when it stopped may have depended on its results, and then
-    the sum over the rounds it had is no bound.
-    """
+def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
+    """epsilon of the run that spent most, to its planned end; rounds charged over all runs."""
     if not runs:
         return {}
     ledgers = [read_ledger(run / "ledger.jsonl") for run in runs]
     rounds = [[event for event in events if event["kind"] == "round"] for events in ledgers]
-    planned = run_config(sweep, point).training.num_rounds
-    whole = [
-        [*events, *done[-1:] * (planned - len(done))] if done else events
-        for events, done in zip(ledgers, rounds, strict=True)
-    ]
     delta = sweep.budget.delta
     by_unit = {
-        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in whole) for unit in ACCOUNTANTS
+        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in ledgers) for unit in ACCOUNTANTS
     }
     return {
         "epsilon": by_unit[sweep.budget.unit],
         **{f"epsilon_{unit}": epsilon for unit, epsilon in by_unit.items()},
-        "rounds": max(len({event["round"] for event in done}) for done in rounds),
-        "planned_rounds": planned,
+        "rounds": max(len({event.get("round") for event in done}) for done in rounds),
+        "planned_rounds": max(plan.rounds if (plan := charges(events).plan) else 0 for events in ledgers),
         "charged": sum(map(len, rounds)),
         "noise_multiplier": next((event["mechanism"]["noise_multiplier"] for done in rounds for event in done), None),
     }

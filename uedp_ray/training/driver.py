@@ -5,7 +5,6 @@ It alone sees the un-noised sum of a round. Everything it writes outside the led
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import time
@@ -20,6 +19,7 @@ import torch
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_atomically, write_json
 from uedp_ray.plan import Plan, Weights, epsilons
+from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -49,6 +49,7 @@ class RunDriver:
         self._training = config.training
         self._digest = config.digest()
         self._ledger = Ledger.open(self.run.ledger, config_digest=self._digest)
+        self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0
         self._left = 0
@@ -68,22 +69,26 @@ class RunDriver:
         self._left = self._affordable()
         if not self.rows:
             self._record()
+        if position is not None and self._diverged():
+            self._refuse_divergence()
 
     def _affordable(self) -> int:
-        """How many more rounds fit the target; a crashed round that was charged already takes one away."""
+        """How many more rounds there are. Under a target no more are charged, in all, than were planned: a crashed round
+        that was charged already takes one away.
+        """
         remaining = self._training.num_rounds - self.state.next_round
-        target = self.plan.config.privacy.target_epsilon
-        if target is None or not self.plan.private:
+        if not self.plan.private or self.plan.config.privacy.target_epsilon is None:
             return remaining
-        planned = self.plan.event(round_index=0, attempt=0)
-        unit = self.plan.config.privacy.protect
-
-        def fits(count: int) -> bool:
-            return epsilons(self.plan, [*self._ledger.events, *[planned] * count], [unit])[unit] <= target
-
-        if fits(remaining):
-            return remaining
-        return max(0, bisect.bisect_left(range(remaining), True, key=lambda count: not fits(count)) - 1)
+        charged = self._charged
+        planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
+        if not charged.rounds and len(charged.vocabularies) > 1:  # a crash had it charged before it was kept
+            affordable = self.plan.affordable(charged)
+            if affordable < planned:
+                planned = affordable
+                self._ledger.append("plan", rounds=planned)
+                self.run.storage.append(self.run.ledger)
+                self._charged = charges(self._ledger.events)
+        return max(0, min(remaining, planned - charged.num_rounds))
 
     def admit(self, round_index: int) -> int | None:
         if self._left <= 0:
@@ -93,7 +98,8 @@ class RunDriver:
         return self._ledger.attempts(round_index) if self.plan.private else 0
 
     def charge(self, round_index: int, attempt: int) -> None:
-        self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+        event = self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
+        self._charged = self._charged.with_round(event)
         self.run.storage.append(self.run.ledger)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
@@ -104,19 +110,23 @@ class RunDriver:
         last = state.next_round == self._training.num_rounds or self._left == 0
         if last or state.next_round % self._training.evaluate_every == 0:
             self._record()
-        self._refuse_divergence()
-        if last or state.next_round % self._training.checkpoint_every == 0:
-            self._save()
+        diverged = self._diverged()
+        if last or diverged or state.next_round % self._training.checkpoint_every == 0:
+            self._save()  # also where it diverged: no round is played again because of what it released
+        if diverged:
+            self._refuse_divergence()
         self._tell()
+
+    def _diverged(self) -> bool:
+        perplexity = self.rows[-1]["perplexity"]
+        finite = perplexity is None or math.isfinite(perplexity)
+        return not (finite and bool(torch.isfinite(self.state.parameters).all()))
 
     def _refuse_divergence(self) -> None:
         """Raises: InputError rather than spend the budget on a model that is none."""
-        perplexity = self.rows[-1]["perplexity"]
-        finite = perplexity is None or math.isfinite(perplexity)
-        if not (finite and torch.isfinite(self.state.parameters).all()):
-            found = f"not finite after round {self.state.next_round}"
-            remedy = f"training diverged, parameters or perplexity are {found}: lower it"
-            raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
+        found = f"not finite after round {self.state.next_round}"
+        remedy = f"training diverged, parameters or perplexity are {found}: lower it, and start a new run"
+        raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
 
     def _record(self) -> None:
         self.rows.append(
@@ -130,7 +140,7 @@ class RunDriver:
         self.observe(self.rows[-1])
 
     def spent(self) -> dict[str, float]:
-        return epsilons(self.plan, self._ledger.events)
+        return epsilons(self.plan, self._charged)
 
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
@@ -158,13 +168,16 @@ class RunDriver:
         return tokens * self.plan.config.privacy.user_sampling_prob / self._seconds_a_round()
 
     def _tell(self) -> None:
-        """What the live line shows; nothing in it depends on who was drawn but the time taken."""
+        """What the live line shows; nothing in it depends on who was drawn but the time taken.
+
+        Its epsilon is, from the first round on, that of the planned end: what is paid even if the run is broken off here.
+        """
         latest, unit = self.rows[-1], self.plan.config.privacy.protect
         progress = {
             "round": self.state.next_round,
             "num_rounds": self._training.num_rounds,
             "rounds_per_second": 1 / self._seconds_a_round(),
-            "epsilon": epsilons(self.plan, self._ledger.events, [unit])[unit],
+            "epsilon": epsilons(self.plan, self._charged, [unit])[unit],
             "perplexity": latest["perplexity"],
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),

@@ -28,7 +28,7 @@ from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import write_json
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
@@ -220,6 +220,8 @@ def prepare_run(
         if open_corpus(run.root / setup["corpus"]).digest != setup["corpus_digest"]:
             raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
         return run
+    for caution in cautions(config):
+        say(f"caution: {caution}")
     say("reading the corpus")
     with within("corpus.source"):
         folder = run.private / "corpus"
@@ -233,14 +235,13 @@ def prepare_run(
             _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
-    plan = plan or Plan.of(config, num_users=corpus.num_users)
+    plan = plan or Plan.of(config, corpus)
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
         _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
         storage.put(run.key)
-        header = {"config_digest": config.digest(), "private": plan.private, "bounds": config.bounds.mode}
-        header |= {"part_of": part_of} if part_of else {}
+        header = plan.header() | ({"part_of": part_of} if part_of else {})
         ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
         storage.append(run.ledger)
     if not run.vocabulary.exists():

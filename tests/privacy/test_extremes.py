@@ -1,0 +1,105 @@
+"""At the ends of every scale: an answer or one clear error, within seconds; and epsilon falls as noise grows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from tests.privacy.mechanisms import change
+from uedp_ray.accountant import parameter_epsilon
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.accounting import calibrate, epsilon
+from uedp_ray.privacy.cautions import cautions
+from uedp_ray.privacy.published import published_epsilon
+
+
+@pytest.mark.parametrize("accountant", ["user-entity", "user", "entity"])
+@pytest.mark.parametrize(("prob", "clip"), [(0.05, 2.0), (0.5, 1.0)])
+def test_epsilon_falls_as_noise_grows_where_it_is_large(accountant, prob, clip):
+    """At epsilon about 745 exp(-loss) leaves the floating-point range: infinity was found between finite neighbours."""
+    base = change(user_sampling_prob=prob, max_holders=4, entity_clip=clip)
+    call = {"rounds": 10, "delta": 1e-5, "accountant": accountant, "kind": "entity"}
+    middle = calibrate(base, target_epsilon=750.0, **call)
+    noises = middle * np.exp(np.linspace(-0.1, 0.1, 25))
+    values = [epsilon(change(base, noise_multiplier=float(z)), **call) for z in noises]
+    assert values == sorted(values, reverse=True)
+    assert math.inf > values[0] > 850 > 650 > values[-1]
+
+
+@pytest.mark.parametrize("target", [50.0, 690.0, 740.0, 760.0, 1100.0, 5000.0])
+def test_large_epsilons_are_those_of_one_gaussian(target):
+    """q_u = 1, users alone: T rounds are one Gaussian mechanism, whose epsilon has a closed form."""
+    mu = (math.sqrt(2 * target) - 4.0) if target > 20 else 1.0
+
+    def delta_at(eps):
+        log_second = eps + special.log_ndtr(-eps / mu - mu / 2)
+        return special.ndtr(-eps / mu + mu / 2) - math.exp(min(0.0, log_second))
+
+    exact = optimize.brentq(lambda eps: delta_at(eps) - 1e-5, 1.0, 4 * target)
+    mechanism = change(user_sampling_prob=1.0, max_holders=0, noise_multiplier=2.0 / mu)
+    found = epsilon(mechanism, rounds=4, delta=1e-5, accountant="user")
+    assert exact <= found <= 1.003 * exact
+
+
+EXTREMES = [
+    {"rounds": 10**9},
+    {"rounds": 10**10, "noise_multiplier": 1e5},
+    {"rounds": 10**9, "noise_multiplier": 1e-300},
+    {"rounds": 10**9, "noise_multiplier": 1e300},
+    {"rounds": 250_000, "delta": 1e-12},
+    {"rounds": 3000, "delta": 1e-12},
+    {"max_holders": 10**9},
+    {"max_holders": 10**9, "noise_multiplier": 1e9},
+    {"max_holders": 5, "holder_bound": "reweight", "max_users": 10**9},
+    {"noise_multiplier": 1e-300},
+    {"noise_multiplier": 1e300},
+    {"user_sampling_prob": 0.0},
+    {"user_sampling_prob": 1.0},
+    {"user_sampling_prob": 5e-324},
+    {"user_sampling_prob": 1.0 - 2**-53},
+    {"entity_sampling_prob": 5e-324},
+    {"entity_clip": 1e300},
+    {"entity_clip": 5e-324},
+    {"delta": 1.0 - 2**-53},
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("extreme", EXTREMES, ids=str)
+def test_extreme_numbers_have_an_answer(extreme):
+    call = {"rounds": 50, "delta": 1e-5} | {k: v for k, v in extreme.items() if k in ("rounds", "delta")}
+    mechanism = change(**{k: v for k, v in extreme.items() if k not in call})
+    found = parameter_epsilon(mechanism, **call)
+    assert found["epsilon"] >= 0.0
+    assert found["guarantee"] == math.isfinite(found["epsilon"])
+
+
+def test_more_rounds_than_are_composed_numerically_cost_more():
+    mechanism = change(noise_multiplier=300.0)
+    counts = (1000, 199_999, 200_001, 10**7, 10**9)
+    values = [epsilon(mechanism, rounds=count, delta=1e-5) for count in counts]
+    assert values == sorted(values)
+    assert values[2] < 1.2 * values[1]
+    assert calibrate(mechanism, target_epsilon=8.0, rounds=10**9, delta=1e-5) > 1000
+
+
+@pytest.mark.parametrize("call", [{"max_order": 100_000}, {"max_order": 0}, {"rounds": 10**30}, {"rounds": -1},
+                                  {"noise_multiplier": 1e-300}, {"noise_multiplier": 1e300}])  # fmt: skip
+def test_published_figures_beyond_computing_are_refused(call):
+    with pytest.raises(InputError, match=next(iter(call))):
+        published_epsilon(**{"noise_multiplier": 2.0, "user_sampling_prob": 0.05, "rounds": 5, "delta": 1e-5} | call)
+
+
+def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
+    small = change(user_sampling_prob=0.1, noise_multiplier=5.0)
+    assert cautions(small, delta=1e-5, num_users=1000) == []
+    [delta] = cautions(small, delta=1e-3, num_users=1000)
+    assert "not below 1 / 1000 declared users" in delta
+    [noise] = cautions(change(small, noise_multiplier=1e5), delta=1e-5, num_users=1000)
+    assert "1e+03 times" in noise
+    assert len(cautions(change(small, user_sampling_prob=0.0), delta=1.0, num_users=1000)) == 2
+    told = parameter_epsilon(change(small, max_users=1000), rounds=5, delta=1e-3)["cautions"]
+    assert told == [delta]
