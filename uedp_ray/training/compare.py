@@ -28,9 +28,11 @@ from uedp_ray.config import (
     read_yaml,
     set_keys,
 )
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_json
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
+from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.rundir import Say
 
@@ -73,16 +75,22 @@ def compare(
 ) -> dict[str, Any]:
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
 
-    A row holds name, perplexity, epsilon by accountant (None: no guarantee), delta, unit, rounds and run_dir.
+    A row holds name, perplexity, bits_per_byte, unk_share, epsilon by accountant (None: no guarantee), delta, unit, rounds
+    and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
     _same_base(comparison.base, out / "base.yaml")
     say("preparing the corpora")
     untrained = prepare_corpora(comparison.base, out / "corpora")
+    private = untrained.corpus.source.path
+    for method, settings in comparison.variants.values():  # before hours of work
+        open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
     say("pre-training on public text")
     config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
     start = config.model.warm_start
+    if config.privacy.noise == "calibrated":
+        check_warm_start(open_corpus(private), start)
     rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
     num_workers = config.training.num_workers if workers is None else workers
     with ray_session(num_workers) if num_workers else nullcontext():
@@ -123,7 +131,8 @@ def _train_variant(
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 
-_RESULT_KEYS = ("perplexity", "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")
+_SCORES = ("perplexity", "bits_per_byte", "unk_share")
+_RESULT_KEYS = (*_SCORES, "epsilon", "delta", "unit", "noise_multiplier", "rounds", "private", "run_dir")
 
 
 def _slug(name: str) -> str:

@@ -42,6 +42,7 @@ def train(
     cpus_per_worker: int | None = None,
     resume: bool = False,
     tokens: Path | None = None,
+    public_source: bool = False,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
     observe: Observe = lambda row: None,
@@ -55,6 +56,7 @@ def train(
       cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
+      public_source: ``corpus.source`` is public text itself, which other public text may share.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
       observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
@@ -63,7 +65,7 @@ def train(
     """
     storage = open_storage(out)
     with storage.exclusive():
-        run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
+        run = prepare_run(config, storage, resume=resume, tokens=tokens, public_source=public_source, say=say)
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
             with _watch(run, progress):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.published import published_epsilon
@@ -23,6 +24,12 @@ _UNITS = {
 }
 
 _BASES = {"public": "public text", "held_out_users": "users declared to be outside the protected set"}
+
+_COMPARED = {"users": "no user in common", "text": f"less than {MOST_SHARED:.0%} of the running text in common"}
+_NOT_COMPARED = {
+    "users": "users, since one of the two does not name them",
+    "text": "running text, of which there is too little",
+}
 
 _NOT_COVERED = """\
 - An entity that the detector missed in several sentences is protected sentence by sentence, not as a whole: each such
@@ -45,9 +52,10 @@ def write_statement(
     *,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    compared: Mapping[str, bool] | None = None,
 ) -> None:
     """Writes the privacy statement of a run; see ``statement``."""
-    text = statement(plan, events, spent, detectors=detectors, categories=categories)
+    text = statement(plan, events, spent, detectors=detectors, categories=categories, compared=compared)
     write_atomically(path, text.encode())
 
 
@@ -58,8 +66,12 @@ def statement(
     *,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    compared: Mapping[str, bool] | None = None,
 ) -> str:
-    """The statement as Markdown. ``detectors``, ``categories`` (None: all found): as the corpus was prepared."""
+    """The statement as Markdown. ``detectors``, ``categories`` (None: all found): as the corpus was prepared.
+
+    ``compared``: what of the private and the evaluation text could be compared (``guard.Compared``); None: no perplexity.
+    """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
@@ -130,7 +142,7 @@ def statement(
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
         f"- Entities found by: {', '.join(detectors) or 'not recorded'}; categories: {shown}.",
-        f"- Perplexity is computed on {_BASES[config.corpus.evaluation_basis]}.",
+        _evaluated(config.corpus.evaluation_basis, compared),
         "",
         "## Not covered",
         "",
@@ -139,3 +151,13 @@ def statement(
         "",
     ]
     return "\n".join(lines)
+
+
+def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
+    """On what perplexity is computed, and how far that was checked against the private text."""
+    if compared is None:
+        return "- No perplexity is computed."
+    parts = [_COMPARED[part] for part, done in compared.items() if done]
+    parts += [f"not compared: {_NOT_COMPARED[part]}" for part, done in compared.items() if not done]
+    found = "; ".join(parts)
+    return f"- Perplexity is computed on {_BASES[basis]}. Compared with the private text before training: {found}."

@@ -11,6 +11,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
+from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
@@ -19,12 +20,16 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 
 
-def public_sentences(sources: tuple[SourceConfig, ...], max_words: int | None = None) -> Iterator[str]:
-    """Sentences of public text, in order, up to ``max_words`` words."""
+def public_sentences(
+    sources: tuple[SourceConfig, ...], max_words: int | None = None, sketch: Sketch | None = None
+) -> Iterator[str]:
+    """Sentences of public text, in order, up to ``max_words`` words; ``sketch`` takes in what was read."""
     words = 0
     for source in sources:
         with within("public text"):
             for sentence in readers.read(source):
+                if sketch is not None:
+                    sketch.add(sentence.user, sentence.text)
                 yield sentence.text
                 words += len(sentence.text.split())
                 if max_words is not None and words >= max_words:
@@ -37,12 +42,13 @@ def make_vocabulary(
     sentence_weight: np.ndarray | None = None,
     ledger: Ledger | None = None,
     charged: Callable[[], None] = lambda: None,
+    sketch: Sketch | None = None,
 ) -> Vocabulary:
     """The vocabulary of a run: that of the warm start if there is one, else as configured.
 
     A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
     words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
-    users.
+    users. ``sketch`` takes in the public text that was read.
     """
     if config.model.warm_start:
         try:
@@ -53,7 +59,7 @@ def make_vocabulary(
     settings = config.vocabulary
     if settings.kind != "noisy-threshold":
         text = settings.public_text or config.pretrain.text
-        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words))
+        return build_vocabulary(settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch))
     if corpus is None or sentence_weight is None or ledger is None:
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
     max_holders = vocabulary_holders(config)
