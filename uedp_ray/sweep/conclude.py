@@ -18,6 +18,7 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.trial import started, trial_base
+from uedp_ray.training.evaluate import warn_unknown
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
 from uedp_ray.training.rundir import RunDir, Say
@@ -25,6 +26,7 @@ from uedp_ray.training.rundir import RunDir, Say
 
 def conclude(config: SweepConfig, folder: SweepDir, rows: list[Row], say: Say, progress: Progress) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
+    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
     winner = _winner(config, folder, rows, say, progress)
     references = _references(config, folder, say, progress)
     selection = price(config, folder, len(rows))
@@ -95,6 +97,8 @@ def _references(config: SweepConfig, folder: SweepDir, say: Say, progress: Progr
         {
             "name": row["name"],
             "perplexity": row["perplexity"],
+            "bits_per_byte": row["bits_per_byte"],
+            "unk_share": row["unk_share"],
             "epsilon": row["epsilon"][unit],
             "run_dir": row["run_dir"],
         }
@@ -127,6 +131,7 @@ def _best(
     run_dir = folder.storage.address(folder.root / answer["run_dir"]) if winner is None else winner["run_dir"]
     answer |= {"epsilon_with_choice": selection["epsilon"], "run_dir": run_dir}
     if winner is not None and config.search.rule == "public":  # the trials were about other text
-        answer |= {key: winner[key] for key in ("perplexity", "epsilon")} | {"perplexity_std": None, "seeds": 1}
+        scores = ("perplexity", "bits_per_byte", "unk_share", "epsilon")
+        answer |= {key: winner[key] for key in scores} | {"perplexity_std": None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer

@@ -93,6 +93,7 @@ def _train(sweep: SweepConfig, folder: SweepDir, number: int, point: Point, repo
             cpus_per_worker=resources.cpus_per_worker,
             resume=storage.begun(),
             tokens=folder.tokens,
+            public_source=sweep.search.rule == "public",
             observe=observe if seed == 0 else lambda row: None,
         )
         results.append(result)
