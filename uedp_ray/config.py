@@ -77,6 +77,17 @@ def at_least(name: str, value: int | None, low: int, *, optional: bool = False) 
         raise InputError(name, value, f"must be {low} or more")
 
 
+def _same_file(one: str, other: str) -> bool:
+    """Whether two paths are one file or folder, links and spelling aside; texts that agree are told apart later."""
+    if not one or not other:
+        return False
+    one, other = (os.path.expandvars(path) for path in (one, other))
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not here
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """Where text comes from and how sensitive entities are found in it."""
@@ -113,6 +124,9 @@ class CorpusConfig:
     """Public upper bound on the number of users; the normaliser and ``reweight`` use it, the loader checks it."""
     declared_num_tokens: int | None = None
     """Public estimate of the corpus size, for throughput figures only."""
+    categories: tuple[str, ...] = ()
+    """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
+    prepared corpus serves every choice."""
     evaluation: SourceConfig | None = None
     """Text on which perplexity is computed. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
@@ -414,8 +428,7 @@ class RunConfig:
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
         for name, source in ((name, source) for name, sources in public.items() for source in sources):
-            own = source.path and self.corpus.source.path
-            if private and own and _same_path(source.path, own):
+            if private and _same_file(source.path, self.corpus.source.path):
                 raise InputError(name, source.path, "is the private text itself: name public text")
         share = self.vocabulary.threshold_delta
         if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:

@@ -142,13 +142,13 @@ def _named(row: dict[str, Any]) -> str:
 
 def print_comparison(answer: dict[str, Any]) -> None:
     table = Table(title="Held-out perplexity, and ε of each run alone")
-    for name in ("model", "perplexity", "ε user-entity", "ε user", "ε entity"):
+    for name in ("model", "perplexity", "bits/byte", "<unk>", "ε user-entity", "ε user", "ε entity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
         epsilon_by = row["epsilon"]
         table.add_row(
             row["name"],
-            f"{row['perplexity']:.1f}",
+            *_scores(row),
             *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
         )
     Console().print(table)
@@ -171,17 +171,17 @@ def print_sweep(answer: dict[str, Any]) -> None:
         show_edge=False,
     )
     searched = list(best["params"]) if best else []
-    for name in ("trial", "perplexity", f"ε\n{unit}"):
+    for name in ("trial", "perplexity", "bits\n/byte", "<unk>", f"ε\n{unit}"):
         table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
     for key in searched:
         table.add_column(key.split(".")[-1].replace("_", "\n"), justify="right", no_wrap=True)
     for row in sorted(answer["references"], key=lambda row: -row["perplexity"]):
-        table.add_row(row["name"], f"{row['perplexity']:.1f}", show_epsilon(row["epsilon"], "∞"))
+        table.add_row(row["name"], *_scores(row), show_epsilon(row["epsilon"], "∞"))
     done = sorted((row for row in answer["trials"] if row["state"] == "done"), key=lambda row: row["perplexity"])
     for row in done[:_SHOWN]:
         spread = "" if row["perplexity_std"] is None else f" ± {row['perplexity_std']:.1f}"
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
-        cells = (f"{row['perplexity']:.1f}{spread}{tied}", show_epsilon(row["epsilon"], "∞"))
+        cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
         table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
     console = Console()
     if not console.is_terminal:  # a log has room for every setting
@@ -195,7 +195,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     else:
         lines.append(_told_apart(best))
         total = show_epsilon(best["epsilon_with_choice"], "∞")
-        lines.append(f"Best: trial {best['trial']}, perplexity {best['perplexity']:.1f}, in {best['run_dir']}")
+        lines.append(f"Best: trial {best['trial']}, {_measured(best)}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
         lines.append(f"ε of this model, training and choosing: {total} ({unit}, δ = {best['delta']:g})")
         lines.append(f"ε of its run alone: {alone}")
@@ -208,6 +208,15 @@ def print_sweep(answer: dict[str, Any]) -> None:
 
 
 _SHOWN = 10
+
+
+def _scores(row: dict[str, Any], beside: str = "") -> tuple[str, str, str]:
+    return f"{row['perplexity']:.1f}{beside}", f"{row['bits_per_byte']:.3f}", f"{row['unk_share']:.1%}"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    perplexity, bits_per_byte, unk_share = _scores(row)
+    return f"perplexity {perplexity} ({bits_per_byte} bits/byte, {unk_share} <unk>)"
 
 
 def _short(value: Any) -> str:

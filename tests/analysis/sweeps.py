@@ -40,6 +40,7 @@ SPACE: dict[str, Any] = {
 }
 UNUSUAL = {3: "failed", 5: "refused", 7: "stopped", 9: "running"}
 """Every ten trials one each."""
+_SCORES = ("perplexity", "bits_per_byte", "unk_share")
 REASONS = {
     "failed": "perplexity = nan: diverged at round 4",
     "refused": "privacy.target_epsilon = 8.0: no noise reaches it <script>alert('&')</script>",
@@ -113,7 +114,7 @@ def _result(
     price = {"delta": best["delta"], "unit": best["unit"], "accountant": best["unit"]}
     return {
         "best": {
-            **{key: best[key] for key in ("trial", "perplexity", "perplexity_std", "seeds", "delta", "unit")},
+            **{key: best[key] for key in ("trial", *_SCORES, "perplexity_std", "seeds", "delta", "unit")},
             "epsilon": {name: best[f"epsilon_{name}"] for name in ACCOUNTANTS},
             "epsilon_with_choice": choice or best["epsilon"],
             "noise_multiplier": best["noise_multiplier"],
@@ -174,7 +175,7 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
         "feasible": state != "refused",
         "method": point.get("method"),
         **{key: point.get(key) for key in space},
-        **dict.fromkeys(("perplexity", "perplexity_std", "initial_perplexity"), None),
+        **dict.fromkeys((*_SCORES, "perplexity_std", "initial_perplexity"), None),
         "seeds": seeds,
         "tied_with_best": None,
         "pareto": False,
@@ -207,6 +208,8 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
     if state in ("done", "stopped"):
         row["perplexity"] = float(np.mean(perplexities))
         row["perplexity_std"] = float(np.std(perplexities, ddof=1)) if seeds > 1 else None
+    if state == "done":
+        row |= {"bits_per_byte": math.log2(row["perplexity"]) / 5, "unk_share": 0.1234}
     return row
 
 

@@ -153,7 +153,7 @@ def test_the_chosen_configuration_and_its_statement(copies, page):
 
 def test_every_trial_is_in_the_table(copies, page):
     header = next(row for row in page.rows if row and row[0] == "trial" and "notes" in row)
-    assert header[7:] == [
+    assert header[9:] == [
         "user_sampling_prob",
         "num_rounds",
         "server_learning_rate",
@@ -168,6 +168,9 @@ def test_every_trial_is_in_the_table(copies, page):
         assert row["ε of the run alone"] == ("–" if trial["epsilon"] is None else show_epsilon(trial["epsilon"]))
         if trial["perplexity"] is not None:
             assert float(row["perplexity"]) == pytest.approx(trial["perplexity"], rel=1e-3)
+        if trial["bits_per_byte"] is not None:
+            assert float(row["bits/byte"]) == pytest.approx(trial["bits_per_byte"], rel=1e-2)
+            assert row["<unk>"] == "12.3%"
         if trial["reason"]:
             assert trial["reason"] in row["notes"]
         assert row["lora_rank"] == ("–" if trial["model.lora_rank"] is None else str(trial["model.lora_rank"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +20,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError
 
 NAMES = ["Ann", "Bob", "Cleo"]
+MIXED = SourceConfig(format="synthetic", num_users=30)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     prepare(SourceConfig(path=str(folder / "rows.jsonl"), format="jsonl"), folder / "out", num_shards=3)
     return open_corpus(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of all the categories that the synthetic one marks."""
+    out = tmp_path_factory.mktemp("mixed") / "out"
+    prepare(MIXED, out, num_shards=3)
+    return out
 
 
 def test_users_are_numbered_by_shard_and_sentences_by_user(corpus: Corpus) -> None:
@@ -132,3 +142,50 @@ def test_a_prepared_corpus_is_a_source(corpus: Corpus) -> None:
     sentences = list(read(SourceConfig(path=str(corpus.path), format="prepared")))
     assert len(sentences) == corpus.num_sentences
     assert all(sentence.mentions for sentence in sentences)
+
+
+@pytest.mark.parametrize("categories", [("person",), ("per", "Organisation"), ("pii",), ("org",)])
+def test_a_corpus_opened_for_categories_is_the_one_prepared_with_them(
+    categories: tuple[str, ...], mixed: Path, tmp_path: Path
+) -> None:
+    prepare(replace(MIXED, categories=categories), tmp_path / "apart", num_shards=3)
+    opened, apart = open_corpus(mixed, categories), open_corpus(tmp_path / "apart")
+    assert 0 < opened.num_entities < open_corpus(mixed).num_entities
+    for name in ("entity_offsets", "entity_ids", "entity_holders", "entity_hash", "user_offsets", "sentence_words"):
+        one, other = getattr(opened, name), getattr(apart, name)
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist()), name
+        assert not one.flags.writeable
+    assert opened.entity_table() == apart.entity_table()
+    assert list(opened.sentences()) == list(apart.sentences())
+    assert (opened.categories, opened.detectors) == (apart.categories, apart.detectors)
+    assert opened.statistics == apart.statistics
+
+
+def test_listed_phrases_stay_whatever_categories_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("project omega\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"user": "u", "text": "Project Omega: write to a@b.example now"}))
+    detectors = (f"list:{tmp_path / 'list.txt'}", "regex")
+    prepare(SourceConfig(path=str(tmp_path / "rows.jsonl"), format="jsonl", detector=detectors), tmp_path / "out")
+    assert open_corpus(tmp_path / "out").num_entities == 2
+    assert open_corpus(tmp_path / "out", ["email"]).num_entities == 2
+    with pytest.raises(InputError, match="nothing of it was found"):
+        open_corpus(tmp_path / "out", ["phone"])
+
+
+@pytest.mark.parametrize(
+    ("prepared", "chosen", "remedy"),
+    [
+        ((), "persons", r"corpus\.categories = 'persons': choose among .*person"),
+        ((), "iban", "nothing of it was found .* with a detector that finds it"),
+        (("person", "org"), "loc", "prepared for org, person: choose among these"),
+        (("person",), "pii", "prepared for person: choose among these"),
+    ],
+)
+def test_a_category_that_is_not_there_is_refused_by_public_names(
+    prepared: tuple[str, ...], chosen: str, remedy: str, mixed: Path, tmp_path: Path
+) -> None:
+    if prepared:
+        prepare(replace(MIXED, categories=prepared), tmp_path / "out", num_shards=1)
+    with pytest.raises(InputError, match=remedy) as caught:
+        open_corpus(tmp_path / "out" if prepared else mixed, [chosen])
+    assert caught.value.field == "corpus.categories"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import optuna
 import pytest
 
+from uedp_ray import methods
 from uedp_ray.config import CorpusConfig, PrivacyConfig, RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.space import Space, settings_of
@@ -106,3 +107,19 @@ def test_a_cohort_is_a_share_of_the_declared_users():
     )
     with pytest.raises(InputError, match="share of the declared users"):
         Space.parse({"expected_cohort_size": {"uniform": [9, 90]}}, RunConfig(privacy=PrivacyConfig(noise="none")))
+
+
+def test_choices_may_be_lists_or_texts_with_commas():
+    for choices in ([["person"], ["person", "org"], []], ["person", "person,org", ""]):
+        space = Space.parse({"corpus.categories": {"choice": choices}}, BASE)
+        points = space.grid()
+        assert [point["corpus.categories"] for point in points] == ["person", "person,org", ""]
+        found = [methods.overlay(BASE, settings_of(point, BASE)[1]).corpus.categories for point in points]
+        assert found == [("person",), ("person", "org"), ()]
+    betas = Space.parse({"training.adam_betas": {"choice": [[0.9, 0.99], [0.8, 0.9]]}}, BASE)
+    settings = settings_of(betas.grid()[1], BASE)[1]
+    assert methods.overlay(BASE, settings).training.adam_betas == (0.8, 0.9)
+    with pytest.raises(InputError, match="without commas"):
+        Space.parse({"corpus.categories": {"choice": [["person,org"], ["org"]]}}, BASE)
+    with pytest.raises(InputError, match="all of them lists"):
+        Space.parse({"corpus.categories": {"choice": [["person"], "org"]}}, BASE)

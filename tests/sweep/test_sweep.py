@@ -18,6 +18,8 @@ import pytest
 
 from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.training.runs import events
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -190,6 +192,34 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     sources = [json.loads((tmp_path / "out" / part / "private" / "setup.json").read_text())["corpus_digest"]
                for part in ("trials/0000", "trials/0001", "winner")]  # fmt: skip
     assert sources[0] == sources[1] != sources[2]
+
+
+def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tmp_path):
+    """A search on it would not cost nothing, whatever it says."""
+    for name, source in {
+        "path": {"path": f"{corpora}/./private"},
+        "prepared twice": {"path": str(prepared_again(corpora / "private", tmp_path / "twice"))},
+        "another detector": {"format": "synthetic", "num_users": 30, "detector": ["regex"]},
+        "a part of it": {"format": "synthetic", "num_users": 9, "categories": ["person"]},
+    }.items():
+        search = {"trials": 2, "selection": "public", "public": {"corpus.source": source}}
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=r"is the text of|10% or more") as caught:
+            sweep(sweep_config(corpora, tmp_path / name, search=search), tmp_path / name / "out")
+        assert caught.value.field == "search.public.corpus.source", name
+        assert not (tmp_path / name / "out" / "trials").exists()
+
+
+def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpora, tmp_path):
+    config = sweep_config(corpora, tmp_path, space={"corpus.categories": {"choice": [["person"], ["iban"]]}})
+    with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
+        sweep(config, tmp_path / "out")
+    assert not (tmp_path / "out" / "trials").exists()
+
+
+def prepared_again(source, out):
+    prepare(SourceConfig(path=str(source), categories=("person",)), out)
+    return out
 
 
 def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_trained(corpora, tmp_path):

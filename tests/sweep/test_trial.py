@@ -7,6 +7,7 @@ import math
 import os
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,13 +15,13 @@ from tests.sweep.sweeps import sweep_config
 from uedp_ray.config import dump_config
 from uedp_ray.errors import InputError
 from uedp_ray.sweep import feed as feed_module
-from uedp_ray.sweep.config import dump_sweep_config
+from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.trial import run_trial
 from uedp_ray.training import worker
-from uedp_ray.training.rundir import private_folder
+from uedp_ray.training.rundir import RunDir, private_folder
 
 POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
 
@@ -51,6 +52,23 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     assert 7.9 < last["epsilon"] <= 8
     assert (folder.root / "trials" / "0003" / "result.json").exists()
     assert run(folder) == [last], "a finished trial is not run again"
+
+
+def test_trials_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
+    sweep = sweep_config(
+        corpora, tmp_path, space={"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
+    )
+    dump_sweep_config(sweep, folder.config)
+    weights, stated = [], []
+    for number, point in enumerate(load_sweep_config(folder.config).parsed_space.grid()):
+        reports = []
+        run_trial({"number": number, "point": point}, root=str(folder.root), report=reports.append)
+        assert reports[-1]["outcome"] == "done", reports[-1]["reason"]
+        (run,) = folder.runs(number, 1)
+        weights.append(np.load(RunDir(run).sentence_weight).tobytes())
+        stated.append((run / "privacy.md").read_text().split("categories: ")[1].split("\n")[0])
+    assert len(set(weights)) == 3, "bounds are those of the graph that is left"
+    assert stated == ["person.", "org, person.", "all found."]
 
 
 @pytest.mark.parametrize(

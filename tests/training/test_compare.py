@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from tests.training.runs import run_tree
+from tests.training.runs import NUM_USERS, parameters, run_tree
 from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.training import groundwork, worker
 from uedp_ray.training.compare import Comparison, compare
+from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
 
 VARIANTS = {
@@ -23,6 +28,8 @@ VARIANTS = {
 }
 PRETRAIN = {"text": [{"format": "synthetic", "num_users": 8, "part": "public"}], "num_steps": 20, "batch_size": 8,
             "learning_rate": 0.02}  # fmt: skip
+
+PRIVATE = SourceConfig(format="synthetic", num_users=NUM_USERS)
 
 
 def written(folder, tree):
@@ -47,6 +54,7 @@ def done(comparison, tmp_path_factory):
 def test_a_row_each_for_untrained_public_only_and_every_variant(done):
     out, table = done
     assert json.loads((out / "table.json").read_text()) == table
+    assert all(row["bits_per_byte"] > 0 and 0 <= row["unk_share"] < 1 for row in table["rows"])
     assert [row["name"] for row in table["rows"]] == ["untrained", "public-only", *VARIANTS]
     untrained, public, private, bare = table["rows"]
     assert public["perplexity"] < 0.8 * untrained["perplexity"]
@@ -109,6 +117,35 @@ def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, mo
     table = compare(comparison, tmp_path / "out", workers=0, resume=True)
     assert len(calls) == 3, "the first variant once, the second once more"
     assert len(table["rows"]) == 4
+
+
+def test_variants_protect_the_categories_they_name(corpora, tmp_path):
+    """One prepared corpus serves all; each model is bitwise the one of a corpus prepared with those categories alone."""
+    privacy = {"test_noise_seed": 7, "entity_sampling_prob": 0.5}
+    base = run_tree(
+        corpora, privacy=privacy, pretrain=PRETRAIN | {"num_steps": 0}, training={"num_rounds": 2, "device": "cpu"}
+    )
+    chosen = {"everything": [], "persons": ["per"], "organisations": ["org"]}
+    variants = {name: {"method": "uedp", "set": {"corpus.categories": names}} for name, names in chosen.items()}
+    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
+    compare(comparison, tmp_path / "out", workers=0)
+    models = {name: parameters(tmp_path / "out" / name) for name in chosen}
+    assert not any(torch.equal(models[one], models[other]) for one, other in itertools.combinations(models, 2))
+    config = RunDir(tmp_path / "out" / "persons").load_config()
+    prepare(dataclasses.replace(PRIVATE, categories=("person",)), tmp_path / "persons", num_shards=2)
+    corpus = dataclasses.replace(config.corpus, categories=(), source=SourceConfig(path=str(tmp_path / "persons")))
+    train(dataclasses.replace(config, corpus=corpus), tmp_path / "apart", workers=0)
+    assert torch.equal(parameters(tmp_path / "apart"), models["persons"])
+    lines = [(tmp_path / part / "privacy.md").read_text() for part in ("apart", "out/persons", "out/everything")]
+    assert [text.split("categories: ")[1].split("\n")[0] for text in lines] == ["person.", "person.", "all found."]
+
+
+def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(groundwork, "pretrain", lambda *_, **__: pytest.fail("pre-trained first"))
+    variants = {"ibans": {"method": "uedp", "set": {"corpus.categories": ["iban"]}}}
+    comparison = Comparison.load(written(tmp_path, {"base": run_tree(corpora), "variants": variants}), [])
+    with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
+        compare(comparison, tmp_path / "out", workers=0)
 
 
 @pytest.mark.parametrize(

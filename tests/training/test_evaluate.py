@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from tests.training.tiny import CPU, VOCABULARY, tiny_config
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
-from uedp_ray.training.evaluate import batches, perplexity
+from uedp_ray.training.evaluate import batches, perplexity, text_size
 
 END, PAD, UNKNOWN = 0, 1, 2
 TASK = NextWord(END, PAD, 10)
@@ -89,3 +92,65 @@ def test_batches_hold_every_sentence_once_within_the_limit():
 def test_nothing_to_predict_is_the_users_error(model, empty):
     with pytest.raises(InputError, match=r"corpus\.evaluation"):
         perplexity(model, TASK, empty, device=CPU)
+
+
+def words_of(texts):
+    return build_vocabulary(VocabularyConfig(max_size=100), public_text=lambda: iter(texts))
+
+
+@pytest.mark.parametrize("max_length", [4, 50])
+def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
+    """Counted by hand: unknown words spelled out at 8 bits a byte, an end for each sentence, nothing beyond the cut."""
+    vocabulary = words_of(["the nurse called him", "the  über nurse"])
+    texts = ["The  nurse saw Łódź twice", "über", "", "the nurse"]
+    size = text_size(texts, vocabulary, max_length)
+    sentences = encode_texts(texts, vocabulary, max_length)
+    found = perplexity(model, NextWord(END, PAD, max_length), sentences, device=CPU)
+    if max_length == 4:  # three words and the end
+        kept, spelled = ["The  nurse saw", "über", "the nurse"], ["saw"]
+        assert (size.tokens, size.cut) == (6, 2)
+    else:
+        kept, spelled = ["The  nurse saw Łódź twice", "über", "the nurse"], ["saw", "Łódź", "twice"]
+        assert (size.tokens, size.cut) == (8, 0)
+    num_bytes = sum(len(text.encode()) + 1 for text in kept)
+    total_bits = math.log2(found) * (sum(len(s) for s in sentences) + 3) + sum(8 * len(w.encode()) for w in spelled)
+    scores = size.scores(found)
+    assert scores["bits_per_byte"] == pytest.approx(total_bits / num_bytes, rel=1e-9)
+    assert scores["unk_share"] == len(spelled) / size.tokens
+    assert scores["perplexity"] == found
+
+
+def test_bits_per_byte_compares_vocabularies_where_perplexity_does_not():
+    """Models that know nothing: the one with fewer words has the better perplexity, and pays for it by spelling."""
+    text = ["the nurse called him in the park", "a doctor left the town"]
+    large, small = words_of(text), words_of(["the"])
+    by_size = {}
+    for name, vocabulary in (("large", large), ("small", small)):
+        by_size[name] = text_size(text, vocabulary, 20).scores(float(vocabulary.size))
+    assert by_size["small"]["perplexity"] < by_size["large"]["perplexity"]
+    assert by_size["small"]["bits_per_byte"] > by_size["large"]["bits_per_byte"]
+
+
+def test_a_byte_level_tokenizer_knows_every_word(real_models):
+    vocabulary = Vocabulary.load(real_models / "gpt2_tokenizer")
+    text = "Łódź is   in Poland"
+    size = text_size([text], vocabulary, 50)
+    assert (size.unk_share, size.num_bytes) == (0.0, len(text.encode()) + 1)
+    places = vocabulary.offsets(text)
+    cut = text_size([text], vocabulary, 4)
+    assert (cut.tokens, cut.num_bytes) == (3, len(text[: places[2][1]].encode()) + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_length", "warned"),
+    [
+        ("the nurse called him", 20, []),
+        ("the nurse called nobody", 20, ["25% of the words of the evaluation text are <unk>"]),
+        ("the nurse called him", 3, ["50% of the evaluation text lies beyond model.max_length"]),
+    ],
+)
+def test_much_unknown_or_cut_text_is_said(text, max_length, warned):
+    said = []
+    text_size([text], words_of(["the nurse called him"]), max_length).warn(said.append)
+    assert len(said) == len(warned)
+    assert all(warning in line for warning, line in zip(warned, said, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -112,25 +111,4 @@ def test_a_run_that_charged_anything_is_never_cleared(private_run, corpora):
 def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora, tmp_path):
     config = run_config(corpora, model={"warm_start": str(private_run.out / "model")})
     with pytest.raises(InputError, match="was trained on private text"):
-        prepare_run(config, tmp_path / "run", resume=False)
-
-
-@pytest.mark.parametrize(
-    ("held_out", "found"),
-    [({"ann": "it rained"}, "some of its users"), ({"eve": "it rained"}, None), (None, "it is the text")],
-)
-def test_protected_text_does_not_evaluate(corpora, tmp_path, held_out, found):
-    private = {"ann": "the sun shone", "bob": "we met in town"}
-    sources = {}
-    for role, users in (("source", private), ("evaluation", held_out or private)):
-        file = tmp_path / f"{role}.jsonl"
-        file.write_text("".join(json.dumps({"user": user, "text": text}) + "\n" for user, text in users.items()))
-        sources[role] = {"path": str(file), "format": "jsonl"}
-    if held_out is None:  # by another name, and said to be public
-        sources["evaluation_basis"] = "public"
-    config = run_config(corpora, corpus=sources)
-    if found is None:
-        prepare_run(config, tmp_path / "run", resume=False)
-        return
-    with pytest.raises(InputError, match=rf"corpus\.evaluation\.path.*{found}"):
         prepare_run(config, tmp_path / "run", resume=False)

@@ -40,6 +40,8 @@ _DTYPES = {
     "method": "string",
     "perplexity": "float64",
     "perplexity_std": "float64",
+    "bits_per_byte": "float64",
+    "unk_share": "float64",
     "initial_perplexity": "float64",
     "seeds": "Int64",
     "tied_with_best": "boolean",

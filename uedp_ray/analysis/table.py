@@ -50,6 +50,8 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
         "perplexity": Column("perplexity", "held-out perplexity, ± one standard deviation over seeds", True),
+        "bits_per_byte": Column("bits/byte", "of the evaluation text, unknown words spelled out", True),
+        "unk_share": Column("<unk>", "share of the evaluation text's words that the vocabulary lacks", True),
         "epsilon": Column("ε of the run alone", f"of one run: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
@@ -76,6 +78,8 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
 def _text(row: pd.Series, key: str, value: Any) -> str:
     if key == "perplexity":
         return with_spread(value, row["perplexity_std"])
+    if key == "unk_share":
+        return f"{value:.1%}"
     if key == "epsilon":
         return shown(value)
     return number(value) if key == "noise_multiplier" else shown_value(value)

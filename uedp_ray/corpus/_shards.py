@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus._spill import MENTIONS, mention_rows, read_bucket, stable_hash
 from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
+from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 
 SHARD_SCHEMA = pa.schema(
@@ -50,6 +51,8 @@ class ShardResult:
     """What the shard adds to the index and the statistics; entities are numbered within the shard."""
 
     user_hash: NDArray[np.uint64]
+    user_names: NDArray[np.uint64]
+    text_sketch: NDArray[np.uint64]
     sentences_per_user: NDArray[np.int64]
     sentence_words: NDArray[np.int32]
     entities_per_sentence: NDArray[np.int64]
@@ -78,6 +81,7 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     slots = np.concatenate([np.arange(count, dtype=np.int32) for count in sentences_per_user])
     finders = [_Finder(detector, task.cache, table["text"]) for detector in build_detectors(task.detectors)]
 
+    sketch = Sketch()
     vocabulary: set[str] = set()
     mentioned: Counter[str] = Counter()
     sensitive: Counter[str] = Counter()
@@ -97,6 +101,7 @@ def prepare_shard(task: ShardTask) -> ShardResult:
                 held = sorted({entity_index.setdefault(key, len(entity_index)) for key in keys})
                 entities_per_sentence.append(len(held))
                 entity_ids += held
+                sketch.add(sentence.user, sentence.text)
                 spoken = sentence.text.lower().split()
                 words.append(len(spoken))
                 vocabulary.update(spoken)
@@ -113,6 +118,8 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     pairs = np.unique(owner * num_entities + np.array(entity_ids, np.int64))  # (user, entity)
     return ShardResult(
         user_hash=_hashes(rows_of),
+        user_names=user_names(rows_of),
+        text_sketch=sketch.hashes,
         sentences_per_user=sentences_per_user,
         sentence_words=np.array(words, np.int32),
         entities_per_sentence=np.array(entities_per_sentence, np.int64),

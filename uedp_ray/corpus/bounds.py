@@ -105,7 +105,7 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
     else:
         entity_factor_I = np.minimum(1.0, m / np.maximum(surviving_G, 1.0))[pair_I]
     if bounds.holder_bound == "truncate":
-        tie = _mix(corpus.user_hash[user_G] ^ _mix(corpus.entity_hash[entity_G]))
+        tie = mix64(corpus.user_hash[user_G] ^ mix64(corpus.entity_hash[entity_G]))
         by_entity = np.lexsort((corpus.user_hash[user_G], tie, entity_G))
         rank_G = np.empty(len(pair_key_G), np.int64)
         rank_G[by_entity] = np.arange(len(pair_key_G)) - (np.cumsum(holders_E) - holders_E)[entity_G[by_entity]]
@@ -140,7 +140,7 @@ def _least(factor_I: NDArray[np.float64], order: NDArray[np.int64], offsets: NDA
     return least
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

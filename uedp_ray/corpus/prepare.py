@@ -40,10 +40,11 @@ from uedp_ray.corpus._shards import ShardResult, ShardTask, prepare_shard
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors
-from uedp_ray.corpus.readers import read, source_files
+from uedp_ray.corpus.overlap import smallest, union
+from uedp_ray.corpus.readers import names_users, read, source_files
 from uedp_ray.errors import InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Progress = Callable[[str, int, int | None], None]
 """Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""
@@ -125,6 +126,7 @@ def prepare(
         manifest = index.finish(keep or frozenset()) | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
+            "names_users": names_users(source),
             "detectors": list(specs),
             "fingerprints": [detector.fingerprint for detector in detectors],
             "categories": sorted(keep) if keep is not None else None,
@@ -150,6 +152,8 @@ class _Index:
         self._id = np.zeros(0, np.int32)  # in the order of _hash
         self._holders = np.zeros(0, np.int32)
         self._user_hash: list[NDArray[np.uint64]] = []
+        self._user_names: list[NDArray[np.uint64]] = []
+        self._text_sketch = np.zeros(0, np.uint64)
         self._user_counts: list[NDArray[np.int64]] = []
         self._shard_users: list[int] = [0]
         self._word_hash = np.zeros(0, np.uint64)
@@ -167,6 +171,8 @@ class _Index:
         self._files["entity_counts"].write(result.entities_per_sentence.tobytes())
         self._files["sentence_words"].write(result.sentence_words.tobytes())
         self._user_hash.append(result.user_hash)
+        self._user_names.append(result.user_names)
+        self._text_sketch = smallest(self._text_sketch, result.text_sketch)
         self._user_counts.append(result.sentences_per_user)
         self._shard_users.append(self._shard_users[-1] + len(result.user_hash))
         self._word_hash = np.union1d(self._word_hash, result.word_hash)
@@ -201,6 +207,8 @@ class _Index:
         self._entities.close()
         user_counts = np.concatenate(self._user_counts)
         self._save("user_hash", np.concatenate(self._user_hash))
+        self._save("user_names", union(*self._user_names))
+        self._save("text_sketch", self._text_sketch)
         self._save("user_offsets", _offsets(user_counts))
         self._save("shard_users", np.array(self._shard_users, np.int64))
         self._save("entity_offsets", _offsets(self._take("entity_counts", np.int64)))

@@ -24,6 +24,7 @@ import csv
 import html
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,16 @@ def read(source: SourceConfig) -> Iterator[Sentence]:
     if source.format == "ag-news":
         return read_ag_news(source_files(source), source.seed)
     reader = _READERS[source.format]
-    return (sentence for path in source_files(source) for sentence in reader(path))
+    return (sentence for path in source_files(source) for sentence in reader.sentences(path))
+
+
+def names_users(source: SourceConfig) -> bool:
+    """Whether users of the source have names, so that one who is in two sources can be told; else they are numbered."""
+    if source.format == "prepared":
+        from uedp_ray.corpus.store import open_corpus
+
+        return open_corpus(source.path).names_users
+    return source.format not in ("ag-news", "synthetic") and _READERS[source.format].names_users
 
 
 def source_files(source: SourceConfig) -> list[Path]:
@@ -153,10 +163,19 @@ def read_text(path: Path) -> Iterator[Sentence]:
             yield Sentence(PUBLIC_USER, sentence)
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Sentence]]] = {
-    "conll": read_conll,
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-    "speeches": read_speeches,
-    "text": read_text,
+@dataclass(frozen=True)
+class Reader:
+    """How the files of a format are read."""
+
+    sentences: Callable[[Path], Iterator[Sentence]]
+    names_users: bool = True
+    """False only where users are numbered: names that are not compared would let protected users evaluate."""
+
+
+_READERS: dict[str, Reader] = {
+    "conll": Reader(read_conll, names_users=False),
+    "jsonl": Reader(read_jsonl),
+    "parquet": Reader(read_parquet),
+    "speeches": Reader(read_speeches),
+    "text": Reader(read_text, names_users=False),
 }

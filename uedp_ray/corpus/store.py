@@ -6,44 +6,54 @@
 
 Users are 0..U-1, shard by shard; sentences 0..N-1, so that user u owns ``user_offsets[u]:user_offsets[u + 1]``; entities
 0..E-1. Shape legend: U users, N sentences, E entities, I incidences (sentence, entity), S shards. Nothing here is public,
-``digest`` and ``statistics`` included.
+``digest`` and ``statistics`` included. A corpus opened for some categories only is, but for its ``digest``, the one that
+``prepare`` would have made with them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from uedp_ray.corpus._shards import sentences_of
+from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
 
 T = TypeVar("T")
 
 
 class Corpus:
-    """A prepared corpus. Arrays are read-only views of files.
+    """A prepared corpus. Arrays are read-only: views of files, but for the graph of chosen categories.
+
+    Args:
+      categories: what is protected, of all that was prepared; names, aliases and groups as in ``categories.expand``. Empty:
+        all of it. Entities of other categories leave the graph, and sentences without any left become extended entities;
+        ``listed`` phrases stay.
 
     Attributes:
       statistics: what ``prepare`` returned.
-      source_format: what was read.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
-      digest: SHA-256 over the shards: another corpus, order or set of findings has another.
+      names_users: whether users have names that may be found in other sources; else they were numbered.
+      digest: SHA-256 over the shards: another corpus, order or set of findings has another, other categories have not.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
+      user_names, text_sketch: what tells shared users and shared text, see ``overlap``; the first empty without names.
       entity_offsets: (N + 1,) int64 into entity_ids: (I,) int32, ascending and distinct within a sentence.
       entity_holders: (E,) int32, users holding the entity. entity_hash: (E,) uint64, stable hash of category and form.
       sentence_words: (N,) int32, whitespace words.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, categories: Sequence[str] = ()):
         self.path = Path(path)
         try:
             manifest = json.loads((self.path / "corpus.json").read_text())
@@ -57,7 +67,7 @@ class Corpus:
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
         self.digest: str = manifest["digest"]
-        self.source_format: str = manifest["source_format"]
+        self.names_users: bool = manifest["names_users"]
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]
         self.user_offsets = self._load("user_offsets")
@@ -68,6 +78,11 @@ class Corpus:
         self.entity_holders = self._load("entity_holders")
         self.entity_hash = self._load("entity_hash")
         self.sentence_words = self._load("sentence_words")
+        self.text_sketch = self._load("text_sketch")
+        self.user_names = self._load("user_names") if self.names_users else np.zeros(0, np.uint64)
+        self._kept: NDArray[np.bool_] | None = None
+        if categories:
+            self._keep(categories)
 
     @property
     def num_users(self) -> int:
@@ -101,12 +116,61 @@ class Corpus:
     def sentences(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[Sentence]]]:
         """Everything, protected mentions included, in the manner of ``texts``."""
         columns = ["user", "text", "label", "tags", "entities"]
-        return self._read(users, columns, lambda table: sentences_of(table, "entities"))
+        kept = {*(self.categories or ()), LISTED}
+
+        def decode(table: pa.Table) -> list[Sentence]:
+            found = sentences_of(table, "entities")
+            if self._kept is None:
+                return found
+            return [replace(s, mentions=tuple(m for m in s.mentions if m.category in kept)) for s in found]
+
+        return self._read(users, columns, decode)
 
     def entity_table(self) -> pa.Table:
         """Rows in the order of entity ids: category, form, holders."""
         table = pq.read_table(self.path / "entities.parquet", columns=["category", "form"])
+        if self._kept is not None:
+            table = table.filter(pa.array(self._kept))
         return table.append_column("holders", pa.array(self.entity_holders))
+
+    def _keep(self, categories: Sequence[str]) -> None:
+        """Takes entities of all other categories out of the graph. Raises: InputError for a category that is not in it."""
+        column = pq.read_table(self.path / "entities.parquet", columns=["category"])["category"]
+        prepared = set(column.unique().to_pylist() if self.categories is None else self.categories)
+        with within("corpus"):
+            wanted = expand(categories, prepared)
+        for name in categories:
+            asked = expand([name], prepared)
+            if self.categories is not None and asked - prepared:
+                remedy = f"the corpus was prepared for {', '.join(self.categories)}: choose among these"
+                raise InputError("corpus.categories", name, f"{remedy}, or prepare it again")
+            if not asked & prepared:
+                there = ", ".join(sorted(KNOWN - asked - {LISTED}))
+                remedy = f"nothing of it was found when the corpus was prepared: choose another of {there}"
+                raise InputError("corpus.categories", name, f"{remedy}, or prepare it with a detector that finds it")
+        kept = pc.is_in(column, value_set=pa.array(sorted(wanted | {LISTED}))).to_numpy()
+        held_I = kept[self.entity_ids]
+        before_I = np.concatenate([[0], np.cumsum(held_I)])
+        self.entity_offsets = _fixed(before_I[self.entity_offsets])
+        new_ids = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+        self.entity_ids = _fixed(new_ids[self.entity_ids[held_I]])
+        self.entity_holders = _fixed(self.entity_holders[kept])
+        self.entity_hash = _fixed(self.entity_hash[kept])
+        self._kept, self.categories = kept, sorted(wanted)
+        self.statistics = self._statistics_of(wanted | {LISTED})
+
+    def _statistics_of(self, kept: frozenset[str]) -> dict[str, Any]:
+        def part(counts: dict[str, int]) -> dict[str, int]:
+            return {category: count for category, count in counts.items() if category in kept}
+
+        sensitive = dict.fromkeys(self.categories or (), 0) | part(self.statistics["sensitive_sentences"])
+        return self.statistics | {
+            "entities": self.num_entities,
+            "max_holders": int(self.entity_holders.max(initial=0)),
+            "mentions": part(self.statistics["mentions"]),
+            "sensitive_sentences": dict(sorted(sensitive.items()))
+            | {"all": int(np.count_nonzero(np.diff(self.entity_offsets)))},
+        }
 
     def _load(self, name: str) -> NDArray[Any]:
         try:
@@ -145,6 +209,14 @@ class Corpus:
                     yield user, values
 
 
-def open_corpus(path: str | Path) -> Corpus:
-    """Opens what ``prepare`` wrote. Raises: InputError if ``path`` is not that."""
-    return Corpus(path)
+def _fixed(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def open_corpus(path: str | Path, categories: Sequence[str] = ()) -> Corpus:
+    """Opens what ``prepare`` wrote, with these categories protected (empty: all that were found).
+
+    Raises: InputError if ``path`` is not that, or a category is unknown or not in it.
+    """
+    return Corpus(path, categories)

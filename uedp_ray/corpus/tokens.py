@@ -59,7 +59,7 @@ class TokenStore:
 
 def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> list[np.ndarray]:
     """Token ids of each text, (T,) int32, cut to ``max_length - 1``: one place is left for the end token."""
-    return list(_encoded(texts, vocabulary, max_length))
+    return list(encoded(texts, vocabulary, max_length))
 
 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
@@ -78,14 +78,15 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
         temporary = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=path.parent))  # readable by the owner only
         try:
             texts = (text for _, texts in corpus.texts() for text in texts)
-            _write(temporary, _encoded(texts, vocabulary, max_length), corpus.num_sentences)
+            _write(temporary, encoded(texts, vocabulary, max_length), corpus.num_sentences)
             _publish(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return TokenStore(path)
 
 
-def _encoded(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> Iterator[np.ndarray]:
+def encoded(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> Iterator[np.ndarray]:
+    """``encode_texts``, one text after the other."""
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, _BATCH)):
         for ids in vocabulary.encode_batch(batch):

@@ -103,6 +103,10 @@ class Vocabulary:
         encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where in the text each token of ``encode_batch`` stands: (first character, one beyond the last)."""
+        return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids, special tokens included; for words, what is left after normalisation."""
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)

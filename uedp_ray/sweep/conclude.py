@@ -26,6 +26,7 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.trial import started, trial_base
+from uedp_ray.training.evaluate import warn_unknown
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
@@ -36,6 +37,7 @@ def conclude(
     config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
+    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
     selection = price(config, folder, len(rows))
     winner = _winner(config, folder, rows, selection, beside, say, progress)
     references = _references(config, folder, beside, say, progress)
@@ -126,6 +128,8 @@ def _references(
         {
             "name": row["name"],
             "perplexity": row["perplexity"],
+            "bits_per_byte": row["bits_per_byte"],
+            "unk_share": row["unk_share"],
             "epsilon": row["epsilon"][unit],
             "rounds": row["rounds"],
             "planned_rounds": row["planned_rounds"],
@@ -205,10 +209,8 @@ def _best(
     if winner is not None:
         answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule == "public":  # the trials were about other text
-        answer |= {key: winner[key] for key in ("perplexity", "epsilon", "rounds", "planned_rounds")} | {
-            "perplexity_std": None,
-            "seeds": 1,
-        }
+        scores = ("perplexity", "bits_per_byte", "unk_share", "epsilon", "rounds", "planned_rounds")
+        answer |= {key: winner[key] for key in scores} | {"perplexity_std": None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.config import RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
+from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
+from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
@@ -28,9 +29,11 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import fix_terms, planned_points
 from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
+from uedp_ray.sweep.space import setting
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
+from uedp_ray.training.guard import check_other, check_warm_start
 from uedp_ray.training.host import Progress
 from uedp_ray.training.locks import locked
 from uedp_ray.training.rundir import Say, private_folder
@@ -160,7 +163,7 @@ def _search(
         return
     changed = _teller(study, rows, config, folder, wanted, show)
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
-    _lay_ground(base, folder, beside, say, pretrain_progress)
+    _lay_ground(config, base, folder, beside, say, pretrain_progress)
     each = f", {gpus:g} GPU each" if gpus else ""
     say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
@@ -168,19 +171,59 @@ def _search(
     tune_trials(config, folder, feed, at_once, gpus)
 
 
-def _lay_ground(base: RunConfig, folder: SweepDir, beside: Beside, say: Say, progress: PretrainProgress) -> None:
-    """Prepares what trials share, and the public model of the base."""
+def _lay_ground(
+    config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, say: Say, progress: PretrainProgress
+) -> None:
+    """Prepares what trials share, and the public model of the base.
+
+    Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
+    """
     say("preparing the corpora")
+    private = None
     if folder.storage.url and folder.trial_base.exists():  # the text need not be on this machine
         folder.fetch()
         base = load_config(folder.trial_base)
     else:
+        named = base.corpus
         base = prepared(base, folder, folder.private / "corpora")
+        _check_categories(config, base)
+        private = _private_text(config, base, named, folder)
         dump_config(base, folder.trial_base)
         folder.storage.put(folder.trial_base)
+    start = base.model.warm_start
     if base.pretrain.text:
         say("pre-training on public text")
         beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
+        start = str(folder.pretrained(base) / "model")
+    if private is not None:
+        check_warm_start(private, start)
+
+
+def _check_categories(config: SweepConfig, base: RunConfig) -> None:
+    """Raises: InputError for a category of the space that the corpus does not have."""
+    dimension = config.parsed_space.get("corpus.categories")
+    for value in dimension.values if dimension else ():
+        open_corpus(base.corpus.source.path, setting("corpus.categories", value))
+
+
+def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, folder: SweepDir) -> Corpus:
+    """The private text, opened. Under rule ``public``, where only the winner may read it, it is compared with what the
+    search reads; ``named`` is that as the user named it.
+
+    Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
+    """
+    if config.search.rule != "public":
+        return open_corpus(base.corpus.source.path)
+    private = open_corpus(prepared(config.base, folder, folder.private / "winner").corpus.source.path)
+    remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
+    assert base.corpus.evaluation is not None  # prepare_corpora refuses it
+    assert named.evaluation is not None
+    for key, read, source in (
+        ("source", base.corpus.source, named.source),
+        ("evaluation", base.corpus.evaluation, named.evaluation),
+    ):
+        check_other(private, open_corpus(read.path), f"search.public.corpus.{key}", source, remedy)
+    return private
 
 
 def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], say: Say) -> tuple[float, int]:

@@ -44,6 +44,8 @@ _COLUMNS = {
     "method": pa.string(),
     "perplexity": pa.float64(),
     "perplexity_std": pa.float64(),
+    "bits_per_byte": pa.float64(),
+    "unk_share": pa.float64(),
     "initial_perplexity": pa.float64(),
     "seeds": pa.int64(),
     "tied_with_best": pa.bool_(),
@@ -135,6 +137,8 @@ def _measured(runs: Sequence[Path]) -> Row:
     return {
         "perplexity": statistics.fmean(scores),
         "perplexity_std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "bits_per_byte": statistics.fmean(result["bits_per_byte"] for result in results),
+        "unk_share": results[0]["unk_share"],
         "initial_perplexity": results[0]["initial_perplexity"],
         "rounds": min(result["rounds"] for result in results),
         "scores": scores,
@@ -180,6 +184,9 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
         "run_dir": min(found["run_dirs"]),
         "tied": None if found["tied_with_best"] is None else tied,
     }
+
+
+_STATED = ("trial", "perplexity", "perplexity_std", "bits_per_byte", "unk_share", "seeds", "noise_multiplier")
 
 
 def _dominates(one: Row, other: Row) -> bool:

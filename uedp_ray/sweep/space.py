@@ -10,7 +10,8 @@ which sets ``privacy.user_sampling_prob`` to its share of the declared users. A 
     {uniform: [low, high]}   {log_uniform: [low, high]}   {integer: [low, high], step: 1}   {choice: [a, b, …]}
 
 and may add ``points: n`` (values that a grid takes from a range, evenly spread on its scale) and ``when: {key: value or
-values}``: then it exists only at points where the named, earlier dimensions have these values.
+values}``: then it exists only at points where the named, earlier dimensions have these values. A choice among lists, as of
+``corpus.categories``, is written as lists or as texts with commas, and is a text with commas at a point.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
+import yaml
 
 from uedp_ray import methods
-from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.config import PrivacyConfig, RunConfig, to_dict
 from uedp_ray.errors import InputError
 
 Scalar = float | int | str | bool | None
 Point = dict[str, Scalar]
+_DEFAULTS = to_dict(RunConfig(privacy=PrivacyConfig(noise="none")))
 
 COHORT = "expected_cohort_size"
 _MAX_GRID = 10_000
@@ -44,6 +47,7 @@ _FIXED = {
     "training.seed": "use search.seeds_per_trial",
     "training.num_workers": "use resources.workers_per_trial",
 }
+_FREE = ("corpus.categories",)
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,9 @@ class Space(dict[str, Dimension]):
         return point
 
 
-def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | None, dict[str, Scalar]]:
+def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | None, dict[str, Any]]:
     """A point as (method, dotted settings) for ``methods.apply``. Raises: InputError for a cohort without declared users."""
-    settings = dict(point)
+    settings: dict[str, Any] = dict(point)
     method = settings.pop("method", None)
     if COHORT in settings:
         cohort, users = settings.pop(COHORT), base.corpus.declared_num_users
@@ -167,13 +171,22 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
         if isinstance(cohort, bool | str) or cohort is None or cohort <= 0:
             raise InputError(COHORT, cohort, "must be a number above 0")
         settings["privacy.user_sampling_prob"] = min(1.0, cohort / users)
-    return method, settings  # type: ignore[return-value]
+    return method, {key: setting(key, value) for key, value in settings.items()}
+
+
+def setting(key: str, value: Scalar) -> Any:
+    """``value`` of a point as ``RunConfig`` takes it: a text with commas is a list where the setting is one."""
+    section, _, leaf = key.partition(".")
+    is_list = isinstance(_DEFAULTS.get(section, {}).get(leaf), list)
+    return yaml.safe_load(f"[{value}]") if is_list and isinstance(value, str) else value
 
 
 def _check_key(key: str, defaults: dict[str, Any]) -> None:
     if key in ("method", COHORT):
         return
     for fixed, remedy in _FIXED.items():
+        if key in _FREE:
+            break
         if key == fixed or key.startswith(f"{fixed}."):
             raise InputError(f"space.{key}", key, f"cannot be searched: {remedy}")
     section, _, leaf = key.partition(".")
@@ -210,10 +223,12 @@ def _dimension(key: str, spec: Any) -> Dimension:
     if not isinstance(values, list) or not values:
         raise InputError(field, values, "expected a list that is not empty")
     if kind == "choice":
+        if all(isinstance(value, list) for value in values):
+            values = [_joined(field, value) for value in values]
         if len({repr(value) for value in values}) < len(values):
             raise InputError(field, values, "a choice is given twice")
         if any(isinstance(value, list | dict) for value in values):
-            raise InputError(field, values, "choices are single values")
+            raise InputError(field, values, "choices are single values, or all of them lists")
     else:
         values = _range(field, kind, values)
     for option in ("step", "points"):
@@ -223,6 +238,12 @@ def _dimension(key: str, spec: Any) -> Dimension:
     if kind == "integer":  # the last step may fall short of the end
         values = [values[0], values[0] + (values[1] - values[0]) // step * step]
     return Dimension(key, kind, tuple(values), spec, step, spec.get("points"), _conditions(field, spec.get("when", {})))
+
+
+def _joined(field: str, value: list[Any]) -> str:
+    if any(isinstance(item, list | dict) or "," in str(item) for item in value):
+        raise InputError(field, value, "a list among choices holds single values, without commas")
+    return ",".join(map(str, value))
 
 
 def _range(field: str, kind: str, values: list[Any]) -> list[Any]:
@@ -256,7 +277,7 @@ def _check_values(dimension: Dimension, base: RunConfig) -> None:
             elif key == COHORT:
                 settings_of({key: value}, base)
             else:
-                methods.overlay(base, {key: value})
+                methods.overlay(base, {key: setting(key, value)})
         except InputError as error:
             if error.field == key or key == COHORT or (key == "method" and value not in methods.METHODS):
                 raise InputError(f"space.{key}", value, error.remedy) from None

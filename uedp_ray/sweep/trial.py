@@ -112,6 +112,7 @@ def _train(
             resume=storage.begun(),
             tokens=folder.tokens,
             part_of="sweep",
+            public_source=sweep.search.rule == "public",
             observe=observe if seed == 0 else lambda row: None,
         )
         results.append(result)

@@ -28,10 +28,12 @@ from uedp_ray.config import (
     read_yaml,
     set_keys,
 )
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import write_json
 from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
+from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.rundir import Say
@@ -78,7 +80,8 @@ def compare(
 ) -> dict[str, Any]:
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
 
-    A row holds name, perplexity, epsilon by accountant (None: no guarantee), delta, unit, rounds and run_dir.
+    A row holds name, perplexity, bits_per_byte, unk_share, epsilon by accountant (None: no guarantee), delta, unit, rounds
+    and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
@@ -94,9 +97,14 @@ def compare(
     _same_base(comparison.base, out / "base.yaml")
     say("preparing the corpora")
     untrained = prepare_corpora(comparison.base, out / "corpora")
+    private = untrained.corpus.source.path
+    for method, settings in comparison.variants.values():  # before hours of work
+        open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
     say("pre-training on public text")
     config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
     start = config.model.warm_start
+    if config.privacy.noise == "calibrated":
+        check_warm_start(open_corpus(private), start)
     rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
     with ray_session(num_workers) if num_workers else nullcontext():
         rows += [
@@ -136,17 +144,9 @@ def _train_variant(
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 
-_RESULT_KEYS = (
-    "perplexity",
-    "epsilon",
-    "delta",
-    "unit",
-    "noise_multiplier",
-    "rounds",
-    "planned_rounds",
-    "private",
-    "run_dir",
-)
+_SCORES = ("perplexity", "bits_per_byte", "unk_share")
+_STATED = ("epsilon", "delta", "unit", "noise_multiplier", "rounds", "planned_rounds", "private", "run_dir")
+_RESULT_KEYS = (*_SCORES, *_STATED)
 
 
 def _slug(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.statement import covers, write_statement
 
 Observe = Callable[[dict[str, Any]], None]
-"""Told a row of ``rounds.parquet``: round, perplexity, noise_std, epsilon_UNIT."""
+"""Told a row of ``rounds.parquet``: round, perplexity, bits_per_byte, unk_share, noise_std, epsilon_UNIT."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ class RunDriver:
     plan: Plan
     state: RoundState
     weights: Weights | None
-    evaluate: Callable[[], float | None]
-    """Held-out perplexity of the current parameters."""
+    evaluate: Callable[[], Mapping[str, float | None]]
+    """``evaluate.TextSize.scores`` of the current parameters on the evaluation text; None's without one."""
     observe: Observe = lambda row: None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -132,7 +132,7 @@ class RunDriver:
         self.rows.append(
             {
                 "round": self.state.next_round,
-                "perplexity": self.evaluate(),
+                **self.evaluate(),
                 "noise_std": self.plan.noise_std,
                 **{f"epsilon_{name}": value for name, value in self.spent().items()},
             }
@@ -193,6 +193,8 @@ class RunDriver:
         result = {
             "perplexity": self.rows[-1]["perplexity"],
             "initial_perplexity": self.rows[0]["perplexity"],
+            "bits_per_byte": self.rows[-1]["bits_per_byte"],
+            "unk_share": self.rows[-1]["unk_share"],
             "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.protect,
@@ -211,6 +213,7 @@ class RunDriver:
             rounds=self.state.next_round,
             detectors=setup["detectors"],
             categories=setup["categories"],
+            compared=setup["compared"],
         )
         write_json(self.run.speed, {"tokens_per_second": self._tokens_per_second()})
         write_json(self.run.result, result)

@@ -2,21 +2,35 @@
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of the text: words
 as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end a sentence; the sentence start is given.
-Sentences longer than ``max_length`` count up to the cut. Figures with different vocabularies do not compare.
+Sentences longer than ``max_length`` count up to the cut, which counts as their end; those without a token count nothing.
+Figures with different vocabularies do not compare.
+
+Bits per byte = (total negative log-likelihood in bits + 8 bits for each byte of the words that became ``<unk>``) / bytes of
+the text that was predicted, in UTF-8, with one byte for each sentence end. It is the length of a code from which the text
+can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the letter case
+and the punctuation that a vocabulary is told to take away.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.task import NextWord
 
 Sentence = np.ndarray
+
+_MUCH = 0.1
+"""The share of a text that is unknown, or cut off, from which on a warning says so."""
+_BATCH = 4096
 
 
 def batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
@@ -59,3 +73,82 @@ def perplexity(
         )
     mean = total / count
     return math.exp(mean) if mean < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """What a vocabulary makes of a text cut at ``max_length``. As private as the text."""
+
+    sentences: int
+    """Those with a token."""
+    tokens: int
+    """Predicted ones, sentence ends aside."""
+    unknown: int
+    """``<unk>`` among them."""
+    cut: int
+    """Tokens beyond the cut, which are not predicted."""
+    num_bytes: int
+    """Of what is predicted, in UTF-8, with one for each sentence end."""
+    unknown_bytes: int
+    """Of the words that became ``<unk>``."""
+
+    @property
+    def unk_share(self) -> float:
+        """``<unk>`` as a share of the tokens that are predicted, sentence ends aside."""
+        return self.unknown / max(self.tokens, 1)
+
+    def bits_per_byte(self, perplexity: float) -> float:
+        """The same total of the same tokens as ``perplexity``, by another measure."""
+        bits = math.log2(perplexity) * (self.tokens + self.sentences) if perplexity > 0 else math.nan
+        return (bits + 8 * self.unknown_bytes) / max(self.num_bytes, 1)
+
+    def scores(self, perplexity: float) -> dict[str, float]:
+        """``perplexity``, ``bits_per_byte`` and ``unk_share``: what is stated of a model on this text."""
+        return {
+            "perplexity": perplexity,
+            "bits_per_byte": self.bits_per_byte(perplexity),
+            "unk_share": self.unk_share,
+        }
+
+    def warn(self, say: Callable[[str], None]) -> None:
+        """Says where perplexity is about less than it seems."""
+        warn_unknown(self.unk_share, say)
+        share = self.cut / max(self.cut + self.tokens, 1)
+        if share > _MUCH:
+            say(
+                f"warning: {share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise it, or "
+                "cut the text into shorter sentences"
+            )
+
+
+def warn_unknown(unk_share: float, say: Callable[[str], None]) -> None:
+    """Says so where much of a text is ``<unk>``."""
+    if unk_share > _MUCH:
+        say(
+            f"warning: {unk_share:.0%} of the words of the evaluation text are <unk>, which are easy to predict: compare "
+            "models by bits per byte, or give the vocabulary more words"
+        )
+
+
+NO_SCORES: dict[str, float | None] = {"perplexity": None, "bits_per_byte": None, "unk_share": None}
+
+
+def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
+    """Counts what ``encode_texts`` keeps of the texts. Memory: a batch of sentences."""
+    counts: Counter[str] = Counter(dict.fromkeys(TextSize.__dataclass_fields__, 0))
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        for text, ids in zip(batch, vocabulary.encode_batch(batch), strict=True):
+            kept = ids[: max_length - 1]
+            if not len(kept):
+                continue
+            unknown = kept == vocabulary.unk_id if vocabulary.unk_id is not None else np.zeros(len(kept), bool)
+            counts.update(sentences=1, tokens=len(kept), unknown=int(unknown.sum()), cut=len(ids) - len(kept))
+            end = len(text)
+            if len(kept) < len(ids) or unknown.any():
+                places = vocabulary.offsets(text)
+                end = places[len(kept) - 1][1] if len(kept) < len(ids) else end
+                words = (text[slice(*places[i])] for i in np.flatnonzero(unknown))
+                counts["unknown_bytes"] += sum(len(word.encode()) for word in words)
+            counts["num_bytes"] += len(text[:end].encode()) + 1
+    return TextSize(**counts)

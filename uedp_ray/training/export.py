@@ -153,6 +153,7 @@ def export_run(
             rounds=found.result["rounds"],
             detectors=found.setup["detectors"],
             categories=found.setup["categories"],
+            compared=found.setup["compared"],
             total=total,
         )
         transformers = config.model.architecture != "awd_lstm"

@@ -21,7 +21,8 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
-from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.evaluate import perplexity, text_size
+from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.locks import locked
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -36,7 +37,7 @@ _PRETRAIN_WAIT = 24 * 3600.0
 def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
     """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
 
-    Raises: InputError if there is no evaluation text.
+    Raises: InputError if there is no evaluation text, it is the private text, or a protected category is not in that.
     """
     corpus = for_use(config).corpus
     if corpus.evaluation is None:
@@ -45,6 +46,7 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
         private = prepared_source(corpus.source, folder / "private")
     with within("corpus.evaluation"):
         held_out = prepared_source(corpus.evaluation, folder / "evaluation")
+    check_evaluation(open_corpus(private, corpus.categories), open_corpus(held_out), corpus.evaluation)
     corpus = dataclasses.replace(
         corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
     )
@@ -83,9 +85,10 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
     sentences = encode_texts(texts, vocabulary, config.model.max_length)
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    size = text_size(texts, vocabulary, config.model.max_length)
     return {
         "name": name,
-        "perplexity": perplexity(model, task, sentences, device=device),
+        **size.scores(perplexity(model, task, sentences, device=device)),
         "epsilon": dict.fromkeys(ACCOUNTANTS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.protect,

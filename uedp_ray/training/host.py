@@ -49,6 +49,7 @@ def train(
     resume: bool = False,
     tokens: Path | None = None,
     part_of: str | None = None,
+    public_source: bool = False,
     say: Say = lambda message: None,
     progress: Progress = lambda row: None,
     observe: Observe = lambda row: None,
@@ -65,6 +66,7 @@ def train(
       tokens: a folder of tokenised text that several runs share.
       part_of: ``sweep``, where the run is one of several of which one is chosen by its results, so that its own epsilon is
         not that of a chosen model.
+      public_source: ``corpus.source`` is public text itself, which other public text may share.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.
       observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
@@ -75,7 +77,9 @@ def train(
     check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
     storage = open_storage(out)
     with storage.exclusive():
-        run = prepare_run(config, storage, resume=resume, tokens=tokens, part_of=part_of, say=say)
+        run = prepare_run(
+            config, storage, resume=resume, tokens=tokens, part_of=part_of, public_source=public_source, say=say
+        )
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
             with _watch(run, progress):

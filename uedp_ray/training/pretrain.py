@@ -1,11 +1,12 @@
 """Ordinary training on public text: the warm start of a private run.
 
-Writes ``model/`` (weights and tokenizer), which ``model.warm_start`` names. Public text costs no privacy, provided that
-it is public: text that shares documents with the private corpus is not.
+Writes ``model/`` (weights, tokenizer and a sketch of the text), which ``model.warm_start`` names. Public text costs no
+privacy, provided that it is public: a run on private text that shares much with the sketch is refused (``guard``).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +16,16 @@ import numpy as np
 import torch
 
 from uedp_ray.config import RunConfig
-from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.checks import check_public
-from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
+from uedp_ray.training.guard import TEXT_SKETCH
 from uedp_ray.training.local import seeded
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -40,7 +43,8 @@ def pretrain(
     Args:
       progress: told (step, steps, loss of the step).
 
-    Returns: perplexity before and after on held-out public sentences, and the checkpoint folder.
+    Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
+      checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
     check_public(config)
@@ -49,9 +53,10 @@ def pretrain(
     if out.exists() and any(out.iterdir()):
         raise InputError("--out", str(out), "is not empty: name another folder")
     out.mkdir(parents=True, exist_ok=True)  # not after hours of training
-    vocabulary = make_vocabulary(config)
+    sketch = Sketch()
+    vocabulary = make_vocabulary(config, sketch=sketch)
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
-    train, held_out = _split(config, vocabulary)
+    train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
     with seeded(device, settings.seed):
         model = build_model(
@@ -66,18 +71,30 @@ def pretrain(
             _fit(config, model, task, train, device, progress)
     after = perplexity(model, task, held_out, device=device)
     save_model(model, out / "model")
-    vocabulary.save(out / "model")
-    return {"perplexity": after, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
+    np.save(out / "model" / TEXT_SKETCH, sketch.hashes)
+    vocabulary.save(out / "model")  # last: the tokenizer marks a whole model
+    scores = text_size(held_out_texts, vocabulary, config.model.max_length).scores(after)
+    return {**scores, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
 
 
-def _split(config: RunConfig, vocabulary: Vocabulary) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    texts = public_sentences(config.pretrain.text, config.pretrain.max_words)
-    sentences = [s for s in encode_texts(texts, vocabulary, config.model.max_length) if len(s)]  # held as token ids
-    held_out = sentences[::_HELD_OUT]
-    train = [s for i, s in enumerate(sentences) if i % _HELD_OUT]
+def _split(
+    config: RunConfig, vocabulary: Vocabulary, sketch: Sketch
+) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
+    """Token ids to train on, token ids held out, and the texts of the latter."""
+    texts, read = itertools.tee(public_sentences(config.pretrain.text, config.pretrain.max_words, sketch))
+    train: list[np.ndarray] = []
+    held_out: list[np.ndarray] = []
+    held_out_texts: list[str] = []
+    pairs = zip(texts, encoded(read, vocabulary, config.model.max_length), strict=True)
+    for i, (text, ids) in enumerate((text, ids) for text, ids in pairs if len(ids)):
+        if i % _HELD_OUT:
+            train.append(ids)
+        else:
+            held_out.append(ids)
+            held_out_texts.append(text)
     if not train:
-        raise InputError("pretrain.text", f"{len(sentences)} sentences", "too few to train on: name more text")
-    return train, held_out
+        raise InputError("pretrain.text", f"{len(held_out)} sentences", "too few to train on: name more text")
+    return train, held_out, held_out_texts
 
 
 def _fit(

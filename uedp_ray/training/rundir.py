@@ -9,6 +9,7 @@ being set up resumes like any other.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
@@ -32,6 +34,8 @@ from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
+from uedp_ray.training.evaluate import TextSize, text_size
+from uedp_ray.training.guard import check_evaluation, check_public, check_warm_start
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary
@@ -157,6 +161,7 @@ class Prepared:
     tokens: TokenStore
     sentence_weight: np.ndarray
     evaluation: TokenStore | None
+    evaluation_size: TextSize | None
     vocabulary: Vocabulary
 
     @classmethod
@@ -164,7 +169,7 @@ class Prepared:
         config, setup = run.load_config(), json.loads(run.setup.read_text())
         vocabulary = Vocabulary.load(run.vocabulary)
         mechanism = setup["mechanism"]
-        corpus = open_corpus(run.root / setup["corpus"])
+        corpus = open_corpus(run.root / setup["corpus"], config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
@@ -176,6 +181,7 @@ class Prepared:
             evaluation=None
             if evaluation is None
             else _encode(tokens, open_corpus(run.root / evaluation), vocabulary, config),
+            evaluation_size=None if evaluation is None else TextSize(**setup["evaluation_size"]),
             vocabulary=vocabulary,
         )
 
@@ -187,14 +193,17 @@ def prepare_run(
     resume: bool,
     tokens: Path | None = None,
     part_of: str | None = None,
+    public_source: bool = False,
     say: Say = lambda message: None,
 ) -> RunDir:
     """Makes ``out`` a run directory that workers can open, and takes it over.
 
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
+    ``public_source``: ``corpus.source`` is public text itself, which other public text may share.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
     """
+    named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
     _refuse_private_start(used)
@@ -217,8 +226,9 @@ def prepare_run(
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
         setup = json.loads(run.setup.read_text())
-        if open_corpus(run.root / setup["corpus"]).digest != setup["corpus_digest"]:
-            raise InputError("corpus.source", setup["corpus"], "has changed since the run began: put it back")
+        for name, key in (("corpus", "corpus.source"), ("evaluation", "corpus.evaluation")):
+            if setup[name] is not None and open_corpus(run.root / setup[name]).digest != setup[f"{name}_digest"]:
+                raise InputError(key, setup[name], "has changed since the run began: put it back")
         return run
     for caution in cautions(config):
         say(f"caution: {caution}")
@@ -226,13 +236,16 @@ def prepare_run(
     with within("corpus.source"):
         folder = run.private / "corpus"
         corpus_path = storage.adopt(prepared_source(used.corpus.source, folder), folder)
-        corpus = open_corpus(corpus_path)
-    evaluation_path = None
-    if used.corpus.evaluation is not None:
+    corpus = open_corpus(corpus_path, config.corpus.categories)
+    guarded = config.privacy.noise == "calibrated" and not public_source
+    if guarded:
+        check_warm_start(corpus, used.model.warm_start)
+    evaluation_path = compared = None
+    if used.corpus.evaluation is not None and named is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
             evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder), folder)
-            _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
+        compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
     plan = plan or Plan.of(config, corpus)
@@ -247,20 +260,35 @@ def prepare_run(
     if not run.vocabulary.exists():
         say("building the vocabulary")
         charged = partial(storage.append, run.ledger)
-        make_vocabulary(used, corpus, bounded.sentence_weight, ledger, charged).save(run.vocabulary)
+        read = Sketch()
+        vocabulary = make_vocabulary(used, corpus, bounded.sentence_weight, ledger, charged, read)
+        if guarded:
+            field = "vocabulary.public_text" if config.vocabulary.public_text else "pretrain.text"
+            sources = config.vocabulary.public_text or config.pretrain.text
+            check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
+        vocabulary.save(run.vocabulary)
         storage.put(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     tokens = (tokens or run.tokens).resolve()
     _encode(tokens, corpus, vocabulary, config)
+    size = evaluation = None
     if evaluation_path is not None:
-        _encode(tokens, open_corpus(evaluation_path), vocabulary, config)
+        evaluation = open_corpus(evaluation_path)
+        _encode(tokens, evaluation, vocabulary, config)
+        size = text_size(
+            (text for _, texts in evaluation.texts() for text in texts), vocabulary, config.model.max_length
+        )
+        size.warn(say)
     write_json(
         run.setup,
         {
             "corpus": _within(run, corpus_path),
             "corpus_digest": corpus.digest,
             "evaluation": None if evaluation_path is None else _within(run, evaluation_path),
+            "evaluation_digest": None if evaluation is None else evaluation.digest,
+            "evaluation_size": None if size is None else dataclasses.asdict(size),
+            "compared": None if compared is None else dataclasses.asdict(compared),
             "tokens": _within(run, tokens),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": corpus.detectors,
@@ -322,15 +350,6 @@ def _refuse_private_start(config: RunConfig) -> None:
     if start and (Path(start).parent / "ledger.jsonl").exists():
         remedy = "was trained on private text, whose epsilon this run would not count: start from public text"
         raise InputError("model.warm_start", start, remedy)
-
-
-def _refuse_own_text(corpus: Corpus, evaluation: Corpus, basis: str) -> None:
-    """Refuses evaluation on protected text, as far as it can be told: the same text, or users of the same names."""
-    named = {corpus.source_format, evaluation.source_format} <= {"jsonl", "parquet", "speeches"}
-    shared = basis == "held_out_users" and named and np.isin(evaluation.user_hash, corpus.user_hash).any()
-    if shared or evaluation.digest == corpus.digest:
-        found = "some of its users are in corpus.source" if shared else "it is the text of corpus.source"
-        raise InputError("path", evaluation.path.name, f"{found}: the private corpus cannot evaluate its own model")
 
 
 def prepared_source(source: SourceConfig, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.config import RunConfig
+from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.statement import show_epsilon
@@ -34,6 +34,12 @@ _PART_OF_SWEEP = (
     "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
     "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
 )
+
+_COMPARED = {"users": "no user in common", "text": f"less than {MOST_SHARED:.0%} of the running text in common"}
+_NOT_COMPARED = {
+    "users": "users, since one of the two does not name them",
+    "text": "running text, of which there is too little",
+}
 
 _NOT_COVERED = """\
 - An entity that the detector missed in several sentences is protected sentence by sentence, not as a whole: each such
@@ -100,13 +106,6 @@ def _course(rounds: int, planned: int) -> str:
     )
 
 
-def _evaluation(config: RunConfig) -> str:
-    if config.corpus.evaluation is None:
-        return "No perplexity was computed."
-    basis = _BASES[config.corpus.evaluation_basis]
-    return f"Perplexity is computed on {basis}. That text is not protected, nor are entities where they occur in it."
-
-
 def write_statement(
     path: Path,
     plan: Plan,
@@ -116,10 +115,20 @@ def write_statement(
     rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    compared: Mapping[str, bool] | None = None,
     total: Total | None = None,
 ) -> None:
     """Writes the privacy statement of a run; see ``statement``."""
-    text = statement(plan, events, spent, rounds=rounds, detectors=detectors, categories=categories, total=total)
+    text = statement(
+        plan,
+        events,
+        spent,
+        rounds=rounds,
+        detectors=detectors,
+        categories=categories,
+        compared=compared,
+        total=total,
+    )
     write_atomically(path, text.encode())
 
 
@@ -131,6 +140,7 @@ def statement(
     rounds: int | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
+    compared: Mapping[str, bool] | None = None,
     total: Total | None = None,
 ) -> str:
     """The statement as Markdown.
@@ -139,6 +149,7 @@ def statement(
       events: the whole ledger. ``spent``: its epsilon by accountant.
       rounds: those that the model has (None: all planned).
       detectors, categories (None: all found): as the corpus was prepared.
+      compared: what of the private and the evaluation text could be compared (``guard.Compared``); None: no perplexity.
       total: of what is handed on; its first row.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
@@ -198,7 +209,7 @@ def statement(
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
-        f"- {_evaluation(config)}",
+        _evaluated(config.corpus.evaluation_basis, compared),
         "",
         "## Not covered",
         "",
@@ -207,3 +218,16 @@ def statement(
         "",
     ]
     return "\n".join(lines)
+
+
+def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
+    """On what perplexity is computed, and how far that was checked against the private text."""
+    if compared is None:
+        return "- No perplexity is computed."
+    parts = [_COMPARED[part] for part, done in compared.items() if done]
+    parts += [f"not compared: {_NOT_COMPARED[part]}" for part, done in compared.items() if not done]
+    found = "; ".join(parts)
+    return (
+        f"- Perplexity is computed on {_BASES[basis]}. That text is not protected, nor are entities where they occur in it. "
+        f"Compared with the private text before training: {found}."
+    )

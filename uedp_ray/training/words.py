@@ -11,6 +11,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
+from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
@@ -20,13 +21,22 @@ from uedp_ray.privacy.noise import GaussianNoise
 
 
 def public_sentences(
-    sources: tuple[SourceConfig, ...], max_words: int | None = None, *, field: str = "pretrain.text"
+    sources: tuple[SourceConfig, ...],
+    max_words: int | None = None,
+    sketch: Sketch | None = None,
+    *,
+    field: str = "pretrain.text",
 ) -> Iterator[str]:
-    """Sentences of public text, in order, up to ``max_words`` words. ``field``: the setting that names it."""
+    """Sentences of public text, in order, up to ``max_words`` words; ``sketch`` takes in what was read.
+
+    ``field``: the setting that names it.
+    """
     words = 0
     for number, source in enumerate(sources):
         with within(f"{field}[{number}]"):
             for sentence in readers.read(source):
+                if sketch is not None:
+                    sketch.add(sentence.user, sentence.text)
                 yield sentence.text
                 words += len(sentence.text.split())
                 if max_words is not None and words >= max_words:
@@ -39,12 +49,13 @@ def make_vocabulary(
     sentence_weight: np.ndarray | None = None,
     ledger: Ledger | None = None,
     charged: Callable[[], None] = lambda: None,
+    sketch: Sketch | None = None,
 ) -> Vocabulary:
     """The vocabulary of a run: that of the warm start if there is one, else as configured: see ``RunConfig.words``.
 
     A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
     words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
-    users.
+    users. ``sketch`` takes in the public text that was read.
     """
     if config.model.warm_start:
         try:
@@ -58,7 +69,7 @@ def make_vocabulary(
     if settings.kind != "noisy-threshold":
         field, text = public_text(config)
         return build_vocabulary(
-            settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, field=field)
+            settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)
         )
     if corpus is None or sentence_weight is None or ledger is None:
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")

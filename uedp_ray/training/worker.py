@@ -7,6 +7,7 @@ clipped sums over its own users.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 
@@ -22,7 +23,7 @@ from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.driver import Observe, RunDriver
-from uedp_ray.training.evaluate import perplexity
+from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.local import LocalUpdate
 from uedp_ray.training.locks import locked
 from uedp_ray.training.reduce import Reducer
@@ -93,14 +94,15 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
 
     driver = None
     if reducer.is_driver:
-        evaluation = prepared.evaluation
+        evaluation, size = prepared.evaluation, prepared.evaluation_size
         sentences = [] if evaluation is None else [evaluation.sentence(i) for i in range(evaluation.num_sentences)]
 
-        def evaluate() -> float | None:
+        def evaluate() -> Mapping[str, float | None]:
             params.set(state.parameters)
-            if not sentences:
-                return None
-            return perplexity(model, task, sentences, device=device, batch_tokens=config.training.batch_tokens)
+            if size is None:
+                return NO_SCORES
+            batch_tokens = config.training.batch_tokens
+            return size.scores(perplexity(model, task, sentences, device=device, batch_tokens=batch_tokens))
 
         driver = RunDriver(run, plan, state, weights, evaluate, observe)
         driver.resume()

@@ -1,0 +1,179 @@
+"""Private text by another name: as evaluation text, public text, a warm start, and as the text of a public search."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.training.runs import run_config
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus import readers
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import read
+from uedp_ray.errors import InputError
+from uedp_ray.training.groundwork import prepare_corpora
+from uedp_ray.training.guard import TEXT_SKETCH
+from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.rundir import prepare_run
+
+PREFIX = {"private": "p", "held_out": "h"}
+
+
+def rows(part: str = "private", num_users: int = 30, **change: Callable[[str], str]) -> list[dict[str, str]]:
+    """Sentences of named users; ``user`` and ``text`` are changed by functions of that name."""
+    found = []
+    for s in read(SourceConfig(format="synthetic", num_users=num_users, part=part)):  # type: ignore[arg-type]
+        row = {"user": f"{PREFIX[part]}-{s.user[-4:]}", "text": s.text}
+        found.append({key: change.get(key, str)(value) for key, value in row.items()})
+    return found
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
+    if path.suffix == ".txt":
+        path.write_text("".join(row["text"] + "\n" for row in rows))
+        return {"path": str(path), "format": "text"}
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return {"path": str(path), "format": "parquet"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"path": str(path), "format": "jsonl"}
+
+
+def prepared(source: dict[str, Any], out: Path, **change: Any) -> dict[str, Any]:
+    prepare(SourceConfig(**{**source, **change}), out)
+    return {"path": str(out)}
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return write(tmp_path_factory.mktemp("private") / "notes.jsonl", rows())
+
+
+def twice(source: dict[str, Any], folder: Path, **change: Any) -> dict[str, Any]:
+    return prepared(prepared(source, folder / "once", **change) | {"format": "prepared"}, folder / "twice")
+
+
+def renamed(**change: Callable[[str], str]) -> list[dict[str, str]]:
+    return rows(user=lambda name: f"x{name}", **change)
+
+
+def same_users(spelled: Callable[[str], str] = str) -> list[dict[str, str]]:
+    """Other text of users of the private text."""
+    return rows("held_out", user=lambda name: spelled(name.replace("h-", "p-")))
+
+
+USERS, TEXT = "some of its users", "shares 10% or more"
+EVALUATIONS = {
+    "the same file": (lambda source, to: source, "it is the text"),
+    "another detector": (lambda source, to: prepared(source, to / "out", detector=("regex",)), USERS),
+    "its users, in capitals": (lambda source, to: write(to / "e.jsonl", same_users(str.upper)), USERS),
+    "its users, prepared twice": (lambda source, to: twice(write(to / "e.jsonl", same_users()), to), USERS),
+    "renamed users": (lambda source, to: write(to / "e.jsonl", renamed()), TEXT),
+    "capitals": (lambda source, to: twice(write(to / "e.jsonl", renamed(text=str.upper)), to), TEXT),
+    "plain text": (lambda source, to: write(to / "e.txt", rows()), TEXT),
+    "a part": (lambda source, to: write(to / "e.parquet", [*rows("held_out", 20), *renamed()[:130]]), TEXT),
+}
+
+
+@pytest.mark.parametrize("basis", ["held_out_users", "public"])
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_protected_text_does_not_evaluate(name, basis, private, corpora, tmp_path, monkeypatch):
+    make, found = EVALUATIONS[name]
+    monkeypatch.chdir(tmp_path)
+    evaluation = make(private, tmp_path)
+    if Path(evaluation["path"]).is_relative_to(tmp_path):
+        evaluation["path"] = os.path.relpath(evaluation["path"])  # what the message names is what the user wrote
+    config = run_config(corpora, corpus={"source": private, "evaluation": evaluation, "evaluation_basis": basis})
+    for start in (
+        lambda: prepare_run(config, tmp_path / "run", resume=False),
+        lambda: prepare_corpora(config, tmp_path / "corpora"),  # compare and sweep
+    ):
+        with pytest.raises(InputError, match=found) as caught:
+            start()
+        assert (caught.value.field, caught.value.value) == ("corpus.evaluation", evaluation["path"])
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "stated"),
+    [
+        ("e.jsonl", "no user in common; less than 10% of the running text in common."),
+        ("e.txt", "less than 10% of the running text in common; not compared: users, since one"),
+        ("short.txt", "not compared: users, since one of the two does not name them; not compared: running text"),
+    ],
+)
+def test_other_users_text_evaluates_and_what_was_compared_is_stated(evaluation, stated, private, corpora, tmp_path):
+    source = write(tmp_path / evaluation, [{"text": "It rained ."}] if "short" in evaluation else rows("held_out", 5))
+    config = run_config(corpora, corpus={"source": private, "evaluation": source}, training={"num_rounds": 1})
+    train(config, tmp_path / "run", workers=0)
+    (line,) = [line for line in (tmp_path / "run" / "privacy.md").read_text().splitlines() if "Perplexity" in line]
+    assert f"Compared with the private text before training: {stated}" in line
+
+
+def linked(source: dict[str, Any], to: Path) -> dict[str, Any]:
+    os.link(source["path"], to / "other.jsonl")
+    return source | {"path": str(to / "other.jsonl")}
+
+
+PUBLIC = {
+    "a hard link": linked,
+    "a dot": lambda source, to: source | {"path": f"{Path(source['path']).parent}/./{Path(source['path']).name}"},
+    "prepared": lambda source, to: prepared(source, to / "out"),
+    "a copy in capitals": lambda source, to: write(to / "copy.txt", rows(text=str.upper)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("key", ["vocabulary.public_text", "pretrain.text"])
+def test_private_text_is_no_public_text(name, key, private, corpora, tmp_path):
+    section, _, field = key.partition(".")
+    tree = {section: {field: [PUBLIC[name](private, tmp_path)]}}
+    if section == "pretrain":
+        tree["vocabulary"] = {"public_text": []}
+    with pytest.raises(InputError, match=r"private text itself|shares 10% or more") as caught:
+        prepare_run(run_config(corpora, corpus={"source": private}, **tree), tmp_path / "run", resume=False)
+    assert caught.value.field == key
+    assert not (tmp_path / "run" / "vocabulary").exists()
+
+
+def test_a_model_pre_trained_on_private_text_is_refused(private, corpora, tmp_path):
+    """Whatever the run's own config says of public text."""
+    copy = write(tmp_path / "copy.txt", rows(text=str.upper))
+    pretrain(run_config(corpora, pretrain={"text": [copy], "num_steps": 1}), tmp_path / "model")
+    start = {"model": {**run_config(corpora).model.__dict__, "warm_start": str(tmp_path / "model" / "model")}}
+    config = run_config(corpora, corpus={"source": private}, **start)
+    with pytest.raises(InputError, match=r"model\.warm_start.*shares 10% or more"):
+        prepare_run(config, tmp_path / "run", resume=False)
+    (tmp_path / "model" / "model" / TEXT_SKETCH).write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"model\.warm_start.*damaged"):
+        prepare_run(config, tmp_path / "run", resume=False)
+
+
+def test_evaluation_text_that_has_become_another_is_refused_on_resume(corpora, tmp_path):
+    """What was compared is what is evaluated."""
+    folder = tmp_path / "evaluation"
+    prepare(SourceConfig(format="synthetic", num_users=5, part="held_out"), folder)
+    config = run_config(corpora, corpus={"evaluation": {"path": str(folder)}})
+    prepare_run(config, tmp_path / "run", resume=False)
+    prepare_run(config, tmp_path / "run", resume=True)
+    prepare(SourceConfig(format="synthetic", num_users=30), folder)
+    with pytest.raises(InputError, match=r"corpus\.evaluation.*has changed"):
+        prepare_run(config, tmp_path / "run", resume=True)
+
+
+def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_path, monkeypatch):
+    """Whoever adds a format need not think of this: its users count as named."""
+    sources = {part: write(tmp_path / f"{part}.txt", rows(part)) for part in ("private", "held_out")}
+    config = run_config(corpora, corpus={"source": sources["private"], "evaluation": sources["held_out"]})
+    prepare_run(config, tmp_path / "numbered", resume=False)
+    monkeypatch.setitem(readers._READERS, "text", readers.Reader(readers.read_text))
+    with pytest.raises(InputError, match=USERS):  # to both texts, everything is by the user ``public``
+        prepare_run(config, tmp_path / "named", resume=False)

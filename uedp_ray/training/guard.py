@@ -1,0 +1,85 @@
+"""Text that must not be the private text: evaluation text, public text, and the text that rule ``public`` searches on.
+
+    compared = check_evaluation(private, evaluation, source)     # InputError, or what could be compared
+    check_public(private, sketch, "pretrain.text", paths)
+
+A perplexity is an exact function of the evaluation text, and a vocabulary and a warm start are functions of public text:
+none of them is charged. What is compared, and how much may be shared: ``corpus.overlap``. These are nets for mistakes, not
+proofs: a paraphrase passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
+from uedp_ray.corpus.store import Corpus
+from uedp_ray.errors import InputError
+
+TEXT_SKETCH = "text_sketch.npy"
+"""Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What of the private and another text could be compared. Public: it follows from formats and rough size."""
+
+    users: bool
+    text: bool
+
+
+def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) -> Compared:
+    """Refuses evaluation on protected text, as far as it can be told; ``source`` is the text as the user named it.
+
+    Raises: InputError naming ``corpus.evaluation``.
+    """
+    remedy = "the private corpus cannot evaluate its own model, name text of other users"
+    return check_other(private, evaluation, "corpus.evaluation", source, remedy)
+
+
+def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig, remedy: str) -> Compared:
+    """Refuses ``other`` where it shares users, or much text, with the private corpus.
+
+    Raises: InputError naming ``field`` and its ``source``.
+    """
+    named = source.path or source.format
+    if other.digest == private.digest:
+        raise InputError(field, named, f"it is the text of corpus.source: {remedy}")
+    users = shared_users(private.user_names, other.user_names)
+    if users:
+        raise InputError(field, named, f"some of its users are in corpus.source: {remedy}")
+    text = _refuse_shared_text(private, other.text_sketch, field, named, remedy)
+    return Compared(users is not None, text is not None)
+
+
+def check_public(private: Corpus, sketch: Hashes, field: str, named: Sequence[str] | str) -> None:
+    """Refuses public text that shares much with the private corpus. Raises: InputError naming ``field``."""
+    _refuse_shared_text(private, sketch, field, named, "its epsilon would not be counted, name public text")
+
+
+def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: object, remedy: str) -> float | None:
+    share = shared_text(private.text_sketch, sketch)
+    if share is not None and share >= MOST_SHARED:
+        found = f"shares {MOST_SHARED:.0%} or more of its running text with corpus.source"
+        raise InputError(field, named, f"{found}: {remedy}")
+    return share
+
+
+def check_warm_start(private: Corpus, model: str) -> None:
+    """Refuses a model that was pre-trained on private text. One that ``pretrain`` did not write tells nothing of its text.
+
+    Raises: InputError naming ``model.warm_start``.
+    """
+    path = Path(model) / TEXT_SKETCH
+    if not model or not path.exists():
+        return
+    try:
+        sketch = np.load(path, allow_pickle=False)
+    except (OSError, ValueError):
+        raise InputError("model.warm_start", model, f"its {TEXT_SKETCH} is damaged: pre-train it again") from None
+    check_public(private, sketch, "model.warm_start", model)
