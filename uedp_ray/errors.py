@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +25,14 @@ class InputError(ValueError):
         self,
     ) -> tuple[type, tuple[str, object, str]]:  # Ray sends errors between processes by pickling them.
         return type(self), (self.field, self.value, self.remedy)
+
+
+def unreadable(error: OSError, field: str, value: object) -> InputError:
+    """What the system said of a file that the user named. Too few open files are named as such: no file is at fault."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return InputError("ulimit -n", limit, "too few files may be open at once: allow more (ulimit -n 4096)")
+    return InputError(field, value, f"cannot be read: {error.strerror or 'input/output error'}")
 
 
 @contextmanager

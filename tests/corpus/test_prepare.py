@@ -25,7 +25,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.readers import read_rows
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
@@ -78,7 +78,9 @@ def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
         "sensitive_sentences": {"loc": 1, "person": 2, "all": 3},
         "max_holders": 2,
         "mentions": {"loc": 1, "person": 5},
-        "skipped_empty": 2,
+        "share_of_words_beyond": {"32": 0.0, "64": 0.0, "128": 0.0},
+        "divided_for_max_words": {"sentences": 0, "share_of_words": 0.0},
+        "rows_without_words": 2,
     }
     corpus = open_corpus(tmp_path / "out")
     assert corpus.statistics == statistics
@@ -277,7 +279,7 @@ def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "any").write_text("")
     source = SourceConfig(path=str(tmp_path / "any"), format="jsonl")
     text_bytes = 10_000 * 2400
-    with mock.patch.object(module, "read", return_value=_stream(500, 20)):
+    with mock.patch.object(module, "read_rows", return_value=_stream(500, 20)):
         tracemalloc.start()
         statistics = prepare(source, tmp_path / "out", num_shards=32)
         peak = tracemalloc.get_traced_memory()[1]
@@ -370,10 +372,10 @@ def test_a_mistake_seen_by_a_worker_comes_back_as_the_users(tmp_path: Path) -> N
     phrases.write_text("hello\n")
 
     def reading(source: SourceConfig) -> Iterator[Sentence]:
-        yield from read(source)
+        yield from read_rows(source)
         phrases.unlink()
 
     source = _source(tmp_path, *ROWS, detector=(f"list:{phrases}",))
-    with mock.patch.object(module, "read", reading), pytest.raises(InputError, match="no such file"):
+    with mock.patch.object(module, "read_rows", reading), pytest.raises(InputError, match="no such file"):
         prepare(source, tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()

@@ -207,7 +207,7 @@ def prepare_run(
     if config.corpus.evaluation is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
-            evaluation_path = storage.adopt(prepared_source(config.corpus.evaluation, folder), folder)
+            evaluation_path = storage.adopt(prepared_source(config.corpus.evaluation, folder, protected=False), folder)
             _refuse_own_text(corpus, open_corpus(evaluation_path), config.corpus.evaluation_basis)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
@@ -229,7 +229,10 @@ def prepare_run(
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     tokens = (tokens or run.tokens).resolve()
-    _encode(tokens, corpus, vocabulary, config)
+    cut = _encode(tokens, corpus, vocabulary, config).share_cut
+    if cut >= 0.0005:
+        length = f"model.max_length = {config.model.max_length}"
+        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
     if evaluation_path is not None:
         _encode(tokens, open_corpus(evaluation_path), vocabulary, config)
     write_json(
@@ -332,13 +335,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     )
 
 
-def prepared_source(source: SourceConfig, folder: Path) -> Path:
+def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True) -> Path:
     """The prepared folder of a source: the one it names, or ``folder``, filled when it is not there yet."""
     if source.format == "prepared":
         open_corpus(source.path)
         return Path(source.path).resolve()
     if not (folder / "corpus.json").exists():
-        prepare(source, folder)
+        prepare(source, folder, protected=protected)
     return folder.resolve()
 
 
