@@ -57,7 +57,9 @@ def read_conll(path: Path) -> Iterator[Sentence]:
         tags.append(columns[-1])
         length += len(line)
         if length > LONGEST:
-            raise InputError("path", lines.where, f"a sentence of more than {LONGEST:,} characters: end it by a blank line")
+            raise InputError(
+                "path", lines.where, f"a sentence of more than {LONGEST:,} characters: end it by a blank line"
+            )
     if tokens:
         sentence += 1
         yield close()

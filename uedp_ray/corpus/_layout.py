@@ -66,8 +66,11 @@ def _joined(block: list[_Line]) -> Iterator[str]:
 
 
 def _is_wrapped(block: list[_Line]) -> bool:
+    lines = [body.split() for _, body, _ in block]
     lengths = [len(body.rstrip()) for _, body, _ in block[:-1]]
-    width = sorted(lengths)[3 * len(lengths) // 4]  # not the longest: an address may stick out of wrapped text
-    following = (body.split(None, 1)[0] for _, body, _ in block[1:])
-    full = sum(length + 1 + len(word) > width for length, word in zip(lengths, following, strict=True))
+    widths = sorted(length for length, words in zip(lengths, lines, strict=False) if len(words) > 1)
+    if not widths:  # a word a line
+        return False
+    width = widths[9 * len(widths) // 10]  # a word longer than the width sticks out, and so may a line typed by hand
+    full = sum(length + 1 + len(words[0]) > width for length, words in zip(lengths, lines[1:], strict=True))
     return 2 * full >= len(lengths)

@@ -3,6 +3,7 @@ capital (or ``<unk>``); what is longer than ``max_words`` becomes consecutive pi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -83,7 +84,7 @@ def _bounded(row: Sentence, span: Span, mentions: Sequence[Mention], max_words: 
 
 
 def _pieces(words: list[Span], mentions: Sequence[Mention], cuts: Iterable[int], max_words: int) -> Iterator[Span]:
-    """Ranges of words, as even as may be; they end where a sentence does if that wastes less than half."""
+    """Ranges of words: to the end of a sentence if that wastes less than half, else as even as may be."""
     open_at = [True] * len(words)  # may a piece begin with this word?
     reach, seen = 0, 0
     for number, (start, _) in enumerate(words):
@@ -99,10 +100,10 @@ def _pieces(words: list[Span], mentions: Sequence[Mention], cuts: Iterable[int],
     low, count = 0, len(words)
     while (rest := count - low) > max_words:
         even = low + -(-rest // -(-rest // max_words))
-        shorter = [high for high in range(even, low, -1) if open_at[high]]
+        at_sentence = (high for high in range(low + max_words, (low + even) // 2, -1) if high in ends and open_at[high])
+        shorter = (high for high in range(even, low, -1) if open_at[high])
         longer = (high for high in range(even + 1, count) if open_at[high])
-        at_sentence = (high for high in shorter if high in ends and high > (low + even) // 2)
-        high = next(at_sentence, shorter[0] if shorter else next(longer, count))
+        high = next(itertools.chain(at_sentence, shorter, longer), count)
         yield low, high
         low = high
     if low < count:

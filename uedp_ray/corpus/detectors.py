@@ -29,6 +29,7 @@ from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
 Findings = list[tuple[Mention, ...]]
+Reads = Literal["marks", "rows", "sentences"]
 
 _SPACY_BATCH = 256
 _NER = frozenset(["ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"])
@@ -42,7 +43,7 @@ class Detector(Protocol):
 
     fingerprint: str
     cacheable: bool
-    reads: Literal["marks", "rows", "sentences"]
+    reads: Reads
     categories: frozenset[str]
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
@@ -53,7 +54,7 @@ class Annotated:
     """What the corpus itself marks."""
 
     fingerprint, cacheable, categories = "annotated", False, frozenset[str]()
-    reads: Literal["marks"] = "marks"
+    reads: Reads = "marks"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
         return [sentence.mentions for sentence in sentences]
@@ -63,7 +64,7 @@ class Patterns:
     """Structured identifiers by regular expressions and check digits."""
 
     fingerprint, cacheable, categories = f"regex-{PATTERNS_VERSION}", False, frozenset[str]()
-    reads: Literal["rows"] = "rows"
+    reads: Reads = "rows"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
         return [tuple(find_patterns(sentence.text)) for sentence in sentences]
@@ -73,7 +74,7 @@ class PhraseList:
     """A user's own list. Raises: InputError if the file is missing or holds no phrase."""
 
     cacheable = False
-    reads: Literal["rows"] = "rows"
+    reads: Reads = "rows"
 
     def __init__(self, spec: str):
         path = Path(spec.partition(":")[2])
@@ -98,7 +99,7 @@ class SpacyPipeline:
     """
 
     cacheable = True
-    reads: Literal["sentences"] = "sentences"
+    reads: Reads = "sentences"
 
     def __init__(self, spec: str):
         import spacy  # takes a second to import: only when asked for

@@ -3,8 +3,9 @@
     statistics = prepare(SourceConfig(path="eng.train", format="conll"), "corpora/conll")
     statistics["users"], statistics["sensitive_sentences"]["all"]
 
-An external group-by: rows are read once, spilled to buckets by a hash of the user, and each bucket becomes a shard, in
-which entities are found in the rows and rows cut into sentences. In memory are one bucket (a user is never split) and a few numbers for every user, distinct entity and word.
+An external group-by: rows are read once, spilled to buckets by a hash of the user, and each bucket becomes a shard: what
+is sensitive is found in whole rows, then they are cut into sentences. In memory are one bucket (a user is never split) and
+a few numbers for every user, distinct entity and word.
 
     corpus.json                statistics and manifest
     shards/part-00000.parquet  sentences, a user's together: user, slot, text, label, tags, entities
@@ -25,7 +26,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +118,17 @@ def prepare(
             )
             for number, bucket in enumerate(buckets)
         ]
-        index = _Index(work)
-        for done, result in enumerate(_run(tasks, workers), start=1):
-            index.add(result)
-            if progress:
-                progress("detect", done, len(tasks))
-        for spec, found in zip(specs, index.found, strict=True):
-            if spec.startswith("list:") and not found:
-                raise InputError("detector", spec, "the entity list matches nothing: check its spelling and language")
-        manifest = index.finish(keep or frozenset()) | {
+        with closing(_Index(work)) as index:  # clearing away after a failure needs files to open
+            for done, result in enumerate(_run(tasks, workers), start=1):
+                index.add(result)
+                if progress:
+                    progress("detect", done, len(tasks))
+            for spec, found in zip(specs, index.found, strict=True):
+                if spec.startswith("list:") and not found:
+                    remedy = "the entity list matches nothing: check its spelling and language"
+                    raise InputError("detector", spec, remedy)
+            finished = index.finish(keep or frozenset())
+        manifest = finished | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
             "detectors": list(specs),
@@ -201,6 +204,11 @@ class _Index:
         self._holders = np.pad(self._holders, (0, len(new)))
         self._holders[ids] += result.entity_holders
         return ids
+
+    def close(self) -> None:
+        self._entities.close()
+        for file in self._files.values():
+            file.close()
 
     def finish(self, asked: frozenset[str]) -> dict[str, Any]:
         """Writes the arrays; returns digest and statistics (zeros for what was asked for)."""
