@@ -7,6 +7,8 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_OPEN_FILES = "ulimit -n"
+
 
 class InputError(ValueError):
     """Bad input. ``str(error)`` is one line: ``field = value: remedy``.
@@ -31,7 +33,7 @@ def unreadable(error: OSError, field: str, value: object) -> InputError:
     """What the system said of a file that the user named. Too few open files are named as such: no file is at fault."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return InputError("ulimit -n", limit, "too few files may be open at once: allow more (ulimit -n 4096)")
+        return InputError(_OPEN_FILES, limit, "too few files may be open at once: allow more (ulimit -n 4096)")
     return InputError(field, value, f"cannot be read: {error.strerror or 'input/output error'}")
 
 
@@ -41,4 +43,6 @@ def within(section: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        if error.field == _OPEN_FILES:  # no setting
+            raise
         raise InputError(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__

@@ -26,7 +26,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,11 @@ class _Index:
     def __init__(self, work: Path):
         self._folder = folder = work / "index"
         folder.mkdir()
-        self._entities = pq.ParquetWriter(work / "entities.parquet", _ENTITIES)
-        self._files = {name: (folder / name).open("w+b") for name in ("entity_ids", "entity_counts", "sentence_words")}
+        with ExitStack() as files:
+            self._entities = files.enter_context(pq.ParquetWriter(work / "entities.parquet", _ENTITIES))
+            names = ("entity_ids", "entity_counts", "sentence_words")
+            self._files = {name: files.enter_context((folder / name).open("w+b")) for name in names}
+            self._open = files.pop_all()
         self._hash = np.zeros(0, np.uint64)  # of every entity so far, ascending
         self._id = np.zeros(0, np.int32)  # in the order of _hash
         self._holders = np.zeros(0, np.int32)
@@ -206,9 +209,7 @@ class _Index:
         return ids
 
     def close(self) -> None:
-        self._entities.close()
-        for file in self._files.values():
-            file.close()
+        self._open.close()
 
     def finish(self, asked: frozenset[str]) -> dict[str, Any]:
         """Writes the arrays; returns digest and statistics (zeros for what was asked for)."""
