@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -164,6 +165,27 @@ def test_prepare(answer, tmp_path):
     assert 0 < found["sensitive_sentences"]["all"] < found["sentences"]
     assert found["sensitive_sentences"]["person"] > 0
     assert (tmp_path / "corpus" / "corpus.json").exists()
+
+
+def test_prepare_unites_categories_and_divides_long_rows(answer, tmp_path):
+    categories = ("per", "org", "loc")
+    row = {"user": "u", "text": "w " * 12, "label": 1, "entities": []}
+    row["text"] += " ".join(categories)
+    row["entities"] = [{"category": name, "text": name} for name in categories]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    flags = ["--categories", "per", "--categories", "org,misc", "--max-words", 5, "--out", tmp_path / "corpus"]
+    found = answer("prepare", tmp_path / "rows.jsonl", "--format", "jsonl", *flags)
+    assert found["mentions"] == {"person": 1, "org": 1}
+    assert (found["sentences"], found["divided_for_max_words"]["share_of_words"]) == (3, 1.0)
+
+
+def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"user": "u", "text": "a b"}')
+    command = f"ulimit -n 8; exec {sys.executable} -m uedp_ray prepare rows.jsonl --format jsonl --out out"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ulimit -n = 8: too few files")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_train_resume_and_predict(answer, command, run_file, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from uedp_ray.console import (
     say,
     sweep_screen,
 )
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, unreadable
 
 app = typer.Typer(
     add_completion=False,
@@ -57,6 +58,9 @@ def main() -> None:
         err.print(message, style="red", soft_wrap=True)
         sys.exit(130)
     except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            err.print(f"error: {unreadable(error, '', '')}", style="red", markup=False, soft_wrap=True)
+            sys.exit(2)
         err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
@@ -166,7 +170,10 @@ def prepare(
     detector: Annotated[
         list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
     ] = _ANNOTATED,
-    categories: Annotated[str, typer.Option(help="Protected categories, comma-separated; all if empty.")] = "",
+    categories: Annotated[
+        list[str], typer.Option(help="Protected categories, comma-separated; all if left out. Repeatable.")
+    ] = _NONE,
+    max_words: Annotated[int, typer.Option(help="Longer sentences and rows become consecutive pieces.")] = 128,
     num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
     seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
@@ -181,7 +188,8 @@ def prepare(
             "path": source,
             "format": format,
             "detector": detector,
-            "categories": [name.strip() for name in categories.split(",") if name.strip()],
+            "categories": [name.strip() for part in categories for name in part.split(",") if name.strip()],
+            "max_words": max_words,
             "num_users": num_users,
             "seed": seed,
         },

@@ -99,6 +99,8 @@ class SourceConfig:
     """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are united."""
     categories: tuple[str, ...] = ()
     """Protected categories; empty means all the detectors yield. ``pii`` = person + location + contact data."""
+    max_words: int = 128
+    """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
     """``synthetic`` only: how many users to generate."""
     part: Literal["private", "held_out", "public"] = "private"
@@ -110,6 +112,7 @@ class SourceConfig:
         choice("format", self.format, SourceFormat)
         if self.format != "synthetic" and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
+        at_least("max_words", self.max_words, 2)
         at_least("num_users", self.num_users, 1)
         _seed("seed", self.seed)
         choice("part", self.part, Literal["private", "held_out", "public"])

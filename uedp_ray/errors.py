@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import reprlib
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_OPEN_FILES = "ulimit -n"
 
 
 class InputError(ValueError):
@@ -30,12 +34,22 @@ class DeviceError(InputError):
     """A GPU failed: no setting did. Its process is of no more use; the same work may succeed on another device."""
 
 
+def unreadable(error: OSError, field: str, value: object) -> InputError:
+    """What the system said of a file that the user named. Too few open files are named as such: no file is at fault."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return InputError(_OPEN_FILES, limit, "too few files may be open at once: allow more (ulimit -n 4096)")
+    return InputError(field, value, f"cannot be read: {error.strerror or 'input/output error'}")
+
+
 @contextmanager
 def within(section: str) -> Iterator[None]:
     """Errors of the block name their field from the root: ``path`` becomes ``corpus.source.path``."""
     try:
         yield
     except InputError as error:
+        if error.field == _OPEN_FILES:  # no setting
+            raise
         raise InputError(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
 
 

@@ -25,8 +25,8 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.readers import read
-from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.readers import read_rows
+from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 
@@ -78,7 +78,9 @@ def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
         "sensitive_sentences": {"loc": 1, "person": 2, "all": 3},
         "max_holders": 2,
         "mentions": {"loc": 1, "person": 5},
-        "skipped_empty": 2,
+        "share_of_words_beyond": {"32": 0.0, "64": 0.0, "128": 0.0},
+        "divided_for_max_words": {"sentences": 0, "share_of_words": 0.0},
+        "rows_without_words": 2,
     }
     corpus = open_corpus(tmp_path / "out")
     assert corpus.statistics == statistics
@@ -135,6 +137,108 @@ def test_no_sensitive_sentence_is_legal_and_logged(tmp_path: Path, caplog: pytes
     assert (corpus.num_entities, len(corpus.entity_ids), corpus.num_sentences) == (0, 0, 1)
     assert dict(corpus.texts()) == {0: ["word"]}
     assert "no sensitive entity" in caplog.text
+
+
+def test_evaluation_text_need_hold_no_sensitive_entity(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = _source(tmp_path, {"user": "u", "text": "word"})
+    prepare(source, tmp_path / "held-out", protected=False)
+    assert not caplog.text
+    prepare(source, tmp_path / "private")
+    assert f"found in {source.path}" in caplog.text
+
+
+def _found(folder: Path, text: str, detector: str, **row: object) -> dict[str, list[str]]:
+    """Entities of each sentence of a prepared row."""
+    source = _source(folder, {"user": "u", "text": text, **row}, detector=(detector,))
+    prepare(source, folder / "out", num_shards=1)
+    ((_, sentences),) = open_corpus(folder / "out").sentences()
+    return {s.text: [entity_form(s.text, m) for m in s.mentions] for s in sentences}
+
+
+def _all(found: dict[str, list[str]]) -> list[str]:
+    return [form for forms in found.values() for form in forms]
+
+
+WRAPPED = {
+    "Doctor Angela\nMerkel in New\nYork": ["angela merkel", "new york"],
+    "seen: Angela\r\n    Merkel again": ["angela merkel"],
+    "> with Angela\n> Merkel in New\n> York": ["angela merkel", "new york"],
+    "- Angela\n  Merkel\n- New York": ["angela merkel", "new york"],
+}
+
+
+@pytest.mark.parametrize("kind", ["list", "spacy"])
+def test_an_entity_across_a_line_end_is_found_whole(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "list").write_text("Angela Merkel\nNew York\n")
+    detector = f"list:{tmp_path / 'list'}"
+    if kind == "spacy":
+        pipeline = spacy.blank("en")
+        pipeline.add_pipe("entity_ruler").add_patterns(
+            [{"label": "X", "pattern": "Angela Merkel"}, {"label": "X", "pattern": "New York"}]
+        )
+        pipeline.to_disk(tmp_path / "model")
+        detector = f"spacy:{tmp_path / 'model'}"
+    for text, forms in WRAPPED.items():
+        assert _all(_found(tmp_path, text, detector)) == forms
+    assert _all(_found(tmp_path, "Angela\nMerkel left", detector, label="x")) == ["angela merkel"]
+    assert _all(_found(tmp_path, "Angela\nMerkel left", detector, tags=["N", "N", "V"])) == ["angela merkel"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["call 415 555 0199 now", "call (415) 555-0199", "card 4111 1111 1111 1111 paid", "BE68 5390 0754 7034 sent"],
+)
+def test_a_number_across_any_line_end_is_found_whole(tmp_path: Path, text: str) -> None:
+    (whole,) = _found(tmp_path, text, "regex").values()
+    for place, character in enumerate(text):
+        if character in " -" and len(whole[0]) > 5:
+            for end in ("\n", "\r\n", "\n> "):
+                quoted = "> " if ">" in end else ""
+                cut = quoted + text[: place + 1].rstrip() + end + text[place + 1 :]
+                forms = _all(_found(tmp_path, cut, "regex"))
+                assert [form.replace("- ", "-") for form in forms] == whole, cut
+
+
+def test_no_cut_falls_inside_what_a_detector_found(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("Yahoo! Inc\nNo. Nine\n")
+    text = "At Yahoo! Inc they met. At No. Nine they rest. So " + " ".join(f"w{i}" for i in range(200))
+    found = _found(tmp_path, text, f"list:{tmp_path / 'list'}")
+    assert list(found.values()) == [["yahoo! inc"], ["no. nine"], [], []]
+    assert [len(text.split()) for text in found] == [5, 5, 101, 100]
+
+
+def test_what_crosses_the_end_of_a_window_is_found_and_windows_are_bounded(tmp_path: Path) -> None:
+    detector = _spacy(tmp_path / "model", PER="ann")
+    for before in (110, 127, 128, 250):
+        found = _found(tmp_path, "so " * before + "Ann " + "so " * 200, detector)
+        assert _all(found) == ["ann"]
+    seen: list[int] = []
+
+    def spying(self: SpacyPipeline, sentences: list[Sentence]) -> list[tuple[Mention, ...]]:
+        seen.extend(len(sentence.text) for sentence in sentences)
+        return [()] * len(sentences)
+
+    with mock.patch.object(SpacyPipeline, "find", spying):
+        _found(tmp_path, "x" * 100_000 + " " * 100_000 + "y" * 100_000 + " word" * 10_000, detector)
+    assert max(seen) <= 128 * 81
+
+
+def test_categories_change_no_sentence(tmp_path: Path) -> None:
+    rows = [_row("u", "At Yahoo! Inc they met. Ann left", ("org", "Yahoo! Inc"), ("per", "Ann"))]
+    texts = []
+    for categories in ((), ("person",)):
+        prepare(_source(tmp_path, *rows, categories=categories), tmp_path / "out")
+        texts.append(dict(open_corpus(tmp_path / "out").texts()))
+    assert texts[0] == texts[1] == {0: ["At Yahoo! Inc they met.", "Ann left"]}
+
+
+def test_what_is_cut_off_or_divided_is_told(tmp_path: Path) -> None:
+    rows = [{"user": "u", "text": "w " * 300, "label": 1}, {"user": "v", "text": "w " * 50}, {"user": "v", "text": ""}]
+    statistics = prepare(_source(tmp_path, *rows, max_words=100), tmp_path / "out")
+    assert statistics["share_of_words_beyond"] == {"32": round(222 / 350, 4), "64": round(108 / 350, 4), "128": 0.0}
+    assert statistics["divided_for_max_words"] == {"sentences": 1, "share_of_words": round(300 / 350, 4)}
+    assert statistics["rows_without_words"] == 1
+    assert open_corpus(tmp_path / "out").has_labels
 
 
 def test_only_sensitive_sentences_are_legal(tmp_path: Path) -> None:
@@ -277,7 +381,7 @@ def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "any").write_text("")
     source = SourceConfig(path=str(tmp_path / "any"), format="jsonl")
     text_bytes = 10_000 * 2400
-    with mock.patch.object(module, "read", return_value=_stream(500, 20)):
+    with mock.patch.object(module, "read_rows", return_value=_stream(500, 20)):
         tracemalloc.start()
         statistics = prepare(source, tmp_path / "out", num_shards=32)
         peak = tracemalloc.get_traced_memory()[1]
@@ -370,10 +474,10 @@ def test_a_mistake_seen_by_a_worker_comes_back_as_the_users(tmp_path: Path) -> N
     phrases.write_text("hello\n")
 
     def reading(source: SourceConfig) -> Iterator[Sentence]:
-        yield from read(source)
+        yield from read_rows(source)
         phrases.unlink()
 
     source = _source(tmp_path, *ROWS, detector=(f"list:{phrases}",))
-    with mock.patch.object(module, "read", reading), pytest.raises(InputError, match="no such file"):
+    with mock.patch.object(module, "read_rows", reading), pytest.raises(InputError, match="no such file"):
         prepare(source, tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()

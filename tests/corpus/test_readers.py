@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus._splitting import split_sentences
-from uedp_ray.corpus.readers import read, speeches, unescape
+from uedp_ray.corpus import _conll, readers
+from uedp_ray.corpus._layout import join_lines
+from uedp_ray.corpus._lines import LONGEST
+from uedp_ray.corpus._splitting import cut
+from uedp_ray.corpus.readers import read, read_rows, speeches, unescape
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -100,11 +111,126 @@ def test_conll_malformed_line_is_named_and_not_shown(tmp_path: Path, rest: str) 
 
 def test_files_that_are_not_utf8_and_paths_that_are_not_there(tmp_path: Path) -> None:
     path = tmp_path / "latin"
-    path.write_bytes("caf\xe9 O\n".encode("latin-1"))
-    with pytest.raises(InputError, match="UTF-8"):
-        _read(path, "conll")
+    for lines, end in itertools.product((1, 2, 70_000), (b"\n", b"\r\n", b"\r")):
+        path.write_bytes((b"It PRP O" + end) * (lines - 1) + "caf\xe9 N O\n".encode("latin-1"))
+        with pytest.raises(InputError, match=rf"latin:{lines}'.*UTF-8"):
+            _read(path, "conll")
     with pytest.raises(InputError, match="no such file"):
         _read(tmp_path / "absent", "text")
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "conll", "ag-news", "speeches", "text"])
+def test_hostile_lines_are_refused_in_one_line(tmp_path: Path, format_: str) -> None:
+    path = tmp_path / "file"
+    for content in (f"{SECRET} \0".encode(), f"{SECRET}\n".encode("utf-16"), b"x" * (LONGEST + 1), b"[" * 1_000_000):
+        path.write_bytes(content)
+        if format_ == "text" and b"\0" not in content:
+            assert sum(len(s.text) for s in _read(path, "text")) == len(content)  # public text may be one line
+            continue
+        with pytest.raises(InputError, match=r"file:1'") as caught:
+            _read(path, format_)
+        assert SECRET not in str(caught.value)
+
+
+def test_one_sentence_or_speech_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (_conll, readers):
+        monkeypatch.setattr(module, "LONGEST", 1000)
+    for format_, head, line in (("conll", "", "word N O\n"), ("speeches", "ANN:\n", "a verse\n")):
+        assert _read(_write(tmp_path, (head + line * 100 + "\n") * 9), format_), "each is short enough"
+        with pytest.raises(InputError, match=r"file:1\d\d'.*more than 1,000 characters"):
+            _read(_write(tmp_path, head + line * 1000), format_)
+
+
+def test_public_text_of_one_line_is_cut_at_blanks(tmp_path: Path) -> None:
+    path = _write(tmp_path, "word " * 500_000)
+    sentences = _read(path, "text")
+    assert sum(len(s.text.split()) for s in sentences) == 500_000
+    assert {word for s in sentences for word in s.text.split()} == {"word"}
+
+
+def test_byte_order_marks_within_joined_files_and_escaped_nul(tmp_path: Path) -> None:
+    path = _write(tmp_path, '{"user": "u", "text": "a"}\n\ufeff{"user": "u", "text": "b\\u0000c"}\n')
+    assert [s.text for s in _read(path, "jsonl")] == ["a", "b c"]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    for path in (tmp_path / "a.jsonl", tmp_path, Path("/dev/null")):
+        with pytest.raises(InputError, match="neither a file nor a folder"):
+            _read(path, "jsonl")
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "absent")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        _read(tmp_path, "jsonl")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = _write(tmp_path, "{}")
+    for name, source in (("open", path), ("iterdir", tmp_path)):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, refuse)
+            with pytest.raises(InputError, match="cannot be read: Permission denied"):
+                _read(source, "text")
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet"])
+def test_too_few_file_descriptors_are_named_as_such(tmp_path: Path, format_: str) -> None:
+    path = _jsonl(tmp_path, {"user": "u", "text": "a"})
+    if format_ == "parquet":
+        pq.write_table(pa.table({"user": ["u"], "text": ["a"]}), path)
+    reading, taken = read(SourceConfig(path=str(path), format=format_)), []  # type: ignore[arg-type]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        with pytest.raises(InputError, match="ulimit -n"):
+            next(reading)
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_entities_by_their_text_in_a_long_row_are_refused(tmp_path: Path) -> None:
+    entities = [{"category": "x", "text": f"w{i}"} for i in range(20_000)]
+    with pytest.raises(InputError, match="too many entities"):
+        _read(_jsonl(tmp_path, _long(20_000, entities=entities)), "jsonl")
+
+
+@pytest.mark.parametrize("kind", ["compressed", "repeated", "listed"])
+def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path: Path, kind: str) -> None:
+    if kind == "compressed":  # one text of 64 MiB
+        table = pa.table({"user": ["u"], "text": ["a " * (1 << 25)]})
+        pq.write_table(table, tmp_path / "x", compression="zstd", use_dictionary=False)
+    elif kind == "repeated":  # one text of 1 MB, 100,000 times
+        columns = {"user": "u", "text": "w " * 500_000}
+        index = pa.array(np.zeros(100_000, np.int32))
+        table = pa.table({k: pa.DictionaryArray.from_arrays(index, [v]) for k, v in columns.items()})
+        pq.write_table(table, tmp_path / "x", compression="zstd", dictionary_pagesize_limit=1 << 21)
+    else:  # 20 million tags
+        tags = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000_000, np.int8)), ["t"])
+        table = pa.table({"user": ["u"], "text": ["a"], "tags": pa.ListArray.from_arrays([0, len(tags)], tags)})
+        pq.write_table(table, tmp_path / "x", compression="zstd")
+    assert (tmp_path / "x").stat().st_size < 50_000
+    script = f"""
+import resource
+from uedp_ray.corpus._rows import read_parquet
+from uedp_ray.errors import InputError
+from pathlib import Path
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    for _ in read_parquet(Path({str(tmp_path / "x")!r})):
+        pass
+except InputError as error:
+    print(error.remedy, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, sep="|")
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    remedy, mebibytes = done.stdout.split("|")
+    assert "unpacks to" in remedy
+    assert int(mebibytes) < 600
 
 
 def test_ag_news_draws_users_from_the_seed(tmp_path: Path) -> None:
@@ -263,11 +389,97 @@ def test_text_is_split_and_tokenised_stops_too(tmp_path: Path) -> None:
 def test_splitting_never_cuts_an_entity_and_loses_none() -> None:
     text = "  At Yahoo! Inc. Ann rests.\n1. Definitions follow. End"
     mentions = (Mention("org", 5, 16), Mention("person", 17, 20))
-    pieces = list(split_sentences(text, mentions))
-    assert [piece for piece, _ in pieces] == ["At Yahoo! Inc.", "Ann rests.", "1. Definitions follow.", "End"]
-    assert pieces[0][1] == (Mention("org", 3, 14),)
-    assert pieces[1][1] == (Mention("person", 0, 3),)
-    assert list(split_sentences(" \n ")) == []
+    pieces = [s for (s,) in cut(Sentence("u", text, running=True), mentions, 128)]
+    assert [s.text for s in pieces] == ["At Yahoo! Inc.", "Ann rests.", "1. Definitions follow.", "End"]
+    assert pieces[0].mentions == (Mention("org", 3, 14),)
+    assert pieces[1].mentions == (Mention("person", 0, 3),)
+    assert list(cut(Sentence("u", " \n ", running=True), (), 128)) == []
+
+
+LINES = {
+    "Doctor Angela\nMerkel in New\nYork": "Doctor Angela Merkel in New York",
+    "so said Angela\r\nMerkel": "so said Angela  Merkel",
+    "one\n\ntwo\n \nthree": "one\n\ntwo\n \nthree",  # paragraphs
+    "> I met Ann\n> Lee today\nDid you": "> I met Ann   Lee today\nDid you",  # quoted mail
+    "> > deep\n> less": "> > deep\n> less",
+    "Bring\n- Ann\n- Bob and\n  Cleo": "Bring\n- Ann\n- Bob and   Cleo",  # a list
+    "1. Ann\n2) Bob": "1. Ann\n2) Bob",
+    "# Ann\nLee\n= Bob =\nCleo": "# Ann\nLee\n= Bob =\nCleo",  # headings
+    "Ann\n---\nLee": "Ann\n---\nLee",
+    "Ann: hi Bob\nand Cleo\nBob: hi": "Ann: hi Bob and Cleo\nBob: hi",  # chat
+    "[10:32] Ann\n[10:33] Bob": "[10:32] Ann\n[10:33] Bob",
+    "said Ann\nLee: no": "said Ann Lee: no",
+    "hi\nwhat will you do tonight, Ann\nno\nnothing\nok\nbye": "hi\nwhat will you do tonight, Ann\nno\nnothing\nok\nbye",
+    "call 415\n(415) 555-0199": "call 415 (415) 555-0199",
+}
+
+
+@pytest.mark.parametrize(("text", "joined"), LINES.items())
+def test_line_ends_that_only_wrap_are_joined_a_character_for_a_character(text: str, joined: str) -> None:
+    assert join_lines(text) == joined
+    assert len(joined) == len(text)
+
+
+@pytest.mark.parametrize("width", [20, 40, 72, 100])
+def test_wrapped_text_is_joined_at_any_width_though_an_address_sticks_out(width: int) -> None:
+    text = "Doctor Angela Merkel met old friends in New York and wrote about it at some length. " * 6
+    text += "https://www.example.org/" + "x" * 100 + " tells it all over again, with pictures of New York and of her."
+    wrapped = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    assert wrapped.count("\n") > 3
+    assert join_lines(wrapped) == text
+    quoted = textwrap.indent(wrapped, "> ")
+    assert " ".join(join_lines(quoted).split()) == f"> {text}"
+
+
+def test_joining_takes_linear_time() -> None:
+    for unit in ("\n", "> ", "a\n", " \n", "- \n", "=", "Ann: b\n", "\r\n", "[" * 9 + "\n"):
+        text = unit * (100_000 // len(unit))
+        assert len(join_lines(text)) == len(text)
+
+
+def test_rows_are_joined_before_they_are_cut_and_given_entities_hold(tmp_path: Path) -> None:
+    text = "> so said Angela\n> Merkel. She left New\n> York.\n\nBob too"
+    entities = [{"category": "per", "start": 10, "end": 25}, {"category": "loc", "text": "new york"}]
+    first, second, third = _read(_jsonl(tmp_path, {"user": "u", "text": text, "entities": entities}), "jsonl")
+    assert [" ".join(form.lower().split()) for _, form in _forms(first) + _forms(second)] == [
+        "angela merkel",
+        "new york",
+    ]
+    assert third.text == "Bob too"
+
+
+def _long(words: int, **more: object) -> dict[str, object]:
+    return {"user": "u", "text": " ".join(f"w{i}" for i in range(words)), **more}
+
+
+@pytest.mark.parametrize("more", [{}, {"label": "x"}, {"tags": [f"t{i}" for i in range(1000)]}])
+def test_longer_rows_become_consecutive_pieces_that_lose_nothing(tmp_path: Path, more: dict[str, object]) -> None:
+    row = _long(1000, entities=[{"category": "per", "text": "w95 w96 w97 w98"}], **more)
+    pieces = _read(_jsonl(tmp_path, row), "jsonl", max_words=96)
+    assert " ".join(piece.text for piece in pieces) == row["text"]
+    assert all(48 <= len(piece.text.split()) <= 96 for piece in pieces)
+    assert [form for piece in pieces for form in _forms(piece)] == [("person", "w95 w96 w97 w98")]
+    assert {piece.label for piece in pieces} == {more.get("label")}
+    for piece in pieces if "tags" in more else ():
+        assert piece.tags == tuple(f"t{word[1:]}" for word in piece.text.split())
+
+
+def test_pieces_of_a_labelled_row_end_where_sentences_do_if_they_can(tmp_path: Path) -> None:
+    text = "One two three four. Five six seven. Eight nine ten eleven twelve. End"
+    pieces = _read(_jsonl(tmp_path, {"user": "u", "text": text, "label": 1}), "jsonl", max_words=5)
+    assert [piece.text for piece in pieces] == [
+        "One two three four.",
+        "Five six seven.",
+        "Eight nine ten eleven twelve.",
+        "End",
+    ]
+
+
+def test_only_an_entity_makes_a_piece_longer(tmp_path: Path) -> None:
+    entities = [{"category": "x", "start": 0, "end": 40}, {"category": "x", "start": 30, "end": 60}]
+    first, *rest = _read(_jsonl(tmp_path, _long(100, entities=entities)), "jsonl", max_words=4)
+    assert first.mentions == (Mention("x", 0, 40), Mention("x", 30, 60))
+    assert all(len(piece.text.split()) <= 4 for piece in rest)
 
 
 def test_reading_is_lazy(tmp_path: Path) -> None:
@@ -288,9 +500,9 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     ],
 )
 def test_real_corpora(real_data: Path, file: str, format_: str, users: int | None, sentences: int | None) -> None:
-    read_ones = _read(real_data / file, format_)
-    assert users is None or len({s.user for s in read_ones}) == users
-    assert sentences is None or len(read_ones) == sentences
+    rows = list(read_rows(SourceConfig(path=str(real_data / file), format=format_)))  # type: ignore[arg-type]
+    assert users is None or len({row.user for row in rows}) == users
+    assert sentences is None or len(rows) == sentences
 
 
 def test_real_speeches(real_data: Path) -> None:

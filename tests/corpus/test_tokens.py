@@ -61,6 +61,8 @@ def test_store_holds_the_tokens_of_every_sentence(
     assert store.sentence(0).dtype == np.int32
     assert store.lengths.tolist() == [len(ids) for ids in direct]
     assert max(store.lengths) == 8, "one place is left for the end token"
+    whole = sum(len(ids) for ids in vocabulary.encode_batch(texts))
+    assert store.share_cut == (whole - len(store.tokens)) / whole > 0
     assert store.tokens.dtype == np.int32
     assert store.offsets.dtype == np.int64
     assert isinstance(store.tokens.base, np.memmap)
@@ -78,6 +80,7 @@ def test_empty_sentences_keep_their_slot(vocabulary: Vocabulary, tmp_path: Path)
     corpus = FakeCorpus([["the doctor", ". !"], [], ["", "the"]])
     store = encode_corpus(corpus, vocabulary, tmp_path, max_length=8)  # type: ignore[arg-type]
     assert store.lengths.tolist() == [2, 0, 0, 1]
+    assert store.share_cut == 0.0
     nothing = encode_corpus(FakeCorpus([["."]], "1"), vocabulary, tmp_path, max_length=8)  # type: ignore[arg-type]
     assert nothing.lengths.tolist() == [0]
 

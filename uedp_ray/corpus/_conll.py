@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from uedp_ray.corpus._lines import Lines
+from uedp_ray.corpus._lines import LONGEST, Lines
 from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
@@ -28,7 +28,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
     tokens: list[str] = []
     parts: list[str] = []
     tags: list[str] = []
-    document = sentence = width = 0
+    document = sentence = width = length = 0
 
     def close() -> Sentence:
         user = f"{path.name}#{document}" if document else f"{path.name}#s{sentence}"
@@ -42,7 +42,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
             if tokens:
                 sentence += 1
                 yield close()
-                tokens, parts, tags = [], [], []
+                tokens, parts, tags, length = [], [], [], 0
             document += boundary
             continue
         width = width or len(columns)
@@ -55,6 +55,11 @@ def read_conll(path: Path) -> Iterator[Sentence]:
         tokens.append("_".join(columns[0].split()) or "_")  # no-break spaces: a token stays one whitespace word
         parts.append(columns[1])
         tags.append(columns[-1])
+        length += len(line)
+        if length > LONGEST:
+            raise InputError(
+                "path", lines.where, f"a sentence of more than {LONGEST:,} characters: end it by a blank line"
+            )
     if tokens:
         sentence += 1
         yield close()

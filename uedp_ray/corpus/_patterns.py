@@ -35,9 +35,11 @@ def _phone(form: str) -> bool:
 
 _ANY: Callable[[str], bool] = bool
 _DIGIT = re.compile(r"\d")
+_LINE = re.compile(r"[^\n]+")
 
 # Category, a sign without which the costly pattern need not be tried, the pattern, and the check of what it matched.
-# Tried in this order; a stretch of text claimed by one is not offered to the next.
+# Tried in this order; a stretch of text claimed by one is not offered to the next. A mark between groups may be followed
+# by a blank: a line may have ended there.
 _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = (
     ("email", re.compile("@"), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), _ANY),
     (
@@ -50,10 +52,12 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bo
     (
         "credit_card",
         _DIGIT,
-        re.compile(r"(?<![\w.])(?:\d{4}(?:[ -]?\d{4}){3}(?:[ -]?\d{3})?|\d{4}[ -]\d{6}[ -]\d{4,5}|\d{13,19})(?!\w)"),
+        re.compile(
+            r"(?<![\w.])(?:\d{4}(?:-? ?\d{4}){3}(?:-? ?\d{3})?|\d{4}(?:- ?| )\d{6}(?:- ?| )\d{4,5}|\d{13,19})(?!\w)"
+        ),
         _card,
     ),
-    ("ssn", _DIGIT, re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-])"), _ANY),
+    ("ssn", _DIGIT, re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}- ?(?!00)\d\d- ?(?!0000)\d{4}(?![\w-])"), _ANY),
     ("ip_address", _DIGIT, re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"), _ip),
     (
         "ip_address",
@@ -68,19 +72,26 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bo
         "phone",
         _DIGIT,
         re.compile(
-            r"(?<![\w.-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,6}"
-            r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}|[2-9]\d\d[2-9]\d{6}|\d{3}-\d{4})(?![\w-])"
+            r"(?<![\w.-])(?:\+\d{1,3}(?:[.-]? ?\(?\d{1,4}\)?){2,6}"
+            r"|(?:1(?:[.-] ?| ))?(?:\(\d{3}\) ?|\d{3}(?:[.-] ?| ))\d{3}(?:[.-] ?| )\d{4}"
+            r"|[2-9]\d\d[2-9]\d{6}|\d{3}- ?\d{4})(?![\w-])"
         ),
         _phone,
     ),
 )
 
-PATTERNS_VERSION = "2"
+PATTERNS_VERSION = "3"
 """Raised with every change above: it is part of the detector's fingerprint."""
 
 
 def find_patterns(text: str) -> Iterator[Mention]:
-    """Every identifier in ``text``; mentions do not overlap."""
+    """Every identifier in ``text``; mentions do not overlap, nor go beyond a line end."""
+    for line in _LINE.finditer(text):
+        for mention in _in_line(line[0]):
+            yield Mention(mention.category, line.start() + mention.start, line.start() + mention.end)
+
+
+def _in_line(text: str) -> Iterator[Mention]:
     claimed = bytearray(len(text))
     for category, sign, pattern, genuine in _PATTERNS:
         if not sign.search(text):

@@ -1,4 +1,4 @@
-"""Rows ``{user, text, label?, tags?, entities?}`` of JSON lines and Parquet files, turned into sentences."""
+"""Rows ``{user, text, label?, tags?, entities?}`` of JSON lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uedp_ray.corpus._lines import Lines
-from uedp_ray.corpus._splitting import split_sentences
+from uedp_ray.corpus._layout import join_lines
+from uedp_ray.corpus._lines import LONGEST, Lines
 from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Mention, Sentence
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, unreadable
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
-_BATCH_ROWS = 1024
+_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where any could be so large that they took more bytes
 _BUFFER = 1 << 20
+_UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
+_SEARCHED = 1 << 30  # characters of a row times the entities given by their text: some ten seconds
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
@@ -34,31 +36,56 @@ def read_jsonl(path: Path) -> Iterator[Sentence]:
             raise InputError("path", lines.where, "not JSON: write one object a line") from None
         if not isinstance(row, dict):
             raise InputError("path", lines.where, 'not a JSON object: write {"user": ..., "text": ...}')
-        yield from sentences_of_row(row, lines.where)
+        yield checked_row(row, lines.where)
 
 
 def read_parquet(path: Path) -> Iterator[Sentence]:
-    """The same columns in a Parquet file, read batch by batch."""
+    """The same columns in a Parquet file, read batch by batch.
+
+    Text repeats itself, but not without end: what unpacks to more than 64 MiB and a thousand times the file is refused,
+    by what the file declares before anything is unpacked, and as it is read.
+    """
+    most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
+    bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
     try:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:  # else a row group is read as a whole
             names = set(file.schema_arrow.names)
             missing = sorted({"user", "text"} - names)
             if missing:
                 raise InputError("path", str(path), f"no column {missing[0]}: a row needs user and text")
+            declared = _declared(file.metadata)
+            if sum(declared) > most:
+                raise bomb
+            rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
             number = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[name for name in _COLUMNS if name in names]):
+            for batch in file.iter_batches(rows, columns=[name for name in _COLUMNS if name in names]):
                 for row in batch.to_pylist():
                     number += 1
-                    yield from sentences_of_row(row, f"{path}:row {number}")
-    except (pa.ArrowException, OSError, UnicodeDecodeError):  # the last two from damaged pages
+                    most -= len(row["text"]) if isinstance(row["text"], str) else 0
+                    if most < 0:
+                        raise bomb
+                    yield checked_row(row, f"{path}:row {number}")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two from damaged pages
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(error, "path", str(path)) from None
         raise InputError("path", str(path), "not a readable Parquet file") from None
 
 
-def sentences_of_row(row: Mapping[str, Any], where: str) -> Iterator[Sentence]:
-    """The row's sentences. A row with tags or a label stays whole, since both describe its whole text.
+def _declared(metadata: Any) -> list[int]:
+    """Bytes that each part of a column takes when it is unpacked: its pages, and a place for every value."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    parts = (part for group in groups for part in map(group.column, range(group.num_columns)))
+    return [
+        max(part.total_uncompressed_size, 4 * part.num_values)
+        for part in parts
+        if part.path_in_schema.partition(".")[0] in _COLUMNS
+    ]
 
-    A row without a word yields one sentence without a word, so that it can be counted.
-    Raises: InputError naming ``where`` and the key that is missing or wrong.
+
+def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
+    """The row with its lines joined: running text, unless it carries tags or a label, which describe it as a whole.
+
+    A character NUL counts as a blank. Raises: InputError naming ``where`` and the key that is missing or wrong.
     """
     user, text = row.get("user"), row.get("text")
     if isinstance(user, int) and not isinstance(user, bool):
@@ -67,7 +94,9 @@ def sentences_of_row(row: Mapping[str, Any], where: str) -> Iterator[Sentence]:
         raise InputError("path", where, "user is missing or empty: every row needs its owner")
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
-    mentions = tuple(_mentions(row.get("entities"), text, where))
+    if len(text) > LONGEST:
+        raise InputError("path", where, f"a text of more than {LONGEST:,} characters: divide it")
+    text = text.replace("\0", " ")
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
         raise InputError("path", where, "label must be a string or a whole number")
@@ -76,16 +105,16 @@ def sentences_of_row(row: Mapping[str, Any], where: str) -> Iterator[Sentence]:
             raise InputError("path", where, "tags must be a list of strings")
         if len(tags) != len(text.split()):
             raise InputError("path", where, "tags must be as many as the words between blanks")
+        text = re.sub(r"[\r\n]", " ", text)  # marks of quotation have a tag
+    else:
+        text = join_lines(text)
+    mentions = tuple(_mentions(row.get("entities"), text, where))
     try:
         "".join([user, text, str(label), *(tags or ()), *(mention.category for mention in mentions)]).encode()
     except UnicodeEncodeError:
         raise InputError("path", where, "holds half a surrogate pair: repair the escapes") from None
-    if tags is None and label is None and text.strip():
-        for sentence, held in split_sentences(text, mentions):
-            yield Sentence(user, sentence, mentions=held)
-    else:
-        whole = None if label is None else str(label)
-        yield Sentence(user, text, whole, None if tags is None else tuple(tags), mentions)
+    whole = None if label is None else str(label)
+    return Sentence(user, text, whole, None if tags is None else tuple(tags), mentions, label is None and tags is None)
 
 
 def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
@@ -93,6 +122,8 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
         return
     if not isinstance(entities, list) or not all(isinstance(entity, dict) for entity in entities):
         raise InputError("path", where, "entities must be a list of {category, start, end} or {category, text}")
+    if sum(entity.get("start") is None for entity in entities) * len(text) > _SEARCHED:
+        raise InputError("path", where, "too many entities for so long a text: give start and end, or divide it")
     for entity in entities:
         category, start, end, form = (entity.get(key) for key in ("category", "start", "end", "text"))
         if not isinstance(category, str) or not category.strip():

@@ -1,4 +1,5 @@
-"""One bucket becomes one shard of the prepared corpus: users brought together, entities found, everything counted."""
+"""One bucket becomes one shard of the prepared corpus: users brought together, entities found in their rows, rows cut
+into sentences, everything counted."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from uedp_ray.corpus._spill import MENTIONS, mention_rows, read_bucket, stable_hash
+from uedp_ray.corpus._splitting import cut
+from uedp_ray.corpus._windows import WINDOWS_VERSION, Window, windows
 from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
@@ -33,6 +36,7 @@ SHARD_SCHEMA = pa.schema(
 )
 
 _ROW_GROUP = 2048  # sentences: what reading one user costs at least, and what is in memory at once when reading
+_ROWS = 256  # read, searched and cut at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,7 @@ class ShardTask:
     cache: Path
     detectors: tuple[str, ...]
     keep: frozenset[str] | None
+    max_words: int
 
 
 @dataclass(kw_only=True)
@@ -64,6 +69,8 @@ class ShardResult:
     digest: str
     has_labels: bool
     has_tags: bool
+    divided: int
+    divided_words: int
     word_hash: NDArray[np.uint64]
     mentions: Counter[str]
     sensitive: Counter[str]
@@ -77,42 +84,47 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     for row, user in enumerate(table["user"].to_pylist()):
         rows_of.setdefault(user, []).append(row)
     table = table.take(pa.array([row for rows in rows_of.values() for row in rows], pa.int64()))
-    sentences_per_user = np.array([len(rows) for rows in rows_of.values()], np.int64)
-    slots = np.concatenate([np.arange(count, dtype=np.int32) for count in sentences_per_user])
-    finders = [_Finder(detector, task.cache, table["text"]) for detector in build_detectors(task.detectors)]
+    finders = [_Finder(detector, task.cache, table) for detector in build_detectors(task.detectors)]
 
     sketch = Sketch()
     vocabulary: set[str] = set()
     mentioned: Counter[str] = Counter()
     sensitive: Counter[str] = Counter()
     entity_index: dict[tuple[str, str], int] = {}
+    sentences_of_user: Counter[str] = Counter()
     words: list[int] = []
     entities_per_sentence: list[int] = []
     entity_ids: list[int] = []
-    with pq.ParquetWriter(task.shard, SHARD_SCHEMA, compression="zstd") as writer:
-        for begin in range(0, table.num_rows, _ROW_GROUP):
-            part = table.slice(begin, _ROW_GROUP)
-            batch = sentences_of(part, "mentions")
-            entities = []
-            for sentence, *findings in zip(batch, *(finder.find(batch) for finder in finders), strict=True):
-                kept = [(m, entity_form(sentence.text, m)) for m in unite(findings, task.keep)]
-                keys = [(mention.category, form) for mention, form in kept if form]
-                entities.append(mention_rows(mention for mention, form in kept if form))
-                held = sorted({entity_index.setdefault(key, len(entity_index)) for key in keys})
-                entities_per_sentence.append(len(held))
-                entity_ids += held
-                sketch.add(sentence.user, sentence.text)
-                spoken = sentence.text.lower().split()
-                words.append(len(spoken))
-                vocabulary.update(spoken)
-                mentioned.update(category for category, _ in keys)
-                sensitive.update({category for category, _ in keys} | ({"all"} if keys else set()))
-            columns = [part["user"], slots[begin : begin + _ROW_GROUP], part["text"], part["label"], part["tags"]]
-            writer.write_table(pa.table([*columns, pa.array(entities, MENTIONS)], schema=SHARD_SCHEMA))
+    divided = divided_words = 0
+    with _ShardWriter(task.shard) as writer:
+        for begin in range(0, table.num_rows, _ROWS):
+            batch = _rows_of(table.slice(begin, _ROWS))
+            for row, *findings in zip(batch, *(finder.find(batch) for finder in finders), strict=True):
+                # All that was found decides where to cut: the sentences are the same whatever is protected.
+                for pieces in cut(row, unite(findings, None), task.max_words):
+                    for sentence in pieces:
+                        mentions = sentence.mentions if task.keep is None else unite([sentence.mentions], task.keep)
+                        kept = [(m, form) for m in mentions if (form := entity_form(sentence.text, m))]
+                        writer.add(sentence, sentences_of_user[row.user], [mention for mention, _ in kept])
+                        sentences_of_user[row.user] += 1
+                        keys = [(mention.category, form) for mention, form in kept]
+                        held = sorted({entity_index.setdefault(key, len(entity_index)) for key in keys})
+                        entities_per_sentence.append(len(held))
+                        entity_ids += held
+                        sketch.add(sentence.user, sentence.text)
+                        spoken = sentence.text.lower().split()
+                        words.append(len(spoken))
+                        vocabulary.update(spoken)
+                        mentioned.update(category for category, _ in keys)
+                        sensitive.update({category for category, _ in keys} | ({"all"} if keys else set()))
+                    if len(pieces) > 1:
+                        divided += 1
+                        divided_words += sum(words[-len(pieces) :])
     for finder in finders:
         finder.close()
     task.bucket.unlink()
 
+    sentences_per_user = np.array(list(sentences_of_user.values()), np.int64)
     owner = np.repeat(np.arange(len(rows_of)), sentences_per_user).repeat(entities_per_sentence)
     num_entities = max(len(entity_index), 1)
     pairs = np.unique(owner * num_entities + np.array(entity_ids, np.int64))  # (user, entity)
@@ -131,10 +143,24 @@ def prepare_shard(task: ShardTask) -> ShardResult:
         digest=_digest_file(task.shard),
         has_labels=table["label"].null_count < table.num_rows,
         has_tags=table["tags"].null_count < table.num_rows,
+        divided=divided,
+        divided_words=divided_words,
         word_hash=_hashes(vocabulary),
         mentions=mentioned,
         sensitive=sensitive,
     )
+
+
+def find(detector: Detector, rows: list[Sentence]) -> Findings:
+    """What the detector finds in each row, in the windows that it reads, by place in the row."""
+    if detector.reads == "marks":
+        return [row.mentions for row in rows]
+    seen = [list(windows(row) if detector.reads == "sentences" else (Window(row.text),)) for row in rows]
+    flat = [Sentence(row.user, window.text) for row, held in zip(rows, seen, strict=True) for window in held]
+    findings = iter(detector.find(flat))
+    return [  # a mention where two windows overlap is found in both
+        tuple(dict.fromkeys(window.in_row(m) for window in held for m in next(findings))) for held in seen
+    ]
 
 
 def sentences_of(table: pa.Table, mentions: str) -> list[Sentence]:
@@ -146,31 +172,68 @@ def sentences_of(table: pa.Table, mentions: str) -> list[Sentence]:
     ]
 
 
+def _rows_of(table: pa.Table) -> list[Sentence]:
+    """Rows of a bucket."""
+    running = table["running"].to_pylist()
+    rows = zip(sentences_of(table, "mentions"), running, strict=True)
+    return [replace(row, running=True) if runs else row for row, runs in rows]
+
+
+class _ShardWriter:
+    """Sentences to a Parquet file, row group by row group."""
+
+    def __init__(self, path: Path):
+        self._file = pq.ParquetWriter(path, SHARD_SCHEMA, compression="zstd")
+        self._columns: tuple[list[Any], ...] = tuple([] for _ in SHARD_SCHEMA)
+
+    def __enter__(self) -> _ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        self._file.close()
+
+    def add(self, sentence: Sentence, slot: int, mentions: list[Mention]) -> None:
+        row = (sentence.user, slot, sentence.text, sentence.label, sentence.tags, mention_rows(mentions))
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+        if len(self._columns[0]) == _ROW_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._columns[0]:
+            arrays = [pa.array(column, field.type) for column, field in zip(self._columns, SHARD_SCHEMA, strict=True)]
+            self._file.write_table(pa.table(arrays, schema=SHARD_SCHEMA))
+        for column in self._columns:
+            column.clear()
+
+
 class _Finder:
     """A detector on one shard, batch after batch, or its findings kept from an earlier run on the same text."""
 
-    def __init__(self, detector: Detector, cache: Path, texts: pa.ChunkedArray):
+    def __init__(self, detector: Detector, cache: Path, rows: pa.Table):
         self._detector, self._seen, self.found = detector, 0, 0
         self._path: Path | None = None
         self._kept: Findings = []
         self._known = False
         if detector.cacheable:
-            digest = hashlib.sha256(detector.fingerprint.encode())
-            for text in texts:
+            digest = hashlib.sha256(f"{detector.fingerprint} {WINDOWS_VERSION}".encode())
+            for text, running, label in zip(rows["text"], rows["running"], rows["label"], strict=True):
                 encoded = text.as_py().encode()
-                digest.update(len(encoded).to_bytes(8, "little") + encoded)
+                head = len(encoded).to_bytes(8, "little") + bytes([running.as_py(), label.is_valid])
+                digest.update(head + encoded)
             self._path = cache / f"{digest.hexdigest()}.parquet"
             if self._path.exists():
                 self._known = True
-                rows = pq.read_table(self._path)["mentions"].to_pylist()
-                self._kept = [tuple(Mention(**mention) for mention in row) for row in rows]
+                kept = pq.read_table(self._path)["mentions"].to_pylist()
+                self._kept = [tuple(Mention(**mention) for mention in row) for row in kept]
 
     def find(self, batch: list[Sentence]) -> Findings:
         if self._known:
             findings = self._kept[self._seen : self._seen + len(batch)]
             self._seen += len(batch)
         else:
-            findings = self._detector.find(batch)
+            findings = find(self._detector, batch)
             if self._path is not None:
                 self._kept += findings
         self.found += sum(map(len, findings))

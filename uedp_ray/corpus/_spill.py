@@ -1,4 +1,4 @@
-"""The external group-by: sentences are appended to bucket files by a hash of their user, so that each user ends up in
+"""The external group-by: rows are appended to bucket files by a hash of their user, so that each user ends up in
 one bucket and no more than one bucket need ever be in memory."""
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SCHEMA = pa.schema(
         "label": pa.string(),
         "tags": pa.list_(pa.string()),
         "mentions": MENTIONS,
+        "running": pa.bool_(),
     }
 )
 
@@ -62,6 +63,7 @@ class Spill:
                 "label": [s.label for s in sentences],
                 "tags": [s.tags for s in sentences],
                 "mentions": [mention_rows(s.mentions) for s in sentences],
+                "running": [s.running for s in sentences],
             }
             batch = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
             with (self._folder / f"{bucket:05d}.arrows").open("ab") as file, pa.ipc.new_stream(file, SCHEMA) as stream:

@@ -1,4 +1,4 @@
-"""Detectors of sensitive entities. They take sentences and say, for each, which stretches of its text are sensitive.
+"""Detectors of sensitive entities. They take text and say, for each, which stretches of it are sensitive.
 
     detectors = build_detectors(("annotated", "regex"))
     detectors[1].find([Sentence("u1", "write to ann@example.org")])      # [(Mention("email", 9, 24),)]
@@ -19,7 +19,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from uedp_ray.corpus._lines import Lines
 from uedp_ray.corpus._patterns import PATTERNS_VERSION, find_patterns
@@ -29,6 +29,7 @@ from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
 Findings = list[tuple[Mention, ...]]
+Reads = Literal["marks", "rows", "sentences"]
 
 _SPACY_BATCH = 256
 _NER = frozenset(["ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"])
@@ -37,10 +38,12 @@ _NOT_NER = frozenset(["tagger", "morphologizer", "parser", "senter", "attribute_
 
 class Detector(Protocol):
     """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
-    text alone and cost more than reading them back. ``categories``: what it may find, as far as its files tell."""
+    text alone and cost more than reading them back. ``reads``: whole rows, or a sentence at a time, as a model was
+    trained; see ``_windows``. ``categories``: what it may find, as far as its files tell."""
 
     fingerprint: str
     cacheable: bool
+    reads: Reads
     categories: frozenset[str]
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
@@ -51,6 +54,7 @@ class Annotated:
     """What the corpus itself marks."""
 
     fingerprint, cacheable, categories = "annotated", False, frozenset[str]()
+    reads: Reads = "marks"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
         return [sentence.mentions for sentence in sentences]
@@ -60,6 +64,7 @@ class Patterns:
     """Structured identifiers by regular expressions and check digits."""
 
     fingerprint, cacheable, categories = f"regex-{PATTERNS_VERSION}", False, frozenset[str]()
+    reads: Reads = "rows"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
         return [tuple(find_patterns(sentence.text)) for sentence in sentences]
@@ -69,6 +74,7 @@ class PhraseList:
     """A user's own list. Raises: InputError if the file is missing or holds no phrase."""
 
     cacheable = False
+    reads: Reads = "rows"
 
     def __init__(self, spec: str):
         path = Path(spec.partition(":")[2])
@@ -93,6 +99,7 @@ class SpacyPipeline:
     """
 
     cacheable = True
+    reads: Reads = "sentences"
 
     def __init__(self, spec: str):
         import spacy  # takes a second to import: only when asked for

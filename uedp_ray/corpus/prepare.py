@@ -3,8 +3,9 @@
     statistics = prepare(SourceConfig(path="eng.train", format="conll"), "corpora/conll")
     statistics["users"], statistics["sensitive_sentences"]["all"]
 
-An external group-by: sentences are read once, spilled to buckets by a hash of the user, and each bucket becomes a
-shard. In memory are one bucket (a user is never split) and a few numbers for every user, distinct entity and word.
+An external group-by: rows are read once, spilled to buckets by a hash of the user, and each bucket becomes a shard: what
+is sensitive is found in whole rows, then they are cut into sentences. In memory are one bucket (a user is never split) and
+a few numbers for every user, distinct entity and word.
 
     corpus.json                statistics and manifest
     shards/part-00000.parquet  sentences, a user's together: user, slot, text, label, tags, entities
@@ -25,7 +26,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
-from uedp_ray.corpus.readers import names_users, read, source_files
+from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
 
 FORMAT_VERSION = 2
@@ -52,6 +53,7 @@ Progress = Callable[[str, int, int | None], None]
 _BYTES_PER_SHARD = 1 << 24
 _SHARDS = (8, 4096)  # at least 8, so that workers have something to share whatever their number
 _PROGRESS_EVERY = 10_000
+_LENGTHS = (32, 64, 128)
 _ENTITIES = pa.schema({"category": pa.string(), "form": pa.string()})
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ def prepare(
     *,
     num_shards: int | None = None,
     workers: int = 1,
+    protected: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Writes the prepared corpus ``out`` and returns its statistics.
@@ -72,6 +75,7 @@ def prepare(
         users, so two preparations agree only if it is the same. ``workers`` decides nothing but speed.
       workers: processes that detect entities; above 1 they are Ray tasks, on the cluster the process is connected to
         (its nodes must share the file system) or on a local one started for the purpose.
+      protected: False for text that is not, of which no entity need be found.
 
     Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
     (also when this run fails), so other categories do not run spaCy again.
@@ -87,15 +91,15 @@ def prepare(
     specs = tuple(_absolute(spec) for spec in source.detector)
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}
-    sentences = read(source)
+    rows = read_rows(source)
     with _replacing(out) as work:
         spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
         skipped = 0
-        for number, sentence in enumerate(sentences, start=1):
-            if sentence.text.strip():
-                spill.add(sentence)
+        for number, row in enumerate(rows, start=1):
+            if row.text.strip():
+                spill.add(row)
                 if "annotated" in specs:
-                    categories.update(mention.category for mention in sentence.mentions)
+                    categories.update(mention.category for mention in row.mentions)
             else:
                 skipped += 1
             if progress and number % _PROGRESS_EVERY == 0:
@@ -112,18 +116,21 @@ def prepare(
                 cache=out / "cache",
                 detectors=specs,
                 keep=keep,
+                max_words=source.max_words,
             )
             for number, bucket in enumerate(buckets)
         ]
-        index = _Index(work)
-        for done, result in enumerate(_run(tasks, workers), start=1):
-            index.add(result)
-            if progress:
-                progress("detect", done, len(tasks))
-        for spec, found in zip(specs, index.found, strict=True):
-            if spec.startswith("list:") and not found:
-                raise InputError("detector", spec, "the entity list matches nothing: check its spelling and language")
-        manifest = index.finish(keep or frozenset()) | {
+        with closing(_Index(work)) as index:  # clearing away after a failure needs files to open
+            for done, result in enumerate(_run(tasks, workers), start=1):
+                index.add(result)
+                if progress:
+                    progress("detect", done, len(tasks))
+            for spec, found in zip(specs, index.found, strict=True):
+                if spec.startswith("list:") and not found:
+                    remedy = "the entity list matches nothing: check its spelling and language"
+                    raise InputError("detector", spec, remedy)
+            finished = index.finish(keep or frozenset())
+        manifest = finished | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
             "names_users": names_users(source),
@@ -132,11 +139,12 @@ def prepare(
             "categories": sorted(keep) if keep is not None else None,
         }
         statistics: dict[str, Any] = manifest["statistics"]
-        statistics["skipped_empty"] = skipped
+        statistics["rows_without_words"] = skipped
         (work / "buckets").rmdir()
         (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
-    if not statistics["entities"]:
-        _log.warning("no sensitive entity was found: check detector and categories")
+    if protected and not statistics["entities"]:
+        where = source.path or source.format
+        _log.warning("no sensitive entity was found in %s: check its detector and categories", where)
     return statistics
 
 
@@ -146,8 +154,11 @@ class _Index:
     def __init__(self, work: Path):
         self._folder = folder = work / "index"
         folder.mkdir()
-        self._entities = pq.ParquetWriter(work / "entities.parquet", _ENTITIES)
-        self._files = {name: (folder / name).open("w+b") for name in ("entity_ids", "entity_counts", "sentence_words")}
+        with ExitStack() as files:
+            self._entities = files.enter_context(pq.ParquetWriter(work / "entities.parquet", _ENTITIES))
+            names = ("entity_ids", "entity_counts", "sentence_words")
+            self._files = {name: files.enter_context((folder / name).open("w+b")) for name in names}
+            self._open = files.pop_all()
         self._hash = np.zeros(0, np.uint64)  # of every entity so far, ascending
         self._id = np.zeros(0, np.int32)  # in the order of _hash
         self._holders = np.zeros(0, np.int32)
@@ -159,7 +170,7 @@ class _Index:
         self._word_hash = np.zeros(0, np.uint64)
         self._mentions: Counter[str] = Counter()
         self._sensitive: Counter[str] = Counter()
-        self._tokens = 0
+        self._tokens = self._divided = self._divided_words = 0
         self._digest = hashlib.sha256()
         self._has_labels = self._has_tags = False
         self.found: list[int] = []
@@ -179,6 +190,8 @@ class _Index:
         self._mentions += result.mentions
         self._sensitive += result.sensitive
         self._tokens += int(result.sentence_words.sum())
+        self._divided += result.divided
+        self._divided_words += result.divided_words
         self._digest.update(result.digest.encode())
         self._has_labels |= result.has_labels
         self._has_tags |= result.has_tags
@@ -202,6 +215,9 @@ class _Index:
         self._holders[ids] += result.entity_holders
         return ids
 
+    def close(self) -> None:
+        self._open.close()
+
     def finish(self, asked: frozenset[str]) -> dict[str, Any]:
         """Writes the arrays; returns digest and statistics (zeros for what was asked for)."""
         self._entities.close()
@@ -213,7 +229,8 @@ class _Index:
         self._save("shard_users", np.array(self._shard_users, np.int64))
         self._save("entity_offsets", _offsets(self._take("entity_counts", np.int64)))
         self._save("entity_ids", self._take("entity_ids", np.int32))
-        self._save("sentence_words", self._take("sentence_words", np.int32))
+        words = self._take("sentence_words", np.int32)
+        self._save("sentence_words", words)
         self._save("entity_holders", self._holders)
         self._save("entity_hash", self._hash[np.argsort(self._id)])
         sensitive = dict.fromkeys(sorted(asked | set(self._sensitive) - {"all"}), 0) | {"all": 0} | self._sensitive
@@ -226,6 +243,13 @@ class _Index:
             "sensitive_sentences": dict(sensitive),
             "max_holders": int(self._holders.max(initial=0)),
             "mentions": dict(sorted(self._mentions.items())),
+            "share_of_words_beyond": {  # the first 32, 64, 128 of their sentence
+                str(length): round(float(np.maximum(words - length, 0).sum() / self._tokens), 4) for length in _LENGTHS
+            },
+            "divided_for_max_words": {
+                "sentences": self._divided,
+                "share_of_words": round(self._divided_words / self._tokens, 4),
+            },
         }
         return {
             "digest": self._digest.hexdigest(),

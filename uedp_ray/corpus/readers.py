@@ -1,19 +1,19 @@
-"""Readers: text of every supported format as a stream of sentences, in file order, never held as a whole.
+"""Readers: text of every supported format as a stream of rows or sentences, in file order, never held as a whole.
 
     for sentence in read(SourceConfig(path="eng.train", format="conll")):
         ...
 
-A user's sentences need not be neighbours in the file. A folder is read file by file, in the order of the names. A row
-without a word comes out as a sentence without a word, for the caller to count and pass over. What is read is private;
+A user's rows need not be neighbours in the file. A folder is read file by file, in the order of the names. A row
+without a word comes out as a row without a word, for the caller to count and pass over. What is read is private;
 an error names file and line, never their content.
 
-| format | user | sentence |
+| format | user | row |
 |---|---|---|
 | conll | a ``-DOCSTART-`` document; without any, each sentence is a user of its own | as in the file |
 | ag-news | drawn: N(15, 2^2) consecutive rows | a row; label = class |
-| jsonl, parquet | column ``user`` | rows without label and tags are split |
-| speeches | the speaker of ``NAME:`` | speeches, split |
-| text | one, ``public`` (public text has no owners) | lines, split |
+| jsonl, parquet | column ``user`` | a row: running text, unless it has a label or tags |
+| speeches | the speaker of ``NAME:`` | a speech: running text |
+| text | one, ``public`` (public text has no owners) | a line: running text |
 | prepared | as prepared | as prepared |
 | synthetic | as generated | as generated |
 """
@@ -31,15 +31,16 @@ import numpy as np
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._conll import read_conll
-from uedp_ray.corpus._lines import Lines
+from uedp_ray.corpus._lines import LONGEST, Lines
 from uedp_ray.corpus._rows import read_jsonl, read_parquet
-from uedp_ray.corpus._splitting import split_sentences
+from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, unreadable
 
 PUBLIC_USER = "public"
 
 _ENTITY = re.compile(r"(?:&| |(?<!\w))(#\d{1,7}|quot|amp|lt|gt|nbsp|apos);")
+_SPECIAL = "neither a file nor a folder (a pipe, a device, a broken link?): write the text to a file"
 _ROWS_PER_USER = (15.0, 2.0)  # mean and standard deviation, as the seeds divide AG News
 
 
@@ -48,6 +49,15 @@ def read(source: SourceConfig) -> Iterator[Sentence]:
 
     Raises: InputError if the file is missing or a line of it malformed.
     """
+    for row in read_rows(source):
+        if not row.text.strip():
+            yield row
+        for pieces in cut(row, row.mentions, source.max_words):
+            yield from pieces
+
+
+def read_rows(source: SourceConfig) -> Iterator[Sentence]:
+    """Streams the rows of ``source`` with their line ends joined, before they are cut into sentences."""
     if source.format == "synthetic":
         from uedp_ray.corpus.synthetic import generate  # imports its templates: only when asked for
 
@@ -74,12 +84,21 @@ def names_users(source: SourceConfig) -> bool:
 def source_files(source: SourceConfig) -> list[Path]:
     """The file, or the visible files of the folder, by name. Raises: InputError if there is none."""
     path = Path(source.path)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise InputError("path", source.path, "no such file or folder")
     suffix = {"jsonl": ".jsonl", "parquet": ".parquet"}.get(source.format, "")
-    files = [file for file in path.iterdir() if file.is_file() and file.name.endswith(suffix) and file.name[0] != "."]
+    try:
+        if path.is_file():
+            return [path]
+        if not path.exists():
+            raise InputError("path", source.path, "no such file or folder")
+        if not path.is_dir():
+            raise InputError("path", source.path, _SPECIAL)
+        names = [file for file in path.iterdir() if file.name.endswith(suffix) and file.name[0] != "."]
+        files = [file for file in names if file.is_file()]
+        for file in names:
+            if not file.is_file() and not file.is_dir():
+                raise InputError("path", str(file), _SPECIAL)
+    except OSError as error:
+        raise unreadable(error, "path", source.path) from None
     if not files:
         raise InputError("path", source.path, f"the folder holds no {suffix or 'visible'} file")
     return sorted(files)
@@ -125,13 +144,9 @@ def unescape(text: str) -> str:
 def read_speeches(path: Path) -> Iterator[Sentence]:
     """``NAME:`` alone on the first line of a block, the speech below, a blank line between blocks.
 
-    A speaker is a user. Verse lines of a speech are joined before it is split in sentences.
+    A speaker is a user. Verse lines of a speech are joined.
     """
-    for user, speech in speeches(path):
-        if not speech:
-            yield Sentence(user, "")
-        for sentence, _ in split_sentences(speech):
-            yield Sentence(user, sentence)
+    return (Sentence(user, speech, running=True) for user, speech in speeches(path))
 
 
 def speeches(path: Path) -> Iterator[tuple[str, str]]:
@@ -139,6 +154,7 @@ def speeches(path: Path) -> Iterator[tuple[str, str]]:
     lines = Lines(path)
     speaker: str | None = None
     spoken: list[str] = []
+    length = 0
     for line in lines:
         line = line.strip()
         if speaker is None:
@@ -149,18 +165,20 @@ def speeches(path: Path) -> Iterator[tuple[str, str]]:
                 raise InputError("path", lines.where, "a speech opens with a line NAME:")
         elif line:
             spoken.append(line)
+            length += len(line)
+            if length > LONGEST:
+                raise InputError("path", lines.where, f"a speech of more than {LONGEST:,} characters: divide it")
         else:
             yield speaker, " ".join(spoken)
-            speaker, spoken = None, []
+            speaker, spoken, length = None, [], 0
     if speaker is not None:
         yield speaker, " ".join(spoken)
 
 
 def read_text(path: Path) -> Iterator[Sentence]:
-    """Public text: each line is split in sentences, blank lines are passed over, all belong to one user."""
-    for line in Lines(path):
-        for sentence, _ in split_sentences(line):
-            yield Sentence(PUBLIC_USER, sentence)
+    """Public text: each line is a paragraph, blank ones are passed over, all belong to one user."""
+    lines = Lines(path, longest=1 << 20, split=True)  # some public text is one line
+    return (Sentence(PUBLIC_USER, line, running=True) for line in lines if line.strip())
 
 
 @dataclass(frozen=True)

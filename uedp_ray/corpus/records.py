@@ -22,13 +22,15 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence. ``label`` is its class, ``tags`` one part of speech a whitespace word, when the source has them."""
+    """One sentence, or ``running`` text that is still to be cut. ``label`` is its class, ``tags`` one part of speech a
+    whitespace word, when the source has them."""
 
     user: str
     text: str
     label: str | None = None
     tags: tuple[str, ...] | None = None
     mentions: tuple[Mention, ...] = ()
+    running: bool = False
 
 
 def entity_form(text: str, mention: Mention) -> str:

@@ -12,6 +12,7 @@ Users are 0..U-1, shard by shard; sentences 0..N-1, so that user u owns ``user_o
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from uedp_ray.corpus._shards import sentences_of
 from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError, within
+from uedp_ray.errors import InputError, unreadable, within
 
 T = TypeVar("T")
 
@@ -57,7 +58,8 @@ class Corpus:
         self.path = Path(path)
         try:
             manifest = json.loads((self.path / "corpus.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _refuse_unreadable(error, path)
             raise InputError(
                 "path", str(path), "not a prepared corpus: write one with uedp-ray prepare SOURCE --out DIR"
             ) from None
@@ -175,7 +177,8 @@ class Corpus:
     def _load(self, name: str) -> NDArray[Any]:
         try:
             return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _refuse_unreadable(error, self.path)
             raise InputError("path", str(self.path), f"its {name} is missing or damaged: run prepare again") from None
 
     def _need(self, there: bool, what: str) -> None:
@@ -212,6 +215,12 @@ class Corpus:
 def _fixed(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
+
+
+def _refuse_unreadable(error: Exception, path: str | Path) -> None:
+    """A file that is there and cannot be read is not one to prepare again."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ENOTDIR):
+        raise unreadable(error, "path", str(path)) from None
 
 
 def open_corpus(path: str | Path, categories: Sequence[str] = ()) -> Corpus:

@@ -48,6 +48,12 @@ class TokenStore:
         return len(self.offsets) - 1
 
     @functools.cached_property
+    def share_cut(self) -> float:
+        """Tokens that ``max_length`` cut off, as a share of all: read off the text, and as private."""
+        cut = int(np.load(self.path / "cut.npy"))
+        return cut / max(cut + len(self.tokens), 1)
+
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every sentence, (N,) int64."""
         return np.diff(self.offsets)
@@ -71,25 +77,31 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
     """
     if max_length < 2:
         raise InputError("model.max_length", max_length, "must be 2 or more: one token and the end token")
-    key = hashlib.sha256(json.dumps([corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([2, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
     path = Path(directory) / key
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=path.parent))  # readable by the owner only
         try:
             texts = (text for _, texts in corpus.texts() for text in texts)
-            _write(temporary, encoded(texts, vocabulary, max_length), corpus.num_sentences)
+            cut = [0]
+            _write(temporary, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
+            np.save(temporary / "cut.npy", np.int64(cut[0]))
             _publish(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return TokenStore(path)
 
 
-def encoded(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> Iterator[np.ndarray]:
-    """``encode_texts``, one text after the other."""
+def encoded(
+    texts: Iterable[str], vocabulary: Vocabulary, max_length: int, cut: list[int] | None = None
+) -> Iterator[np.ndarray]:
+    """``encode_texts``, one text after the other; ``cut[0]`` counts the tokens left out."""
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, _BATCH)):
         for ids in vocabulary.encode_batch(batch):
+            if cut is not None:
+                cut[0] += max(len(ids) - (max_length - 1), 0)
             yield ids[: max_length - 1]
 
 

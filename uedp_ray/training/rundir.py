@@ -244,7 +244,7 @@ def prepare_run(
     if used.corpus.evaluation is not None and named is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
-            evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder), folder)
+            evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder, protected=False), folder)
         compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     np.save(run.sentence_weight, bounded.sentence_weight)
@@ -271,7 +271,10 @@ def prepare_run(
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     tokens = (tokens or run.tokens).resolve()
-    _encode(tokens, corpus, vocabulary, config)
+    cut = _encode(tokens, corpus, vocabulary, config).share_cut
+    if cut >= 0.0005:
+        length = f"model.max_length = {config.model.max_length}"
+        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
     size = evaluation = None
     if evaluation_path is not None:
         evaluation = open_corpus(evaluation_path)
@@ -352,13 +355,13 @@ def _refuse_private_start(config: RunConfig) -> None:
         raise InputError("model.warm_start", start, remedy)
 
 
-def prepared_source(source: SourceConfig, folder: Path) -> Path:
+def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True) -> Path:
     """The prepared folder of a source: the one it names, or ``folder``, filled when it is not there yet."""
     if source.format == "prepared":
         open_corpus(source.path)
         return Path(source.path).resolve()
     if not (folder / "corpus.json").exists():
-        prepare(source, folder)
+        prepare(source, folder, protected=protected)
     return folder.resolve()
 
 
