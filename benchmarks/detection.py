@@ -29,7 +29,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._shards import ShardTask, prepare_shard
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.prepare import _run
-from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.readers import read_rows
 
 
 def with_ray_data(tasks: list[ShardTask], workers: int) -> list[str]:
@@ -69,8 +69,8 @@ def main() -> None:
         for name, way in ways.items():
             folder = Path(tempfile.mkdtemp())
             spill = Spill(folder / "buckets", 8)
-            for sentence in itertools.islice(read(source), arguments.sentences):
-                spill.add(sentence)
+            for row in itertools.islice(read_rows(source), arguments.sentences):
+                spill.add(row)
             (folder / "cache").mkdir()
             tasks = [
                 ShardTask(
@@ -79,6 +79,7 @@ def main() -> None:
                     cache=folder / "cache",
                     detectors=source.detector,
                     keep=None,
+                    max_words=source.max_words,
                 )
                 for bucket in spill.close()
             ]

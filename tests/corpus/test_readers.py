@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from uedp_ray.corpus import _conll, readers
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST
 from uedp_ray.corpus._splitting import cut
+from uedp_ray.corpus._windows import windows
 from uedp_ray.corpus.readers import read, read_rows, speeches, unescape
-from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.errors import InputError
 
 SECRET = "Zebulon"  # must never show up in an error
@@ -435,6 +437,30 @@ def test_joining_takes_linear_time() -> None:
     for unit in ("\n", "> ", "a\n", " \n", "- \n", "=", "Ann: b\n", "\r\n", "[" * 9 + "\n"):
         text = unit * (100_000 // len(unit))
         assert len(join_lines(text)) == len(text)
+
+
+def test_no_text_and_no_entity_is_lost_whatever_the_text() -> None:
+    drawn = random.Random(0)
+    parts = [*"aAbB  \n\n\r\t>.!?-:1#|[]<>\u00a0\u0085\u3000。'\"", "<unk>", "Ann: ", "\r\n", "- ", "1. ", "Mr."]
+    for _ in range(500):
+        text = join_lines("".join(drawn.choices(parts, k=drawn.randint(1, 120))))
+        spans = [(start, start + drawn.randint(1, 20)) for start in drawn.choices(range(len(text)), k=3)]
+        mentions = [Mention("x", s, min(e, len(text))) for s, e in spans if text[s:e].strip()]
+        words = text.split()
+        tags = tuple(map(str, range(len(words)))) if drawn.random() < 0.5 else None
+        row = Sentence("u", text, None, tags, running=tags is None)
+        pieces = [piece for held in cut(row, mentions, 4) for piece in held]
+        assert "".join("".join(piece.text.split()) for piece in pieces) == "".join(words)
+        held = sorted(entity_form(piece.text, m) for piece in pieces for m in piece.mentions)
+        assert held == sorted(entity_form(text, m) for m in mentions)
+        assert tags is None or all(len(piece.tags or ()) == len(piece.text.split()) for piece in pieces)
+        seen = set[int]()
+        for window in windows(row):
+            for place, character in enumerate(window.text):
+                start = window.in_row(Mention("x", place, place + 1)).start
+                assert character == text[start] or character.isspace()
+                seen.add(start)
+        assert seen >= {place for place, character in enumerate(text) if not character.isspace()}
 
 
 def test_rows_are_joined_before_they_are_cut_and_given_entities_hold(tmp_path: Path) -> None:
