@@ -13,6 +13,7 @@ from typing import Any
 
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.published import published_epsilon
 from uedp_ray.privacy.statement import show_epsilon
 
@@ -71,7 +72,7 @@ def statement(
             "**As published, not a guarantee: the noise is the paper's, set by a count of the private data.**",
             "",
         ]
-    kinds = Counter(str(event["kind"]) for event in events if event["kind"] != "open")
+    kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     rounds = [event for event in events if event["kind"] == "round"]
     replayed = len(rounds) - len({event["round"] for event in rounds})
     lines += [
@@ -106,6 +107,7 @@ def statement(
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
+        *_planned(events),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
@@ -139,3 +141,10 @@ def statement(
         "",
     ]
     return "\n".join(lines)
+
+
+def _planned(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    plan = charges(events).plan
+    if plan is None:
+        return []
+    return [f"- ε is that of the {plan.rounds} rounds planned before the first, however many of them were played."]
