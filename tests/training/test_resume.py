@@ -200,6 +200,7 @@ def test_a_run_costs_the_same_wherever_it_breaks_off_and_says_so_everywhere(corp
     assert {(answer["epsilon"], answer["guarantee"]) for answer in broken_off} == {(ended["epsilon"], True)}
     assert "5 rounds, 4 of them recorded" in broken_off[0]["text"]
     assert result["epsilon"]["user-entity"] == ended["epsilon"]
+    assert "that of the 5 rounds planned before the first" in (out / "privacy.md").read_text()
     rows = pq.read_table(out / "rounds.parquet").to_pylist()
     for unit, epsilon in result["epsilon"].items():
         assert {row[f"epsilon_{unit}"] for row in rows} == {epsilon}

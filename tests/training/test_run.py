@@ -99,9 +99,9 @@ def test_rounds_hold_public_quantities_only(private_run):
         "epsilon_entity",
     }  # fmt: skip
     assert [row["round"] for row in rows] == [0, 2, 4, 5]
-    spent = [row["epsilon_user-entity"] for row in rows]
-    assert spent == sorted(spent)
-    assert (spent[0], len({row["noise_std"] for row in rows})) == (0.0, 1)
+    for unit, epsilon in private_run.result["epsilon"].items():
+        assert {row[f"epsilon_{unit}"] for row in rows} == {epsilon}, "every row is of the planned end"
+    assert len({row["noise_std"] for row in rows}) == 1
 
 
 def test_the_result_agrees_with_ledger_and_rounds(private_run):

@@ -17,6 +17,7 @@ from typing import Any
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.redact import named_detector
 
@@ -165,7 +166,7 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
-    kinds = Counter(str(event["kind"]) for event in events if event["kind"] != "open")
+    kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]
     alone = "this run alone: " if total or part_of(events) else ""
     replayed = len(charged) - len({event["round"] for event in charged})
@@ -184,6 +185,7 @@ def statement(
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
         f"- {_course(config.training.num_rounds if rounds is None else rounds, config.training.num_rounds)}",
+        *_planned(events),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
@@ -231,3 +233,10 @@ def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
         f"- Perplexity is computed on {_BASES[basis]}. That text is not protected, nor are entities where they occur in it. "
         f"Compared with the private text before training: {found}."
     )
+
+
+def _planned(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    plan = charges(events).plan
+    if plan is None:
+        return []
+    return [f"- ε is that of the {plan.rounds} rounds planned before the first, however many of them were played."]
