@@ -25,6 +25,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
@@ -62,7 +63,7 @@ def train(
 
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
-    check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
+    check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers)))
     storage = open_storage(out)
     with storage.exclusive():
         run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
@@ -99,13 +100,14 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS")
     with redirect_stdout(sys.stderr):  # where Ray tells of lost nodes; standard output is for answers
-        ray.init(
-            address=address or "local",
-            num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level="error",
-        )
+        with handlers_kept():
+            ray.init(
+                address=address or "local",
+                num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="error",
+            )
         try:
             yield
         finally:
