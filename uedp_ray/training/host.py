@@ -63,7 +63,9 @@ def train(
 
     Raises: InputError for what the user can mend; RuntimeError if the workers failed for good.
     """
-    check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers)))
+    check_workers(
+        *(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers))
+    )
     storage = open_storage(out)
     with storage.exclusive():
         run = prepare_run(config, storage, resume=resume, tokens=tokens, say=say)
