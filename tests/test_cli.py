@@ -273,7 +273,7 @@ CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nleft VBD B-VP O\n\nnobody\n
          ["detector", "spacy:en_none_sm", "python -m spacy download en_none_sm"]),
         ("d.jsonl", '{"user": "u", "text": "a b"}\n', ["--format", "jsonl", "--detector", "list:LIST"],
          ["detector", "list:", "match"]),
-        ("e.jsonl", "", ["--format", "jsonl"], ["path", "no sentence"]),
+        ("e.jsonl", "", ["--format", "jsonl"], ["SOURCE", "no sentence"]),
         ("f.jsonl", '{"user": "u", "text": "a b"}\n', ["--format", "word"], ["format", "word", "jsonl"]),
     ],
     ids=["conll-line", "empty-user", "no-spacy-model", "list-matches-nothing", "empty", "format"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,9 @@ from uedp_ray.console import (
     say,
     sweep_screen,
 )
-from uedp_ray.errors import InputError, unreadable
+from uedp_ray.errors import InputError, one_line, unreadable
+from uedp_ray.interrupts import like_ctrl_c
+from uedp_ray.target import check_target
 
 app = typer.Typer(
     add_completion=False,
@@ -44,27 +48,45 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out hold
 
 
 def main() -> None:
-    """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C."""
+    """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C, SIGTERM or SIGHUP."""
+    like_ctrl_c()
     try:
         if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
             raise KeyboardInterrupt
     except (InputError, _UsageError) as error:
-        message = error if isinstance(error, InputError) else error.format_message().replace("\n", " ")
-        err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
+        _tell(f"error: {message}")
         sys.exit(2)
     except KeyboardInterrupt:
-        again = [*sys.argv[1:], *([] if "--resume" in sys.argv else ["--resume"])]
-        message = f"interrupted: what was released stays charged. To go on: uedp-ray {shlex.join(again)}"
-        err.print(message, style="red", soft_wrap=True)
+        resumable = sys.argv[1:2] in (["train"], ["compare"], ["sweep"])
+        again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
+        charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
+        _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            err.print(f"error: {unreadable(error, '', '')}", style="red", markup=False, soft_wrap=True)
+            _tell(f"error: {unreadable(error, '', '')}")
             sys.exit(2)
-        err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
+        _tell(f"failed: {one_line(str(error), 3000)}")
         sys.exit(1)
 
 
+def _tell(message: str) -> None:
+    with suppress(OSError):  # the terminal may be gone: SIGHUP says so
+        err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _as_flags(**names: str) -> Iterator[None]:
+    """Errors of the block name the flag that was typed: ``max_users`` becomes ``--max-users``, or what ``names`` says."""
+    try:
+        yield
+    except InputError as error:
+        flag = f"--{error.field.replace('_', '-')}" if error.field.isidentifier() else error.field
+        raise InputError(names.get(error.field, flag), error.value, error.remedy) from error.__cause__
+
+
+_PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
 Accountant = Annotated[str, typer.Option(help="user-entity, user, entity or published.")]
 UserProb = Annotated[float, typer.Option("--q-u", help="User sampling probability.")]
 EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
@@ -115,21 +137,23 @@ def epsilon(
     """The epsilon of a parameter set, or of a ledger file. No data is touched."""
     from uedp_ray.accountant import export_epsilon, ledger_epsilon, parameter_epsilon
 
-    if exported is not None:
-        answer = export_epsilon(exported)
-    elif ledger is not None:
-        answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
-    else:
-        answer = parameter_epsilon(
-            _mechanism(locals()),
-            rounds=rounds,
-            delta=delta,
-            accountant=accountant,
-            kind=kind,
-            method=method,
-            sensitive_fraction=sensitive_fraction,
-            max_order=max_order,
-        )
+    flags = locals()
+    with _as_flags(**_PROBABILITIES, selection_rule="--rule"):
+        if exported is not None:
+            answer = export_epsilon(exported)
+        elif ledger is not None:
+            answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
+        else:
+            answer = parameter_epsilon(
+                _mechanism(flags),
+                rounds=rounds,
+                delta=delta,
+                accountant=accountant,
+                kind=kind,
+                method=method,
+                sensitive_fraction=sensitive_fraction,
+                max_order=max_order,
+            )
     emit(answer, as_json)
 
 
@@ -155,10 +179,16 @@ def calibrate(
     """The smallest noise multiplier whose epsilon is at most the target."""
     from uedp_ray.accountant import calibrated
 
-    mechanism = _mechanism({**locals(), "noise_multiplier": 1.0})
-    answer = calibrated(
-        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=delta, accountant=accountant, kind=kind
-    )
+    flags = {**locals(), "noise_multiplier": 1.0}
+    with _as_flags(**_PROBABILITIES, selection_rule="--rule"):
+        answer = calibrated(
+            _mechanism(flags),
+            target_epsilon=target_epsilon,
+            rounds=rounds,
+            delta=delta,
+            accountant=accountant,
+            kind=kind,
+        )
     emit(answer, as_json)
 
 
@@ -181,23 +211,24 @@ def prepare(
 ) -> None:
     """Text to a user corpus on disk, with its statistics (which are private)."""
     from uedp_ray.corpus.prepare import prepare as run
+    from uedp_ray.training.checks import check_source, check_workers
 
-    settings = from_dict(
-        SourceConfig,
-        {
-            "path": source,
-            "format": format,
-            "detector": detector,
-            "categories": [name.strip() for part in categories for name in part.split(",") if name.strip()],
-            "max_words": max_words,
-            "num_users": num_users,
-            "seed": seed,
-        },
-    )
-    with progress_line() as show:
+    tree = {
+        "path": source,
+        "format": format,
+        "detector": detector,
+        "categories": [name.strip() for part in categories for name in part.split(",") if name.strip()],
+        "max_words": max_words,
+        "num_users": num_users,
+        "seed": seed,
+    }
+    with _as_flags(path="SOURCE"), progress_line() as show:
+        settings = from_dict(SourceConfig, tree)
+        check_source("", settings)
+        check_workers("workers", workers, here=True)
         statistics = run(
             settings,
-            out,
+            check_target(out),
             workers=workers,
             progress=lambda stage, done, total: show(
                 done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
@@ -218,7 +249,7 @@ def pretrain(
 
     loaded = load_config(config, settings)
     with progress_line() as show:
-        answer = run(loaded, out or Path("runs") / f"{loaded.name}-pretrained", progress=on_step(show))
+        answer = run(loaded, check_target(out or Path("runs") / f"{loaded.name}-pretrained"), progress=on_step(show))
     emit(answer, as_json)
 
 
@@ -238,7 +269,7 @@ def train(
     with progress_line() as show:
         answer = run(
             loaded,
-            out or Path("runs") / loaded.name,
+            _target(out or Path("runs") / loaded.name),
             workers=workers,
             resume=resume,
             say=say,
@@ -265,7 +296,7 @@ def compare(
     with progress_line() as show:
         answer = run(
             loaded,
-            out or Path("runs") / loaded.base.name,
+            check_target(out or Path("runs") / loaded.base.name),
             workers=workers,
             resume=resume,
             say=say,
@@ -282,7 +313,7 @@ def compare(
 @app.command()
 def sweep(
     config: Annotated[Path, typer.Argument(help="Sweep file (YAML).")],
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials to train; overrides search.trials.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials to train; overrides search.trials.")] = None,
     settings: Set = _NONE,
     address: Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, or this machine.")] = None,
     out: Out = None,
@@ -293,11 +324,13 @@ def sweep(
     from uedp_ray.sweep.config import load_sweep_config
     from uedp_ray.sweep.host import sweep as run
 
+    if trials is not None and trials < 1:
+        raise InputError("--trials", trials, "must be 1 or more")
     loaded = load_sweep_config(config, [*settings, *([f"search.trials={trials}"] if trials else [])])
     with sweep_screen() as (show, show_status):
         answer = run(
             loaded,
-            out or Path("runs") / loaded.base.name,
+            _target(out or Path("runs") / loaded.base.name),
             address=address,
             resume=resume,
             say=say,
@@ -349,6 +382,13 @@ def predict(
     from uedp_ray.training.predict import predict as predict_next
 
     emit({"predictions": predict_next(run, text, top=top)}, as_json)
+
+
+def _target(out: Path) -> Path:
+    """``out``, checked if it is not a URL."""
+    from uedp_ray.training.storage import as_url
+
+    return out if as_url(out) else check_target(out)
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:

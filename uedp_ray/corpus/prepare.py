@@ -44,6 +44,7 @@ from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
+from uedp_ray.interrupts import handlers_kept
 
 FORMAT_VERSION = 2
 
@@ -287,7 +288,8 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
     started = not ray.is_initialized()
     if started:
         require_token(None)
-        ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+        with handlers_kept():
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
         remote = ray.remote(num_cpus=1)(prepare_shard)
         waiting, due = list(enumerate(tasks))[::-1], 0

@@ -12,6 +12,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, pretrained_config
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.words import make_vocabulary, own_tokenizer, public_text
+from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
 
 _SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
@@ -64,8 +65,8 @@ def check_public(config: RunConfig) -> None:
 
 
 def check_source(field: str, source: SourceConfig) -> None:
-    """Raises: InputError if the text or what its detectors need is not there. ``field``: the setting that names it."""
-    with within(field):
+    """Raises: InputError if the text or what its detectors need is not there. ``field``: the setting, if one names it."""
+    with within(field) if field else nullcontext():
         if source.format == "synthetic":
             return
         if source.format == "prepared":
@@ -98,10 +99,10 @@ def check_device(config: RunConfig) -> None:
         raise InputError("training.device", "cuda", "no GPU is visible: use auto or cpu")
 
 
-def check_workers(field: str, workers: int) -> None:
-    """Raises: InputError for more workers than this machine, where they are to start, could ever bear."""
+def check_workers(field: str, workers: int, *, here: bool = False) -> None:
+    """Raises: InputError for more workers than this machine could ever bear, where they are to start on it (``here``)."""
     most = max(16, 4 * (os.cpu_count() or 1))
-    if workers > most and not _elsewhere():
+    if workers > most and (here or not _elsewhere()):
         remedy = f"this machine has {os.cpu_count()} CPUs: ask for {most} at most, or connect to a Ray cluster"
         raise InputError(field, workers, remedy)
 
@@ -126,7 +127,7 @@ def check_model(config: RunConfig) -> None:
 def _vocabulary(config: RunConfig) -> Vocabulary | None:
     """The vocabulary, if it is a published one; of others it is checked that they can be made."""
     if config.model.warm_start:
-        return make_vocabulary(config)
+        return warm_vocabulary(config.model.warm_start)
     words = config.words
     if words.kind == "tokenizer":
         return Vocabulary.load(words.path) if config.vocabulary.path else own_tokenizer(config.model.path)

@@ -86,7 +86,7 @@ def compare(
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
     num_workers = comparison.base.training.num_workers if workers is None else workers
-    check_workers("workers", num_workers)
+    check_workers("--workers", num_workers)
     if not (out / "base.yaml").exists():
         with within("base"):
             check_comparable(comparison.base, say)

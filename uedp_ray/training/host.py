@@ -26,6 +26,7 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
@@ -74,7 +75,9 @@ def train(
     Raises: InputError for what the user can mend, memory included; DeviceError, which is one, where a GPU failed;
       RuntimeError if the workers failed for good.
     """
-    check_workers(*(("training.num_workers", config.training.num_workers) if workers is None else ("workers", workers)))
+    check_workers(
+        *(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers))
+    )
     storage = open_storage(out)
     with storage.exclusive():
         run = prepare_run(
@@ -113,13 +116,14 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
     require_token(address)
     with redirect_stdout(sys.stderr):  # where Ray tells of lost nodes; standard output is for answers
         try:
-            ray.init(
-                address=address or "local",
-                num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
-                include_dashboard=None if address else False,
-                log_to_driver=False,
-                logging_level="error",
-            )
+            with handlers_kept():
+                ray.init(
+                    address=address or "local",
+                    num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+                    include_dashboard=None if address else False,
+                    log_to_driver=False,
+                    logging_level="error",
+                )
         except ray.exceptions.AuthenticationError:
             remedy = (
                 "there is no token here, or it is not the cluster's (docs/cluster.md): give this process the same one"

@@ -6,6 +6,7 @@ make_vocabulary(config).encode_batch(["they met in the park"])
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -58,11 +59,7 @@ def make_vocabulary(
     users. ``sketch`` takes in the public text that was read.
     """
     if config.model.warm_start:
-        try:
-            return Vocabulary.load(config.model.warm_start)
-        except InputError:
-            remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
-            raise InputError("model.warm_start", config.model.warm_start, remedy) from None
+        return warm_vocabulary(config.model.warm_start)
     settings = config.words
     if settings.kind == "tokenizer" and not config.vocabulary.path:
         return own_tokenizer(config.model.path)
@@ -83,6 +80,18 @@ def make_vocabulary(
         max_holders=max_holders,
         noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
     )
+
+
+def warm_vocabulary(folder: str) -> Vocabulary:
+    """The tokenizer of a warm start. Raises: InputError if the folder holds no model with one."""
+    path = Path(folder)
+    try:
+        if any(path.glob("*.safetensors")) and (path / "config.json").exists():  # never a name to ask the hub for
+            return Vocabulary.load(path)
+    except InputError:
+        pass
+    remedy = "holds no model with its tokenizer: name the model folder that uedp-ray pretrain wrote"
+    raise InputError("model.warm_start", folder, remedy)
 
 
 def public_text(config: RunConfig) -> tuple[str, tuple[SourceConfig, ...]]:

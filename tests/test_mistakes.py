@@ -1,0 +1,221 @@
+"""The commonest mistakes: each is answered in one line, with the setting as it was typed, before any text is read."""
+# ruff: noqa: E501 (a table of mistakes)
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.models.helpers import tiny_llama
+from tests.sweep.sweeps import sweep_tree
+from tests.training.runs import run_tree
+from uedp_ray.cli import main
+from uedp_ray.interrupts import handlers_kept
+from uedp_ray.models.build import save_model
+
+PUBLIC = [{"format": "synthetic", "num_users": 5, "part": "public"}]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def files(corpora, tmp_path, monkeypatch):
+    """A folder to work in, with a run, a sweep and a comparison file that are sound, and text that must not be read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    Path("notes.jsonl").write_text('{"user": "u", "text": "Zanzibar is far"}\n')
+    base = run_tree(corpora, pretrain={"text": PUBLIC, "num_steps": 2})
+    base["corpus"]["source"] = {"path": "notes.jsonl", "format": "jsonl"}
+    save_model(tiny_llama(), "llama")
+    written = {
+        "run.yaml": base,
+        "sweep.yaml": {**sweep_tree(corpora), "base": {**base, "privacy": {"user_sampling_prob": 0.3}}},
+        "compare.yaml": {"base": base, "variants": {"a": {"method": "uedp"}}},
+    }
+    for name, tree in written.items():
+        Path(name).write_text(yaml.safe_dump(tree))
+
+    def read(*_, **__):
+        pytest.fail("the text was read")
+
+    for where in (
+        "corpus.readers.read",
+        "corpus.prepare.read",
+        "training.rundir.prepare",
+        "training.words.readers.read",
+    ):
+        monkeypatch.setattr(f"uedp_ray.{where}", read)
+    return tmp_path
+
+
+def mistake(line, *settings):
+    return [*line.split(), *(flag for setting in settings for flag in ("--set", setting))]
+
+
+TRAIN, COMPARE, SWEEP = "train run.yaml --workers 0", "compare compare.yaml --workers 0", "sweep sweep.yaml"
+LLAMA = ("model={architecture: pretrained, path: llama, max_length: 12}",)
+MISTAKES = {
+    "no such run file": (mistake("train rum.yaml"), "config = 'rum.yaml': no such file"),
+    "a folder as run file": (mistake("train ."), "config = '.': is a folder"),
+    "a sweep file given to train": (mistake("train sweep.yaml"), "base = .*unknown key"),
+    "a run file given to sweep": (mistake("sweep run.yaml"), "base = None: a sweep file needs"),
+    "a run file given to compare": (mistake("compare run.yaml"), "config = 'run.yaml': a comparison file has"),
+    "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key; known: .*target_epsilon"),
+    "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected int"),
+    "a percentage": (mistake(TRAIN, "privacy.user_sampling_prob=10"), r"privacy.user_sampling_prob = 10.0: .*\[0, 1\]"),
+    "both budgets": (mistake(TRAIN, "privacy.target_epsilon=8"), "privacy.target_epsilon / privacy.noise_multiplier"),
+    "users not declared": (mistake(TRAIN, "corpus.declared_num_users=null"), "corpus.declared_num_users = None: declare"),
+    "K above the users": (mistake(TRAIN, "bounds.max_holders=31"), "bounds.max_holders = 31: .*declared_num_users = 30"),
+    "no such text": (mistake(TRAIN, "corpus.source.path=note.jsonl"), "corpus.source.path = 'note.jsonl': no such"),
+    "the format forgotten": (mistake(TRAIN, "corpus.source={path: notes.jsonl}"),
+                             "corpus.source.path = .*notes.jsonl': .*uedp-ray prepare"),
+    "no such format": (mistake(TRAIN, "corpus.source.format=csv"), "corpus.source.format = 'csv': choose one of"),
+    "no such evaluation": (mistake(TRAIN, "corpus.evaluation={path: held.jsonl, format: jsonl}"),
+                           "corpus.evaluation.path = 'held.jsonl': no such file"),
+    "the text itself as evaluation": (mistake(TRAIN, "corpus.evaluation={path: ./notes.jsonl, format: jsonl}"),
+                                      "corpus.evaluation.path = .*/notes.jsonl': it is the text of corpus.source"),
+    "no such spaCy model": (mistake(TRAIN, "corpus.source.detector=[spacy:en_none]"),
+                            "corpus.source.detector = 'spacy:en_none': .*spacy download"),
+    "no such entity list": (mistake(TRAIN, "corpus.source.detector=[list:names.txt]"),
+                            "corpus.source.detector = 'list:names.txt': no such file"),
+    "a variable not set": (mistake(TRAIN, "corpus.source.path=$NOWHERE/x"), "corpus.source.path = .*NOWHERE is not set"),
+    "no public text": (mistake(TRAIN, "vocabulary.public_text=[]", "pretrain.text=[]"),
+                       r"vocabulary.public_text = \[\]: name public text"),
+    "no such public text": (mistake(TRAIN, "vocabulary.public_text=[{path: wiki.txt, format: text}]"),
+                            r"vocabulary.public_text\[0\].path = 'wiki.txt': no such file"),
+    "no such warm start": (mistake(TRAIN, "model.warm_start=runs/public"), "model.warm_start = 'runs/public': holds no model"),
+    "no such model": (mistake(TRAIN, "model={architecture: pretrained, path: ./gpt3}", "vocabulary={}"), "model.path = './gpt3'"),
+    "a model without a tokenizer": (mistake(TRAIN, *LLAMA, "vocabulary={}"), "model.path = .*no tokenizer beside it"),
+    "a model that reads less": (mistake(TRAIN, *LLAMA, "model.max_length=99", "vocabulary.kind=public-words",
+                                        "vocabulary.replace_embeddings=true"), "model.max_length = 99: .*16 tokens"),
+    "words for a model of its own": (mistake(TRAIN, *LLAMA, "vocabulary.kind=public-words"), "vocabulary.kind = 'public-words'"),
+    "no GPU": (mistake(TRAIN, "training.device=cuda"), "training.device = 'cuda': no GPU"),
+    "too many workers": (mistake("train run.yaml --workers 10000"), "--workers = 10000: this machine has"),
+    "a file as --out": (mistake(f"{TRAIN} --out run.yaml"), "--out = 'run.yaml': is a file"),
+    "below a file": (mistake(f"{TRAIN} --out run.yaml/x"), "--out = 'run.yaml/x': .*run.yaml is a file"),
+    "the root": (mistake(f"{TRAIN} --out /"), "--out = '/': is the root"),
+    "a dangling link": (mistake(f"{TRAIN} --out dangling"), "--out = 'dangling': is a symbolic link to nowhere"),
+    "an unwritable place": (mistake(f"{TRAIN} --out /proc/nowhere/run"), "--out = '/proc/nowhere/run': cannot be written"),
+    "nothing to resume": (mistake(f"{TRAIN} --out nothing --resume"), "--out = .*nothing': holds no run to resume"),
+    "a variant of another text": (mistake(COMPARE, "bounds.max_holders=31"), "base.bounds.max_holders = 31"),
+    "compare without evaluation": (mistake(COMPARE, "corpus.evaluation=null"), "base.corpus.evaluation = None: name text"),
+    "compare without public text": (mistake(COMPARE, "pretrain.text=[]"), r"base.pretrain.text = \[\]: name public text"),
+    "compare with text missing": (mistake(COMPARE, "corpus.source.path=x"), "base.corpus.source.path = 'x': no such"),
+    "sweep with text missing": (mistake(SWEEP, "base.corpus.source.path=x"), "base.corpus.source.path = 'x': no such"),
+    "sweep without evaluation": (mistake(SWEEP, "base.corpus.evaluation=null"), "base.corpus.evaluation = None"),
+    "no trials": (mistake(f"{SWEEP} --trials 0"), "--trials = 0: must be 1"),
+    "fewer trials than none": (mistake(f"{SWEEP} --trials -5"), "--trials = -5: must be 1"),
+    "searching what is not there": (mistake(SWEEP, "space={model.depth: {choice: [1]}}"), "space.model.depth = .*unknown setting"),
+    "searching missing models": (mistake(SWEEP, "base.pretrain.text=[]", "space={model.warm_start: {choice: [runs/a]}}"),
+                                 "space.model.warm_start = 'runs/a': .*holds no model"),
+    "searching what has no effect": (mistake(SWEEP, "base.pretrain.text=[]", "space={pretrain.num_steps: {integer: [1, 9]}}"),
+                                     "space.pretrain.num_steps = .*no effect"),
+    "pretrain without text": (mistake("pretrain run.yaml", "pretrain.text=[]"), r"pretrain.text = \[\]: name public text"),
+    "pretrain with text missing": (mistake("pretrain run.yaml", "pretrain.text=[{path: w.txt, format: text}]"),
+                                   r"pretrain.text\[0\].path = 'w.txt': no such file"),
+    "prepare what is not there": (mistake("prepare note.jsonl --format jsonl --out c"), "SOURCE = 'note.jsonl': no such"),
+    "prepare in no format": (mistake("prepare notes.jsonl --format csv --out c"), "--format = 'csv': choose one of"),
+    "prepare with no list": (mistake("prepare notes.jsonl --format jsonl --detector list:x --out c"), "--detector = 'list:x': no such"),
+    "prepare with 10,000 processes": (mistake("prepare notes.jsonl --format jsonl --workers 10000 --out c"), "--workers = 10000"),
+    "digits without end": (mistake("epsilon --rounds " + "9" * 5000), "--rounds"),
+    "users fewer than holders": (mistake("epsilon --holder-bound reweight --max-users 3"), "--max-users = 3"),
+    "no such rule": (mistake("epsilon --rule some"), "--rule = 'some'"),
+    "a chance of two": (mistake("epsilon --q-u 2"), "--q-u = 2.0: a probability"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_answered_in_one_line_and_leaves_nothing_behind(command, files, case):
+    arguments, answer = MISTAKES[case]
+    (files / "dangling").symlink_to("nowhere")
+    before = sorted(files.rglob("*"))
+    code, out, err = command(*arguments)
+    told = [line for line in err.splitlines() if line != "solving the noise multiplier"]
+    assert (code, out, len(told)) == (2, "", 1), err
+    assert told[0].startswith("error: ")
+    assert len(told[0]) < 1000
+    assert re.search(answer, told[0]), told[0]
+    assert sorted(files.rglob("*")) == before
+
+
+def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
+    monkeypatch.setattr("uedp_ray.training.rundir._claim", lambda *_: sys.exit(7))
+    ignored = {
+        "model.dropout_weight=0.3": "note: model.dropout_weight is ignored: the architecture is gpt2",
+        "model.lora_rank=4": "note: model.lora_rank is ignored: model.trainable is full",
+        "training.local_epochs=3": "note: training.local_epochs is ignored: training.local_update is gradient",
+        "training.server_momentum=0.5": "note: training.server_momentum is ignored: training.server_optimizer is adam",
+        "corpus.evaluation_basis=public": None,
+    }
+    code, _, err = command(*mistake(TRAIN, *ignored))
+    assert code == 7
+    assert [line for line in err.splitlines() if line.startswith("note")] == [note for note in ignored.values() if note]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("line", "stopped", "told"),
+    [
+        (TRAIN, "training.rundir.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
+        (COMPARE, "training.groundwork.prepare_corpora", "To go on: uedp-ray {line} --resume"),
+        ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),
+        ("prepare notes.jsonl --format jsonl --out c", "corpus.prepare.read", "To run it again: uedp-ray {line}"),
+    ],
+    ids=["train", "compare", "pretrain", "prepare"],
+)
+def test_a_signal_ends_a_command_as_ctrl_c_does(command, files, monkeypatch, number, line, stopped, told):
+    def kill(*_, **__):
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal was not taken")
+
+    monkeypatch.setattr(f"uedp_ray.{stopped}", kill)
+    if line.startswith("compare"):
+        monkeypatch.setattr("uedp_ray.training.compare.prepare_corpora", kill)
+    if line.startswith("pretrain"):
+        monkeypatch.setattr("uedp_ray.training.words.readers.read", lambda source: iter(()))
+        monkeypatch.setattr("uedp_ray.training.pretrain.make_vocabulary", kill)
+    code, out, err = command(*line.split())
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1].endswith(told.format(line=line))
+
+
+def test_what_is_ignored_when_a_command_starts_stays_ignored(command, files, monkeypatch):
+    """nohup ignores SIGHUP, and is taken at its word; a shell's background jobs ignore SIGINT, and still end on SIGTERM."""
+    sent = []
+
+    def kill(*_, **__):
+        os.kill(os.getpid(), signal.SIGHUP)
+        sent.append("survived")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("uedp_ray.training.rundir.prepare", kill)
+    with handlers_kept():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code, _, _ = command(*TRAIN.split())
+    assert (code, sent) == (130, ["survived"])

@@ -1,0 +1,41 @@
+"""Where a command is to write: refused before any work if it cannot.
+
+check_target(Path("runs/mine"))
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from uedp_ray.errors import InputError
+
+
+def check_target(out: Path, *, field: str = "--out") -> Path:
+    """``out``, which is a folder that can be written to, or can be made. Leaves nothing behind.
+
+    Raises: InputError for a file, the root, a symbolic link to nowhere, and where nothing can be written.
+    """
+    try:
+        if out.is_symlink() and not out.exists():
+            raise InputError(field, str(out), "is a symbolic link to nowhere: name a folder")
+        there = out.absolute()
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            raise InputError(
+                field, str(out), "is a file: name a folder" if there == out.absolute() else f"{there} is a file"
+            )
+        if there.parent == there.resolve() == out.resolve():
+            raise InputError(field, str(out), "is the root of the file system: name a new folder")
+        if there != out.absolute():
+            os.rmdir(tempfile.mkdtemp(prefix=".uedp-ray-", dir=there))  # what access() says of root is not enough
+        elif not os.access(there, os.W_OK | os.X_OK):
+            raise InputError(field, str(out), "cannot be written to: name another folder")
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a loop of links, a NUL
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(field, str(out), f"cannot be written to ({reason}): name another folder") from None
+    return out
