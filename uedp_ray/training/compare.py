@@ -71,7 +71,8 @@ def compare(
     progress: Progress = lambda row: None,
     pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
-    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
+    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
+    ``out/table.json``.
 
     A row holds name, perplexity, epsilon by accountant (None: no guarantee), delta, unit, rounds and run_dir.
     """
@@ -91,7 +92,7 @@ def compare(
             for name in comparison.variants
         ]
     table = {"rows": rows, "out": str(out.resolve())}
-    write_json(out / "table.json", table)
+    write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
     return table
 
 
