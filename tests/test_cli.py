@@ -80,6 +80,14 @@ def run_file(tmp_path, corpora):
     return written(tmp_path, run_tree(corpora, training={"num_rounds": 2, "device": "cpu"}))
 
 
+def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, tmp_path):
+    told = answer("export", private_run.out, "--out", tmp_path / "out")
+    assert {"out", "epsilon", "epsilon_of_run", "rule"} <= told.keys()
+    assert answer("epsilon", "--export", tmp_path / "out")["epsilon"] == told["epsilon"]
+    refused("export", private_run.out, "--out", tmp_path / "out", parts=["--out", "is not empty"])
+    refused("epsilon", "--export", private_run.out, parts=["--export", "is not a folder that uedp-ray export wrote"])
+
+
 PARAMETERS = ("--q-u", 0.05, "--q-e", 0.5, "--rounds", 20, "--max-holders", 3, "--entity-clip", 0.1)
 
 

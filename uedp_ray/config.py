@@ -57,10 +57,6 @@ def _seed(name: str, value: int | None) -> None:
         raise InputError(name, value, "must be 0 or more and below 2**63")
 
 
-def _same_path(one: str, other: str) -> bool:
-    return os.path.realpath(os.path.expandvars(one)) == os.path.realpath(os.path.expandvars(other))
-
-
 def positive(name: str, value: float | None, *, optional: bool = False) -> None:
     """Raises: InputError unless ``value`` is finite and above 0."""
     if optional and value is None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.sweep.test_sweep import charged, check_whole, command, ended, journal_states, long_sweep, table, wait_until
+from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.config import load_sweep_config
@@ -120,12 +121,16 @@ def test_a_trial_is_in_the_storage_before_it_begins(done):
     assert all(len(states) == number + 1 for number, states in handed)
 
 
-def test_the_winner_of_repeat_and_select_is_fetched_and_published(corpora, tmp_path):
+def test_the_winner_of_repeat_and_select_is_fetched_and_published(corpora, tmp_path, node):
     config = sweep_config(corpora, tmp_path, search={"searcher": "random", "trials": 2, "pool_size": 3})
     url = f"file://{tmp_path}/bucket/sweep"
     answer = sweep(config, url)
     assert answer["best"]["run_dir"] == f"{url}/winner"
     assert predict(local_copy(f"{url}/winner"), ["the"])
+    shutil.rmtree(node)
+    assert export(url, tmp_path / "out")["epsilon"] == answer["selection"]["epsilon"]
+    with pytest.raises(InputError, match="is one run of a sweep"):
+        export(f"{url}/trials/{answer['best']['trial']}", tmp_path / "other")
     pool = next((tmp_path / "bucket/sweep/private").glob("000001-*/private/pool.json"))
     assert len(json.loads(pool.read_text())["draws"]) == len(answer["trials"])
     assert not list(local_copy(url).rglob("pool.json"))

@@ -80,7 +80,7 @@ def test_a_node_lost_at_any_moment_loses_nothing(fixed, uninterrupted, url, node
         "private",
         "checkpoint",
     }
-    assert json.loads((published / "result.json").read_text()) == result
+    assert json.loads((published / "result.json").read_text()).items() <= result.items()
     assert predict(published, ["the"])
 
 

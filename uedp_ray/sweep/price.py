@@ -33,11 +33,11 @@ from uedp_ray.sweep.space import Point
 
 RELEASABLE = {
     "public": "the models, scores and settings of the search, which trained on public text only; and the winner, at its own "
-    "epsilon, as uedp-ray export writes it",
-    "repeat_and_select": "the winner alone, as uedp-ray export writes it (model, configuration, ledger, score): other "
-    "trials, their scores and their number, and so this table and its report, are private",
-    "composition": "models, scores and settings of all trials, as the report shows and uedp-ray export writes them (the "
-    "sweep's folder itself holds paths and times)",
+    "epsilon, as `export` writes it",
+    "repeat_and_select": "the winner alone, as `export` writes it (model, configuration, ledger, score): other trials, "
+    "their scores and their number, and so this table and its report, are private",
+    "composition": "models, scores and settings of all trials, as `report` and `export` write them (the sweep's own folder "
+    "holds paths and times)",
 }
 COVERS = {
     "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",

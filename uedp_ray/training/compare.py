@@ -78,7 +78,8 @@ def compare(
     progress: Progress = lambda row: None,
     pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
-    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, also ``out/table.json``.
+    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
+    ``out/table.json``.
 
     A row holds name, perplexity, bits_per_byte, unk_share, epsilon by accountant (None: no guarantee), delta, unit, rounds
     and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
@@ -112,7 +113,7 @@ def compare(
             for name in comparison.variants
         ]
     table = {"rows": rows, "out": str(out.resolve())}
-    write_json(out / "table.json", table)
+    write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
     return table
 
 
