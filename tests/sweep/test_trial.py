@@ -194,6 +194,17 @@ def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch)
     assert (states(study), feed.failure) == (["COMPLETE"] * 3, None)
 
 
+def test_a_trial_of_several_workers_is_tried_twice_wherever_its_devices_are(search):
+    feed, study = search(left=2, slots=None)
+    for name in "ab":
+        assert feed.suggest(name)["number"] == 0
+        feed.on_trial_result(name, LOST)
+        feed.on_trial_complete(name, LOST)
+    feed.suggest("c")
+    feed.on_trial_complete("c", GOOD)
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
 def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):
     monkeypatch.setattr(feed_module, "_MOST_FAILURES", 3)
     feed, study = search()

@@ -90,7 +90,7 @@ def test_memory_that_runs_out_is_charged_once_and_not_tried_again(corpora, tmp_p
         worker(settings)
 
     monkeypatch.setattr(host, "_ray_worker", exhausted)
-    with pytest.raises(InputError, match=r"training\.batch_tokens = '4096': the GPU ran out of memory: lower it"):
+    with pytest.raises(InputError, match=r"training\.batch_tokens = 4096: the GPU ran out of memory: lower it"):
         train(config, out, workers=1)
     assert len(events(out)) <= 4
     assert not [path.name for path in (out / "private").iterdir() if path.name.startswith(("ray", "group", "error"))]

@@ -136,8 +136,9 @@ class Feed(Searcher):
         """The trial is tried on another device, once. Trials that have a part each of a broken one all meet it."""
         self._held += 1
         reason, where = result["reason"], result["where"]
-        known = where in self._broken
-        self._broken.setdefault(where, set()).add(asked.number)
+        device = where if self._slots is not None else str(self._held)  # a group's trial is not where its devices are
+        known = device in self._broken
+        self._broken.setdefault(device, set()).add(asked.number)
         if sum(asked.number in numbers for numbers in self._broken.values()) > 1:
             self._suspect(asked.number, reason)
         else:

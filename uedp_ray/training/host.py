@@ -152,7 +152,7 @@ def _train_on_ray(
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus},
         )
-        patience = Patience(config.training.max_failures, _kept(run))
+        patience = Patience(config.training.max_failures)
         while (failure := _run_group(run, config, scaling)) is not None:
             kept = _kept(run)
             reason = str(failure).strip().splitlines()[-1]
@@ -206,8 +206,8 @@ class Patience:
     """How often a group that fails is started again: every start may charge rounds anew, so only while it gets on."""
 
     max_failures: int
-    """Failures in a row that none of which kept a round more than the one before."""
-    kept: int
+    """Failures in a row none of which kept a round more than the one before."""
+    kept: int = 0
     failures: int = 0
 
     def start_again(self, kept: int) -> bool:
@@ -276,7 +276,8 @@ def _ray_worker(settings: dict[str, Any]) -> None:
                 device=ray.train.torch.get_device(),
             )
     except InputError as error:
-        fields: dict[str, Any] = {"field": error.field, "value": str(error.value), "remedy": error.remedy}
+        value = error.value if isinstance(error.value, int | float | None) else str(error.value)
+        fields: dict[str, Any] = {"field": error.field, "value": value, "remedy": error.remedy}
         fields["device"] = isinstance(error, DeviceError)
         error_file.write_text(json.dumps(fields))
         run.storage.publish(error_file)
