@@ -225,11 +225,13 @@ class Plan:
         """
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         factor = weight * float(clip_factors(wide_norms(update[None]), bound))
-        if factor > 0 and self.grid is None:
+        if not factor > 0:
+            return False
+        if self.grid is None:
             total.add_(update, alpha=factor)
-        elif factor > 0:
+        else:
             self.grid.add(total, update, factor)
-        return factor > 0
+        return True
 
     def event(self, *, round_index: int, attempt: int) -> dict[str, Any]:
         """What the ledger is told before the round's noised update is released."""

@@ -61,7 +61,7 @@ def test_bound_must_be_positive():
 def test_norms_do_not_depend_on_where_a_row_stands():
     row = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
     alone = wide_norms(row[None])
-    assert float(alone) == pytest.approx(float(row.double().norm()), rel=1e-14)
+    assert float(alone) == pytest.approx(float(row.double().norm()), rel=1e-12)
     for shift in (1, 3, 8):
         block = torch.cat([torch.full((shift,), 1e30), row, torch.full((7,), torch.nan), row])
         assert torch.equal(wide_norms(block[shift : shift + len(row)][None]), alone)

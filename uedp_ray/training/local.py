@@ -235,7 +235,6 @@ def exact_arithmetic(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:

@@ -42,7 +42,7 @@ def padded_lengths(max_length: int) -> list[int]:
 
 
 def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[int] = ()) -> list[int]:
-    """Numbers of rows to try, falling by four from the most that ``tokens`` allow; 1 alone if ``batch_tokens`` allow no other.
+    """Numbers of rows to try, falling by four from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow no other.
 
     CPU kernels compute what is left over of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
     ``exp`` or ``tanh`` differs in the last bit of some values: too few for a probe. So tensors of one number per row and

@@ -31,7 +31,9 @@ _NOT_COVERED = """\
 - Who holds which entity is treated as fixed where bounds are enforced (fixed graph): the guarantee compares a corpus
   with the same corpus in which the protected sentences say nothing.
 - The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
-- Timing, memory and file sizes; the rounding of floating-point noise.
+- Timing, memory and file sizes.
+- Floating point: sums are exact, bounds hold for what was summed, and what was released lies on a grid that the data do
+  not change; the noise itself is taken as exactly Gaussian.
 - Choosing this run among others by its results: that is a release of its own; no ledger here charges it.
 - The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
 """
