@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import OPTConfig, OPTForCausalLM
 
 from tests.training.tiny import tiny_config
 from uedp_ray.config import RunConfig
@@ -304,6 +305,16 @@ def test_sentences_that_influence_each_other_are_found_before_the_first_round(mo
     update.model.forward = mixed
     with pytest.raises(InputError, match="not exact"):
         update.sum_updates(update.params.get(), [], 0)
+
+
+def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    worker = Worker(make("gpt2"), sentences())
+    sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()
+    worker.params = FlatParameters(worker.model)
+    with pytest.raises(InputError, match="cannot be computed"):
+        worker.update().probe()
 
 
 def test_padded_lengths_and_batches():

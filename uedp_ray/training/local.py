@@ -97,7 +97,15 @@ class LocalUpdate:
         length = min(config.model.max_length, 6)
         self.model.eval()
         sentences = [made_up.integers(1, vocab_size, n) for n in (length - 1, 1, 2)]
-        check_exact(self.model, self.params, self.task, self.task.collate(sentences).to(self.device))
+        try:
+            check_exact(self.model, self.params, self.task, self.task.collate(sentences).to(self.device))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            remedy = (
+                "its per-sentence gradients cannot be computed: train less of it (model.trainable), or choose another"
+            )
+            raise InputError("model", type(self.model).__name__, remedy) from error
         self.model.train(self._dropout)
         most = self._training.batch_tokens
         if self._dropout and self._awd_lstm is None:
