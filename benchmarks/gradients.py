@@ -1,4 +1,4 @@
-"""Seconds for clipped sums of per-sentence gradients: factored (ours), one backward pass each, and vmap(grad).
+"""Seconds for clipped sums of per-sentence gradients: one pass (ours), one backward pass each, and vmap(grad).
 
     python benchmarks/gradients.py [--repeats 5]
 
@@ -22,6 +22,7 @@ from uedp_ray.models.gradients import sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, NextWord
 from uedp_ray.models.trainable import select_trainable
+from uedp_ray.privacy.clipping import clip_factors, wide_norms
 
 VOCABULARY, SENTENCES, LENGTH, CLIP = 10_000, 64, 32, 1.0
 TASK = NextWord(eos_id=0, pad_id=0, max_length=LENGTH)
@@ -32,8 +33,12 @@ def clip_weights(norms_sq: Tensor) -> Tensor:
 
 
 def ours(model: nn.Module, params: FlatParameters, batch: Batch) -> Tensor:
-    gradients = sentence_gradients(model, params, TASK, batch)
-    return gradients.weighted_sum(clip_weights(gradients.norms_sq()))
+    total = torch.zeros(params.num, device=batch.input_ids.device)
+    for _, rows in sentence_gradients(model, params, TASK, batch).chunks():
+        factors = clip_factors(wide_norms(rows), CLIP).tolist()
+        for row, factor in zip(rows, factors, strict=True):
+            total.add_(row, alpha=factor)
+    return total
 
 
 def one_by_one(model: nn.Module, params: FlatParameters, batch: Batch) -> Tensor:

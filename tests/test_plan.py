@@ -165,7 +165,8 @@ def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number(
     chosen = plan(noise_multiplier=3.0, l2_clip_norm=0.5, sentence_clip_norm=0.1, test_noise_seed=None)
     assert chosen.private
     assert chosen.noise_std == pytest.approx(1.5)
-    released = chosen.release(torch.full((100_000,), 8.0), GaussianNoise(), round_index=0) * chosen.expected_cohort
+    total = torch.full((100_000,), int(8.0 / chosen.grid.step))
+    released = chosen.release(total, GaussianNoise(), round_index=0) * chosen.expected_cohort
     low, high = stats.chi2.interval(1 - 1e-6, 100_000)
     assert low <= float(((released - 8.0) ** 2).sum()) / 1.5**2 <= high
     assert chosen.expected_cohort == 0.5 * 12
@@ -225,16 +226,30 @@ def test_without_noise_the_ledger_is_told_so():
     bare = Plan.of(config)
     assert bare.event(round_index=0, attempt=0)["kind"] == "unprotected"
     assert torch.equal(
-        bare.release(torch.ones(3), GaussianNoise(), round_index=0), torch.ones(3).double() / bare.expected_cohort
+        bare.release(torch.ones(3).double(), GaussianNoise(), round_index=0),
+        torch.ones(3).double() / bare.expected_cohort,
     )
-    assert math.isinf(float(bare.clip_user(torch.tensor([1e30])).item())) is False
+    total = bare.zeros(1, torch.device("cpu"))
+    assert bare.add_user(total, torch.tensor([1e30], dtype=torch.float64), 0.5)
+    assert total.tolist() == [0.5e30]
 
 
 def test_clipping_follows_the_config():
     chosen = plan(sentence_clip_norm=0.5)
-    factors = chosen.sentence_factors(torch.tensor([0.25, 1.0, math.nan]), torch.tensor([1.0, 0.5, 1.0]))
-    assert torch.allclose(factors, torch.tensor([1.0, 0.25, 0.0]), atol=1e-5)
-    assert torch.linalg.vector_norm(chosen.clip_user(torch.full((4,), 3.0))) == pytest.approx(1.0, abs=1e-5)
+    norms, weights = torch.tensor([0.25, 1.0, math.nan], dtype=torch.float64), np.array([1.0, 0.5, 1.0])
+    factors = chosen.sentence_factors(norms, weights, chosen.sentence_clip(1000))
+    assert factors.tolist() == pytest.approx([1.0, 0.25, 0.0], abs=1e-5)
+    total = chosen.zeros(4, norms.device)
+    assert chosen.add_user(total, torch.full((4,), 3.0, dtype=torch.float64))
+    assert not chosen.add_user(total, torch.full((4,), math.inf, dtype=torch.float64))
+    assert 1 - 1e-5 < torch.linalg.vector_norm(total.double() * chosen.grid.step) <= 1.0
+
+
+def test_a_sentence_clip_lost_in_the_rounding_of_sums_is_refused():
+    chosen = plan(sentence_clip_norm=1e-8)
+    assert 0.999e-8 < chosen.sentence_clip(1000) < 1e-8
+    with pytest.raises(InputError, match="sentence_clip_norm"):
+        chosen.sentence_clip(10**9)
 
 
 def test_calibration_pays_for_a_noisy_vocabulary_too():

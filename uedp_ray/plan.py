@@ -17,6 +17,7 @@ import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,11 +29,16 @@ from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions as privacy_cautions
-from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
+from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
+from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
+
+_MOST_USERS = 1 << 31
+"""Where no number of users is declared; sentence and user numbers would not fit anyway."""
+_MOST_MARGIN = 0.01
 
 
 class Incidence(Protocol):
@@ -180,14 +186,56 @@ class Plan:
                 user_weight = 1.0 if weights is None else float(weights.user[user])
                 yield UserSelection(user, first + kept, weight[kept], user_weight)
 
-    def sentence_factors(self, norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """(B,) gradient norms and weights -> (B,) factors: weight times the clip to ``sentence_clip_norm``."""
-        bound = self.config.privacy.sentence_clip_norm if self.config.privacy.clip else None
-        return weights * clip_factors(norms, bound)
+    @cached_property
+    def grid(self) -> SumGrid | None:
+        """Where clipped updates are summed; None without clipping: sums are then rounded, and nothing is claimed."""
+        privacy = self.config.privacy
+        if not privacy.clip:
+            return None
+        num_users = self.config.corpus.declared_num_users or _MOST_USERS
+        return SumGrid.of(bound=privacy.l2_clip_norm, num_vectors=num_users, noise_std=self.noise_std)
 
-    def clip_user(self, update: torch.Tensor) -> torch.Tensor:
-        """(P,) user update -> the same within the ball of radius ``l2_clip_norm``."""
-        return clip_to_ball(update, self.config.privacy.l2_clip_norm if self.config.privacy.clip else None)
+    def sentence_clip(self, num_params: int) -> float | None:
+        """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that one
+        sentence moves its user's update, as it is summed on the grid, by ``sentence_clip_norm`` at most.
+
+        Raises: InputError if the margin is not far below it.
+        """
+        privacy, grid = self.config.privacy, self.grid
+        bound = privacy.sentence_clip_norm
+        if grid is None or bound is None:
+            return None
+        margin = projection_margin(privacy.l2_clip_norm, num_params, grid.step)
+        if margin > _MOST_MARGIN * bound:
+            remedy = (
+                f"too small beside l2_clip_norm = {privacy.l2_clip_norm:g} for sums of {num_params:,} parameters over "
+                "corpus.declared_num_users: raise it, or lower one of these"
+            )
+            raise InputError("privacy.sentence_clip_norm", bound, remedy)
+        return bound - margin
+
+    def sentence_factors(self, norms: torch.Tensor, weights: NDArray[np.float64], clip: float | None) -> torch.Tensor:
+        """(B,) float64 gradient norms and weights -> (B,) factors: weight times the clip (``sentence_clip``)."""
+        return torch.from_numpy(weights).to(norms.device) * clip_factors(norms, clip)
+
+    def zeros(self, num_params: int, device: torch.device) -> torch.Tensor:
+        """What a worker's sum begins with: (P,) int64 steps of ``grid``, or float64 without clipping."""
+        return torch.zeros(num_params, dtype=torch.float64 if self.grid is None else torch.int64, device=device)
+
+    def add_user(self, total: torch.Tensor, update: torch.Tensor, weight: float = 1.0) -> bool:
+        """Adds w_u times a (P,) float64 user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
+
+        One that is not finite counts as zero; returns False for it.
+        """
+        bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
+        factor = weight * float(clip_factors(wide_norms(update[None]), bound))
+        if not factor > 0:
+            return False
+        if self.grid is None:
+            total.add_(update, alpha=factor)
+        else:
+            self.grid.add(total, update, factor)
+        return True
 
     def event(self, *, round_index: int, attempt: int) -> dict[str, Any]:
         """What the ledger is told before the round's noised update is released."""
@@ -237,11 +285,13 @@ class Plan:
     def release(
         self, total: torch.Tensor, noise: GaussianNoise, *, round_index: int, denominator: float | None = None
     ) -> torch.Tensor:
-        """(P,) sum of clipped updates -> (P,) float64 noised average: the only thing that leaves a round."""
+        """(P,) sum of updates -> (P,) float64 noised average, in the same memory: the only thing that leaves a round."""
+        denominator = self.expected_cohort if denominator is None else denominator
+        if self.grid is None:
+            return total.div_(denominator)
         if self.noise_std > 0:
-            drawn = noise.sample(total.numel(), std=self.noise_std, round_index=round_index)
-            total = total.double() + drawn.to(total.device)
-        return total.double() / (self.expected_cohort if denominator is None else denominator)
+            self.grid.add_noise(total, noise.blocks(len(total), std=self.noise_std, round_index=round_index))
+        return self.grid.value(self.grid.coarsen(total)).div_(denominator)
 
 
 def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,27 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models import gradients as module_under_test
 from uedp_ray.models.build import build_model
-from uedp_ray.models.gradients import check_exact, sentence_gradients
+from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, NextWord
 from uedp_ray.models.trainable import select_trainable
 
-WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.0, 0.25, 1.0], dtype=torch.float64)
-SEGMENTS = [(0, 1), (1, 4), (4, 4), (4, 6)]
+
+def formed(gradients: SentenceGradients) -> Tensor:
+    """(B, P)"""
+    return torch.cat([rows.clone() for _, rows in gradients.chunks()])
 
 
 def assert_exact(model: nn.Module, batch: Batch, seed: int = 5) -> Tensor:
-    """Norms, sum and segment sums against one backward pass per sentence; returns the reference (B, P)."""
+    """Gradients and norms against one backward pass per sentence; returns the reference (B, P)."""
     params = FlatParameters(model)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         expected = reference_gradients(model, params, TASK, batch)
         torch.manual_seed(seed)
         found = sentence_gradients(model, params, TASK, batch)
-    torch.testing.assert_close(found.norms_sq(), expected.square().sum(1), rtol=1e-9, atol=1e-14)
-    weights = WEIGHTS[: len(batch)]
-    torch.testing.assert_close(found.weighted_sum(weights), weights @ expected, rtol=1e-9, atol=1e-12)
-    segments = [s for s in SEGMENTS if s[1] <= len(batch)]
-    for (start, stop), total in zip(segments, found.weighted_sums(weights, segments), strict=True):
-        torch.testing.assert_close(total, weights[start:stop] @ expected[start:stop], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(formed(found), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.norms(), expected.norm(dim=1), rtol=1e-9, atol=1e-12)
     return expected
 
 
@@ -75,52 +72,37 @@ def test_gpt2_with_dropout() -> None:
     assert_exact(model, TASK.collate(sentences()))
 
 
-@pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
-def test_gram_and_explicit_norms_agree(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = prepare(tiny_llama() if network == "llama" else tiny(network))
-    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
-    monkeypatch.setattr(module_under_test, "_CHUNK", 700)  # several chunks, an uneven last one
-    matrices = {name: f for name, f in found._factors.items() if f.left or f.ids}
-    assert any(f.left and f.ids for f in matrices.values())
-    for factors in matrices.values():
-        torch.testing.assert_close(factors.gram_norms_sq(), factors.explicit_norms_sq(), rtol=1e-9, atol=1e-14)
-
-
-def test_the_cheaper_way_is_taken() -> None:
-    def chosen(shape: tuple[int, int], positions: int) -> str:
-        factors = module_under_test._Factors(torch.Size(shape))
-        factors.left, factors.right = [torch.ones(2, positions, shape[0])], [torch.ones(2, positions, shape[1])]
-        factors.gram_norms_sq = lambda: "gram"  # type: ignore[method-assign, assignment, return-value]
-        factors.explicit_norms_sq = lambda: "explicit"  # type: ignore[method-assign, assignment, return-value]
-        return factors.norms_sq()  # type: ignore[return-value]
-
-    assert chosen((10_000, 128), 32) == "gram"
-    assert chosen((8, 128), 32) == "explicit"
-
-
-def test_tied_cross_terms_matter() -> None:
-    """The tied matrix's norm is not the sum of the norms of its two uses."""
+@pytest.mark.parametrize("size", [1, 5000, 1 << 21])
+def test_rows_are_formed_a_few_at_a_time(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = prepare(tiny())
+    monkeypatch.setitem(module_under_test._CHUNK, "cpu", size)
     found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
-    tied = found._factors["transformer.wte.weight"]
-    lookup, output = dataclasses.replace(tied, left=[], right=[]), dataclasses.replace(tied, ids=[], rows=[])
-    apart = lookup.gram_norms_sq() + output.gram_norms_sq()
-    assert ((tied.norms_sq() - apart).abs() > 1e-3 * apart)[[0, 3, 4]].all()
+    num = [len(rows) for _, rows in found.chunks()]
+    assert sum(num) == len(LENGTHS)
+    assert [x for x, _ in found.chunks(2)] == [0, 1][: 1 if max(num) > 1 else 2]
+    assert_exact(model, TASK.collate(sentences()))
 
 
-def test_micro_batches_and_padding_change_nothing() -> None:
+def test_a_word_said_twice_is_added_up_before_it_is_written() -> None:
+    """Adding in parallel has no fixed order."""
+    ids, rows = torch.tensor([[3, 1, 3, 3]]), torch.arange(8.0).view(1, 4, 2)
+    factors = module_under_test._Factors(torch.Size((5, 2)), ids=[ids], rows=[rows])
+    factors.join()
+    assert factors.rows[0].tolist() == [[[10.0, 13.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]]]
+
+
+def test_filling_a_batch_up_changes_nothing() -> None:
     model = prepare(tiny())
     params, rows = FlatParameters(model), sentences()
     whole = sentence_gradients(model, params, TASK, TASK.collate(rows))
-    parts = [sentence_gradients(model, params, TASK, TASK.collate(rows[i : i + 2])) for i in (0, 2, 4)]
-    torch.testing.assert_close(whole.norms_sq(), torch.cat([p.norms_sq() for p in parts]), rtol=1e-9, atol=1e-14)
-    pieces = [part.weighted_sum(WEIGHTS[2 * i : 2 * i + 2]) for i, part in enumerate(parts)]
-    torch.testing.assert_close(whole.weighted_sum(WEIGHTS), torch.stack(pieces).sum(0), rtol=1e-9, atol=1e-12)
+    filled = sentence_gradients(model, params, TASK, TASK.collate(rows, (9, 8)))
+    torch.testing.assert_close(formed(filled)[: len(rows)], formed(whole), rtol=1e-9, atol=1e-14)
+    assert not formed(filled)[len(rows) :].any()
 
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
 def test_nan_stays_in_its_sentence(network: str) -> None:
-    """Word 22 has a NaN embedding: only the sentence that holds it is lost, and weight 0 removes it exactly."""
+    """Word 22 has a NaN embedding: only the sentence that holds it is lost."""
     model = prepare(tiny_llama(tied=False) if network == "llama" else tiny(network, tie_embeddings=False))
     rows = [row[row != 22] for row in sentences()]
     clean = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
@@ -131,11 +113,8 @@ def test_nan_stays_in_its_sentence(network: str) -> None:
     rows[3][1] = 22
     found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
     others = [0, 1, 2, 4, 5]
-    assert not found.norms_sq()[3].isfinite()
-    torch.testing.assert_close(found.norms_sq()[others], clean.norms_sq()[others], rtol=1e-12, atol=1e-14)
-    assert WEIGHTS[3] == 0
-    torch.testing.assert_close(found.weighted_sum(WEIGHTS), clean.weighted_sum(WEIGHTS), rtol=1e-12, atol=1e-14)
-    assert (found.weighted_sum(torch.zeros(6)) == 0).all()
+    assert not found.norms()[3].isfinite()
+    torch.testing.assert_close(formed(found)[others], formed(clean)[others], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
@@ -145,19 +124,15 @@ def test_bf16_autocast(network: str, part: str) -> None:
     params, batch = FlatParameters(model), TASK.collate(sentences())
     exact = sentence_gradients(model, params, TASK, batch)
     rounded = sentence_gradients(model, params, TASK, batch, autocast_dtype=torch.bfloat16)
-    norms, total = rounded.norms_sq(), rounded.weighted_sum(WEIGHTS)
-    assert norms.dtype == total.dtype == rounded.losses.dtype == torch.float32
-    torch.testing.assert_close(norms.sqrt(), exact.norms_sq().sqrt(), rtol=0.04, atol=1e-6)
-    assert not torch.equal(norms, exact.norms_sq())  # it did run in bf16
-    # What is clipped is what is summed: norm and sum of one sentence agree to float32.
-    alone = torch.stack(list(rounded.weighted_sums(torch.ones(6), [(i, i + 1) for i in range(6)])))
-    torch.testing.assert_close(alone.square().sum(1), norms, rtol=1e-4, atol=1e-9)
+    assert formed(rounded).dtype == rounded.losses.dtype == torch.float32
+    torch.testing.assert_close(rounded.norms(), exact.norms(), rtol=0.04, atol=1e-6)
+    assert not torch.equal(rounded.norms(), exact.norms())  # it did run in bf16
 
 
 def test_leaves_model_and_generator_alone() -> None:
     model = prepare(tiny())
     state, before = torch.get_rng_state(), FlatParameters(model).get()
-    sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences())).norms_sq()
+    sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences())).norms()
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(FlatParameters(model).get(), before)
     assert all(p.grad is None for p in model.parameters())
@@ -226,15 +201,7 @@ def test_check_exact_finds_mixed_sentences(kind: str) -> None:
 def test_empty_batch() -> None:
     params = FlatParameters(tiny())
     found = sentence_gradients(tiny(), params, TASK, TASK.collate([]))
-    assert found.losses.shape == found.norms_sq().shape == (0,)
-    assert torch.equal(found.weighted_sum(torch.zeros(0)), torch.zeros(params.num))
-
-
-def test_wrong_number_of_weights() -> None:
-    model = tiny()
-    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
-    with pytest.raises(ValueError, match="one weight per sentence"):
-        found.weighted_sum(torch.ones(len(LENGTHS) - 1))
+    assert found.losses.shape == found.norms().shape == (0,)
 
 
 @pytest.mark.parametrize("part", ["full", "lora"])
@@ -246,18 +213,5 @@ def test_real_model(real_models: Path, part: str) -> None:
     expected = reference_gradients(model, params, task, batch)
     found = sentence_gradients(model, params, task, batch)
     # LlamaRMSNorm and the rotary tables compute in float32 even here.
-    torch.testing.assert_close(found.norms_sq(), expected.square().sum(1), rtol=1e-4, atol=1e-9)
-    total = found.weighted_sum(torch.ones(4))
-    assert (total - expected.sum(0)).norm() < 1e-4 * expected.sum(0).norm()
-
-
-@pytest.mark.parametrize("rounding", [module_under_test._ROUNDING, 0])
-def test_norms_of_terms_that_cancel_are_rounded_upwards(monkeypatch, rounding):
-    """Else what is left of a cancelled gradient could pass its clip by its rounding error."""
-    monkeypatch.setattr(module_under_test, "_ROUNDING", rounding)
-    generator = torch.Generator().manual_seed(0)
-    a, b, c = (torch.randn(300, 3, 16, generator=generator) for _ in range(3))
-    left, right = torch.cat([a, -a], 1), torch.cat([b, b + 1e-4 * c], 1)
-    found = module_under_test._Factors(torch.Size((16, 16)), left=[left], right=[right]).gram_norms_sq()
-    exact = (left.double().mT @ right.double()).flatten(1).square().sum(1)
-    assert bool((found >= exact).all()) is (rounding > 0)
+    torch.testing.assert_close(found.norms(), expected.norm(dim=1), rtol=1e-4, atol=1e-6)
+    assert (formed(found) - expected).norm() < 1e-4 * expected.norm()

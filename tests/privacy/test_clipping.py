@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from uedp_ray.privacy.clipping import clip_factors, clip_to_ball
+from uedp_ray.privacy.clipping import clip_factors, projection_margin, summation_shrink, wide_norms
+
+
+def clip_to_ball(vector, bound):
+    """What ``Plan.add_user`` does, before the grid."""
+    factor = clip_factors(wide_norms(vector[None]), bound)
+    return vector.double() * factor if factor > 0 else torch.zeros(len(vector)).double()
+
 
 vectors = hnp.arrays(
     "float32", st.integers(1, 40), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
@@ -30,14 +37,14 @@ def test_projection_does_not_expand(values, bound):
 
 def test_small_vectors_and_zero_are_untouched():
     vector = torch.tensor([0.3, 0.4])
-    assert torch.equal(clip_to_ball(vector, 1.0), vector)
-    assert torch.equal(clip_to_ball(torch.zeros(3), 1.0), torch.zeros(3))
+    assert torch.equal(clip_to_ball(vector, 1.0), vector.double())
+    assert torch.equal(clip_to_ball(torch.zeros(3), 1.0), torch.zeros(3).double())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("bound", [1.0, None])
 def test_non_finite_updates_become_zero(bad, bound):
-    assert torch.equal(clip_to_ball(torch.tensor([1.0, bad, 2.0]), bound), torch.zeros(3))
+    assert torch.equal(clip_to_ball(torch.tensor([1.0, bad, 2.0]), bound), torch.zeros(3).double())
 
 
 def test_factors():
@@ -49,3 +56,28 @@ def test_factors():
 def test_bound_must_be_positive():
     with pytest.raises(ValueError, match="above 0"):
         clip_factors(torch.ones(1), 0.0)
+
+
+def test_norms_do_not_depend_on_where_a_row_stands():
+    row = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
+    alone = wide_norms(row[None])
+    assert float(alone) == pytest.approx(float(row.double().norm()), rel=1e-12)
+    for shift in (1, 3, 8):
+        block = torch.cat([torch.full((shift,), 1e30), row, torch.full((7,), torch.nan), row])
+        assert torch.equal(wide_norms(block[shift : shift + len(row)][None]), alone)
+        assert torch.equal(wide_norms(torch.stack([row] * shift)), alone.expand(shift))
+
+
+def test_rounding_of_sums_is_covered_by_what_is_taken_off():
+    """Of two float64 sums that differ by one vector, in coordinates chosen to round alike."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.rand(2000, 4, generator=generator, dtype=torch.float64)
+    gradients /= gradients.norm(dim=1, keepdim=True)
+    scaled = gradients * summation_shrink(len(gradients))
+    whole, less = torch.zeros(4).double(), torch.zeros(4).double()
+    for x, each in enumerate(scaled):
+        whole += each
+        less += each if x != 7 else 0
+    assert torch.linalg.vector_norm(whole - less) <= 1.0
+    assert summation_shrink(5) == 1 - 25 * 2.0**-52
+    assert projection_margin(2.0, 10_000, 1e-9) == pytest.approx(2e-7, rel=1e-3)

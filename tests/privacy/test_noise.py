@@ -1,4 +1,4 @@
-"""The noise: its law, its seeds, its shares. Statistical tests state their false-alarm rate."""
+"""The noise: its law, its seeds. Statistical tests state their false-alarm rate."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def test_test_noise_is_fixed_by_seed_and_round_and_says_so():
     assert not torch.equal(noise.sample(8, std=1.0, round_index=3), other.sample(8, std=1.0, round_index=3))
 
 
-@pytest.mark.parametrize("source", [GaussianNoise(), GaussianNoise(test_seed=0)])
-def test_shares_of_p_workers_add_up_to_the_full_noise(source):
-    shares = [source.sample(100_000, std=2.0, round_index=0, share=k, num_shares=4) for k in range(4)]
-    assert_normal(shares[0].numpy(), 1.0)
-    assert_normal(torch.stack(shares).sum(0).numpy(), 2.0)
+def test_a_long_vector_is_the_same_stream_in_parts(monkeypatch):
+    whole = GaussianNoise(test_seed=1).sample(1000, std=2.0, round_index=0)
+    monkeypatch.setattr("uedp_ray.privacy.noise._BLOCK", 300)
+    found = list(GaussianNoise(test_seed=1).blocks(1000, std=2.0, round_index=0))
+    assert [len(block) for block in found] == [300, 300, 300, 100]
+    assert torch.equal(torch.cat(found), whole)
 
 
 def test_negative_or_nan_std_is_refused():

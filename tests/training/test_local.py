@@ -1,4 +1,4 @@
-"""The clipped sum of a worker: against loops over single sentences, however it is batched or spread over workers."""
+"""The clipped sum of a worker, against loops over single sentences. ``test_bits`` has what must hold to the bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.training.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
-from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.local import LocalUpdate
 
@@ -100,38 +99,13 @@ def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, model, batch_tok
     assert relative(total(worker, corpus), expected) < 3e-6  # clipping shrinks by 1e-6 for safety
 
 
-@pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 5e-5)])
-def test_micro_batching_changes_nothing_but_rounding(corpus, model, dtype, tolerance):
-    """In float32 norms are rounded upwards by an amount that depends on the batch's width."""
-    whole = total(TinyWorker(config_of(model=model), dtype=dtype), corpus)
-    for batch_tokens in (1, 25, 80):
-        config = config_of(model=model, batch_tokens=batch_tokens)
-        assert relative(total(TinyWorker(config, dtype=dtype), corpus), whole) < tolerance
-
-
-@pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_workers_shares_add_up_to_the_sum_of_one(corpus, num_workers, local_update):
-    worker = TinyWorker(local_sgd() if local_update == "local_sgd" else config_of(), dtype=torch.float64)
-    shares = [total(worker, corpus, owned_users(HASH, rank, num_workers)) for rank in range(num_workers)]
-    assert all(share.any() for share in shares)
-    assert relative(sum(shares), total(worker, corpus)) < 1e-6
-
-
 @pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
 @pytest.mark.parametrize("model", [{**AWD, **DROPOUT}, {"dropout_output": 0.3, "dropout_hidden": 0.3}],
                          ids=["awd_lstm", "gpt2"])  # fmt: skip
-def test_dropout_does_not_depend_on_batches_or_workers(corpus, model, local_update):
+def test_dropout_is_drawn_by_round_and_sentence(corpus, model, local_update):
     config = local_sgd() if local_update == "local_sgd" else config_of()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
-    worker = TinyWorker(config)
+    worker = TinyWorker(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)))
     whole = total(worker, corpus)
-    for batch_tokens in (1, 40):
-        training = dataclasses.replace(config.training, batch_tokens=batch_tokens)
-        assert relative(total(TinyWorker(dataclasses.replace(config, training=training)), corpus), whole) < 1e-6
-    shares = [total(worker, corpus, owned_users(HASH, rank, 3)) for rank in range(3)]
-    assert relative(sum(shares), whole) < 1e-6
     torch.rand(5)  # whatever else draws from the default generator
     assert torch.equal(total(worker, corpus), whole)
     assert relative(total(worker, corpus, round_index=0), total(worker, corpus, round_index=1)) > 0.1
@@ -140,21 +114,6 @@ def test_dropout_does_not_depend_on_batches_or_workers(corpus, model, local_upda
 def test_dropout_is_on_in_local_updates(corpus):
     dropped = total(TinyWorker(config_of(model={"dropout_output": 0.5})), corpus)
     assert relative(dropped, total(TinyWorker(config_of()), corpus)) > 0.05
-
-
-@pytest.mark.parametrize("model", [{**AWD, **DROPOUT}, {"dropout_output": 0.3, "dropout_hidden": 0.3}],
-                         ids=["awd_lstm", "gpt2"])  # fmt: skip
-def test_dropout_of_a_sentence_does_not_depend_on_the_words_of_another(corpus, model):
-    """Else an entity's absence would change gradients of sentences that never held it, beyond the entity's bound."""
-    worker = TinyWorker(config_of(model=model, privacy={"user_sampling_prob": 1.0, "l2_clip_norm": 100.0}))
-    whole = total(worker, corpus)
-    bound = worker.plan.config.privacy.sentence_clip_norm
-    moved = []
-    for sentence in range(0, corpus.num_sentences, 4):
-        nulled = corpus.nulled(np.arange(corpus.num_sentences) == sentence)
-        moved.append(float(torch.linalg.vector_norm(whole - total(worker, nulled))))
-    assert max(moved) <= bound * (1 + 1e-5)
-    assert max(moved) > 0.5 * bound
 
 
 def naive_local_sgd(worker, corpus, epochs):
@@ -192,8 +151,11 @@ class Poisoned:
     def __init__(self, task, token, value):
         self.task, self.token, self.value = task, token, value
 
-    def collate(self, sentences):
-        return self.task.collate(sentences)
+    def length(self, sentence):
+        return self.task.length(sentence)
+
+    def collate(self, sentences, shape=None):
+        return self.task.collate(sentences, shape)
 
     def losses(self, model, batch):
         losses = self.task.losses(model, batch)
@@ -212,8 +174,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_no_other_is_touched(co
     rest = [without(s, [i for i, x in enumerate(s.sentences) if corpus.tokens[x][0] == token]) for s in chosen]
     clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
     expected = clean.sum_updates(worker.parameters, [s for s in rest if len(s.sentences)], 0)
-    assert torch.isfinite(summed).all()
-    assert relative(summed, expected) < 1e-6
+    assert relative(summed, expected) < 1e-12  # a user's float64 sum of fewer sentences
     assert update.num_non_finite == len(hit) > 0
     assert clean.num_non_finite == 0
 
@@ -234,7 +195,7 @@ def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, value):
     summed = update.sum_updates(worker.parameters, chosen, 0)
     untouched = [s for s in chosen if all(corpus.tokens[x][0] != token for x in s.sentences)]
     clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
-    assert relative(summed, clean.sum_updates(worker.parameters, untouched, 0)) < 1e-6
+    assert torch.equal(summed, clean.sum_updates(worker.parameters, untouched, 0))
     assert update.num_non_finite == len(chosen) - len(untouched) > 0
 
 
@@ -243,10 +204,9 @@ def test_nobody_drawn_gives_zeros(corpus):
     assert total(worker, corpus, users=np.arange(0)).tolist() == [0.0] * worker.params.num
 
 
-def test_bf16_stays_close_and_is_summed_wide(corpus):
+def test_bf16_stays_close(corpus):
     exact = total(TinyWorker(config_of()), corpus)
     rounded = total(TinyWorker(config_of(precision="bf16")), corpus)
-    assert rounded.dtype == torch.float64
     assert 0 < relative(rounded, exact) < 0.05
 
 

@@ -64,7 +64,7 @@ def run(recorder, *, num_rounds=2, next_round=0, **training):
     )
 
 
-def test_a_round_is_charged_before_anything_of_it_is_released():
+def test_a_round_is_charged_before_anything_of_it_leaves_the_driver():
     recorder = Recorder()
     state = run(recorder, num_rounds=1)
     assert [name for name, *_ in recorder.calls] == [
@@ -72,8 +72,8 @@ def test_a_round_is_charged_before_anything_of_it_is_released():
         "broadcast",  # the attempt number
         "local",
         "reduce",
-        "charge",
         "release",
+        "charge",
         "broadcast",  # the new parameters
         "after",
     ]
@@ -92,7 +92,22 @@ def test_a_charge_that_fails_releases_nothing():
     recorder.charge = full
     with pytest.raises(OSError, match="disk full"):
         run(recorder)
-    assert not [call for call in recorder.calls if call[0] in ("release", "after")]
+    assert [call[0] for call in recorder.calls][-2:] == ["reduce", "release"]  # nothing was broadcast or kept
+
+
+@pytest.mark.parametrize("where", ["release", "optimizer"])
+def test_running_out_of_memory_charges_nothing(where, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory")
+
+    recorder = Recorder()
+    if where == "release":
+        recorder.release = full
+    else:
+        monkeypatch.setattr(torch.optim.SGD, "step", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(recorder)
+    assert not [call for call in recorder.calls if call[0] in ("charge", "after")]
 
 
 def test_an_empty_cohort_is_noised_and_charged_like_any():

@@ -28,7 +28,6 @@ from uedp_ray.training.rundir import Prepared, RunDir, make_vocabulary, sampling
 from uedp_ray.training.worker import make_model
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
-TOLERANCE = 1e-5
 SETTINGS = list(itertools.product(["all", "any"], ["global", "per_user"], ["truncate", "reweight"]))
 
 
@@ -84,7 +83,7 @@ def test_slots_kept(rule, draw, surplus, local_update):
         whole = worker.sum(corpus, weight, round_index=seed)
         for user in range(corpus.num_users):
             change = moved(whole, worker.sum(corpus.without_user(user), weight, round_index=seed))
-            assert change <= (BETA + TOLERANCE if cohort[user] else 0.0)
+            assert change <= (BETA if cohort[user] else 0.0)
             largest_user = max(largest_user, change)
         for entity in range(corpus.num_entities):
             holders = corpus.holders(entity)
@@ -93,7 +92,7 @@ def test_slots_kept(rule, draw, surplus, local_update):
             assert surplus == "reweight" or len(surviving) <= K
             bound = cohort[surviving].sum() * config.entity_clip_norm * scale
             change = moved(whole, worker.sum(corpus.without_entity(entity), weight, round_index=seed))
-            assert change <= bound * (1 + TOLERANCE) + 1e-6
+            assert change <= bound
             largest_entity = max(largest_entity, change)
     assert largest_user > 0.3 * BETA, "the bound on users was never near: the test proves nothing"
     assert largest_entity > 0.1 * config.entity_clip_norm
@@ -134,7 +133,7 @@ def test_recomputed_truncation_breaks_the_bound_of_one_user():
     )
     weight = apply_bounds(corpus, config.bounds, 12).sentence_weight
     whole = worker.sum(corpus, weight)
-    assert moved(whole, worker.sum(corpus.without_user(0), weight)) <= BETA + TOLERANCE
+    assert moved(whole, worker.sum(corpus.without_user(0), weight)) <= BETA
     smaller = corpus.removed(corpus.user_of == 0)
     recomputed = apply_bounds(smaller, config.bounds, 12).sentence_weight
     assert moved(whole, worker.sum(smaller, recomputed)) > 1.2 * BETA
@@ -154,19 +153,9 @@ def test_declared_bounds_refuse_data_that_break_them_and_hold_both_ways():
             weights = apply_bounds(smaller, config.bounds, 12).sentence_weight
             assert (weights == 1).all()
             # Extended draws are addressed by slot: the user's own slots are gone, nobody else's moved.
-            assert moved(whole, worker.sum(smaller, weights, round_index=seed)) <= BETA + TOLERANCE
+            assert moved(whole, worker.sum(smaller, weights, round_index=seed)) <= BETA
     with pytest.raises(InputError, match="max_holders"):
         apply_bounds(TinyCorpus.random(0), BoundsConfig(mode="declared", max_holders=K, max_sentences_per_entity=7), 12)
-
-
-def test_a_heavy_user_split_over_batches_is_bounded_as_one():
-    worker, config = worker_and_bounds("any")
-    worker.plan.config.training.__dict__["batch_tokens"] = 8  # every sentence in a batch of its own
-    corpus = TinyCorpus.random(2)
-    weight = apply_bounds(corpus, config.bounds, 12).sentence_weight
-    whole = worker.sum(corpus, weight)
-    largest = max(moved(whole, worker.sum(corpus.without_user(u), weight)) for u in range(corpus.num_users))
-    assert 0.3 * BETA < largest <= BETA + TOLERANCE
 
 
 @pytest.mark.parametrize("surplus", ["truncate", "reweight"])
@@ -210,7 +199,8 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     task = NextWord(words.eos_id, words.pad_id, config.model.max_length)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
     chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
-    total = LocalUpdate(prepared.plan, model, params, task, prepared.tokens.sentence, CPU).sum_updates(start, chosen, 0)
+    update = LocalUpdate(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)
+    total = update.sum_updates(start, chosen, 0).double() * prepared.plan.grid.step
     noise = GaussianNoise(TEST_NOISE["test_noise_seed"]).sample(total.numel(), std=0.3 * 0.5, round_index=0)
     expected = start + 0.5 * (total + noise) / (0.3 * NUM_USERS)
     assert total.norm() > 0.5

@@ -132,8 +132,21 @@ class TinyWorker:
         self.params = FlatParameters(self.model)
         self.task = NextWord(0, 1, config.model.max_length)
         self.parameters = self.params.get()
+        self.step = 1.0 if self.plan.grid is None else self.plan.grid.step
 
     def sum(
+        self,
+        corpus: TinyCorpus,
+        sentence_weight: np.ndarray,
+        *,
+        users: np.ndarray | None = None,
+        round_index: int = 0,
+        key: bytes = b"sampling key of a test",
+    ) -> torch.Tensor:
+        """The worker's sum in float64; ``steps`` has it as it is."""
+        return self.steps(corpus, sentence_weight, users=users, round_index=round_index, key=key).double() * self.step
+
+    def steps(
         self,
         corpus: TinyCorpus,
         sentence_weight: np.ndarray,

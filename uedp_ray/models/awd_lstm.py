@@ -131,6 +131,7 @@ class AWDLSTM(nn.Module):
             sizes[-1] = config.embedding_size
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in itertools.pairwise(sizes))
+        self.layer_sizes = sizes[1:]
         self.decoder = nn.Linear(sizes[-1], config.vocab_size)
         nn.init.uniform_(self.embedding.weight, -config.init_range, config.init_range)
         nn.init.uniform_(self.decoder.weight, -config.init_range, config.init_range)

@@ -1,18 +1,18 @@
-"""The exact gradient of every sentence, without ever holding a (sentences, parameters) matrix.
+"""The exact gradient of every sentence of a batch, formed a few rows at a time.
 
     params = FlatParameters(model)
     gradients = sentence_gradients(model, params, task, batch)
-    factors = (clip_norm / gradients.norms_sq().sqrt()).clamp(max=1)
-    for user_sum in gradients.weighted_sums(factors, segments):  # each (P,)
+    for first, rows in gradients.chunks():  # rows: (b, P), sentences first to first + b
+        factors = clip_factors(wide_norms(rows), clip_norm)
         ...
 
 One forward and one backward pass record, for every module that owns trainable parameters, its input and the gradient
-of its output. A linear layer's gradient for sentence x is then ``left_x^T right_x``, a sum of T outer products: its norm
-follows from two T x T Gram matrices, and a weighted sum over sentences is one matrix product. Uses of one parameter in
-several places (tied embeddings, a recurrent matrix) are joined before the norm, cross terms included. Any other module is
-recomputed under ``vmap(vjp)``. Norms and sums come from the same factors, so what is clipped is what is summed, also
-under bf16 autocast. Sources: Goodfellow 2015 ("Efficient per-example gradient computations"); Li et al. 2022, section 4
-(ghost clipping); Bu et al. 2023 (book-keeping).
+of its output. A linear layer's gradient for sentence x is then ``left_x^T right_x``, a sum of T outer products; uses of
+one parameter in several places (tied embeddings, a recurrent matrix) are added up. Any other module is recomputed under
+``vmap(vjp)``. Every sentence's gradient is formed as a vector of its own: what is clipped is what is summed, to the bit,
+whatever the precision of the passes. Every product has a shape that follows from the batch's shape and the row alone, so
+that batches of one shape treat a row alike, whatever the others hold. Sources: Goodfellow 2015 ("Efficient per-example
+gradient computations"); Bu et al. 2023 (book-keeping).
 
 The sentences, losses and gradients are private. Shape legend: B sentences, T positions, P flattened trainable parameters;
 of one parameter matrix: I rows, J columns.
@@ -20,11 +20,10 @@ of one parameter matrix: I rows, J columns.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -37,11 +36,10 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import RecurrentLinear
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, Task
+from uedp_ray.privacy.clipping import wide_norms
 
-_ROUNDING = 80
-"""Relative error of a Gram term, in units of machine precision: products of up to a few thousand numbers."""
-_CHUNK = 1 << 24
-"""Elements of explicit per-sentence gradients held at once."""
+_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
+"""Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. One row at least."""
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -72,115 +70,63 @@ class _Factors:
                 setattr(self, name, [torch.cat(entries, 1)])
         if len(self.full) > 1:
             self.full = [torch.stack(self.full).sum(0)]
-
-    def norms_sq(self) -> Tensor:
-        """(B,) squared norms, by whichever way takes fewer operations."""
-        if not (self.left or self.ids):
-            return self.full[0].flatten(1).square().sum(1)
-        num_rows, num_columns = self.shape
-        t = self.left[0].shape[1] if self.left else 0
-        s = self.ids[0].shape[1] if self.ids else 0
-        gram_cost = t * t * (num_rows + num_columns) + (2 * t * s + s * s) * num_columns
-        explicit_cost = (t + 1) * num_rows * num_columns
-        if self.full or self.scale is not None or gram_cost > explicit_cost:
-            return self.explicit_norms_sq()
-        return self.gram_norms_sq()
-
-    def gram_norms_sq(self) -> Tensor:
-        """|sum_t l_t r_t^T|^2 = sum_st (l_s.l_t)(r_s.r_t), over all pairs of pieces."""
-        terms = []
-        if self.left:
-            left, right = self.left[0], self.right[0]
-            terms.append((left @ left.mT) * (right @ right.mT))
-        if self.ids:
+        if self.ids:  # a row that is met twice is added up at its first place: adding in parallel has no fixed order
             ids, rows = self.ids[0], self.rows[0]
             same = ids[:, :, None] == ids[:, None, :]
-            terms.append(torch.where(same, rows @ rows.mT, 0))
-        if self.left and self.ids:
-            picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))  # l_t . onehot(id_s)
-            terms.append(2 * picked * (right @ rows.mT))
-        # Terms that cancel leave a sum smaller than its own rounding: bound it from above, so that clipping holds.
-        slack = _ROUNDING * torch.finfo(terms[0].dtype).eps
-        return reduce(add, [(term + slack * term.abs()).sum((1, 2)) for term in terms]).clamp_min(0)  # NaN stays NaN
+            first = ~same.tril(-1).any(2, keepdim=True)
+            self.rows = [(same & first).to(rows.dtype) @ rows]
 
-    def explicit_norms_sq(self) -> Tensor:
-        num_sentences = len((self.left or self.ids)[0])
-        step = max(1, _CHUNK // math.prod(self.shape))
-        chunks = [slice(i, i + step) for i in range(0, num_sentences, step)]
-        return torch.cat([self.explicit(chunk).flatten(1).square().sum(1) for chunk in chunks])
-
-    def explicit(self, which: slice) -> Tensor:
-        """(b, *shape) gradients of some sentences."""
-        terms = [full[which] for full in self.full]
-        for left, right in zip(self.left, self.right, strict=True):
-            terms.append(self._scaled(left[which].mT @ right[which]))
+    def form(self, which: slice, out: Tensor) -> None:
+        """Writes the gradients of some sentences to ``out`` (b, *shape)."""
+        if self.left:
+            torch.bmm(self.left[0][which].mT, self.right[0][which], out=out)
+            if self.scale is not None:
+                out.mul_(self.scale)
+            for full in self.full:
+                out.add_(full[which])
+        elif self.full:
+            out.copy_(self.full[0][which])
+        else:
+            out.zero_()
         for ids, rows in zip(self.ids, self.rows, strict=True):
-            ids, rows = ids[which], rows[which]
-            added = rows.new_zeros(len(ids), *self.shape)
-            at = ids + self.shape[0] * torch.arange(len(ids), device=ids.device)[:, None]
-            added.flatten(0, 1).index_add_(0, at.flatten(), rows.flatten(0, 1))
-            terms.append(added)
-        return reduce(add, terms)
-
-    def weighted_sum(self, which: slice | Tensor, weights: Tensor) -> Tensor:
-        """``shape``: sum over the chosen sentences of weight times gradient."""
-        terms = [torch.tensordot(weights.to(full.dtype), full[which], 1) for full in self.full]
-        for left, right in zip(self.left, self.right, strict=True):
-            weighted = right[which] * weights.to(right.dtype)[:, None, None]
-            terms.append(self._scaled(left[which].flatten(0, 1).mT @ weighted.flatten(0, 1)))
-        for ids, rows in zip(self.ids, self.rows, strict=True):
-            weighted = rows[which] * weights.to(rows.dtype)[:, None, None]
-            total = reduce(add, terms) if terms else rows.new_zeros(self.shape)
-            terms = [total.index_add_(0, ids[which].flatten(), weighted.flatten(0, 1))]
-        return reduce(add, terms)
-
-    def _scaled(self, gradient: Tensor) -> Tensor:
-        return gradient if self.scale is None else gradient * self.scale
+            for each, at, added in zip(out, ids[which], rows[which], strict=True):
+                each.index_add_(0, at, added)
 
 
 class SentenceGradients:
-    """Gradients g_x of B sentences at one parameter value, in factored form. Made by ``sentence_gradients``.
+    """Gradients g_x of B sentences at one parameter value. Made by ``sentence_gradients``.
 
-    ``losses``: (B,), detached. All results are float32, or float64 for a float64 model. A sentence whose gradient is not
-    finite has a norm that is not finite; give it weight 0 and it contributes exactly 0.
+    ``losses``: (B,), detached. All results are float32, or float64 for a float64 model.
     """
 
     def __init__(self, losses: Tensor, params: FlatParameters, factors: dict[str, _Factors]):
         self.losses = losses
         self._params, self._factors = params, factors
 
-    def norms_sq(self) -> Tensor:
-        """(B,) squared L2 norm of each sentence's gradient over all trainable parameters."""
-        return sum((f.norms_sq() for f in self._factors.values()), torch.zeros_like(self.losses))
+    @torch.no_grad()
+    def chunks(self, num: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Yields (x, (b, P) gradients of the sentences x to x + b - 1), in the order of ``FlatParameters``.
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """(P,) sum_x weights[x] g_x for ``weights`` (B,), in the order of ``FlatParameters``."""
-        return next(self.weighted_sums(weights, [(0, len(weights))]))
-
-    def weighted_sums(self, weights: Tensor, segments: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """Yields (P,) for each segment ``(start, stop)`` of sentences (one user's, say), one at a time.
-
-        Sentences of weight 0 are left out of the products, so that a NaN in them cannot spread.
+        The tensor is overwritten by the next one. ``num``: of the first sentences only. How sentences are grouped follows
+        from B and P alone. A gradient that is not finite is the sentence's own: no other's is touched by it.
         """
-        if weights.shape != self.losses.shape:
-            raise ValueError(f"one weight per sentence: {tuple(self.losses.shape)}, got {tuple(weights.shape)}")
-        used = (weights != 0).tolist()
-        for start, stop in segments:
-            indices = [x for x in range(start, stop) if used[x]]
-            if not indices:
-                yield self.losses.new_zeros(self._params.num)
-                continue
-            all_used = len(indices) == stop - start
-            which = slice(start, stop) if all_used else torch.tensor(indices, device=weights.device)
-            yield self._flat(which, weights[which])
+        size = max(1, _CHUNK.get(self.losses.device.type, _CHUNK["cpu"]) // max(1, self._params.num))
+        size = min(size, max(1, len(self.losses)))
+        held = self.losses.new_zeros(size, self._params.num)
+        offsets = [0, *itertools.accumulate(map(math.prod, self._params.shapes))]
+        for x in range(0, len(self.losses) if num is None else num, size):
+            rows = held[: min(size, len(self.losses) - x)]
+            for name, shape, start, stop in zip(
+                self._params.names, self._params.shapes, offsets, offsets[1:], strict=False
+            ):
+                if name in self._factors:  # else this loss does not depend on the parameter
+                    self._factors[name].form(slice(x, x + len(rows)), rows[:, start:stop].unflatten(1, shape))
+            yield x, rows
 
-    def _flat(self, which: slice | Tensor, weights: Tensor) -> Tensor:
-        pieces = []
-        for name, shape in zip(self._params.names, self._params.shapes, strict=True):
-            factors = self._factors.get(name)  # absent: this loss does not depend on the parameter
-            piece = self.losses.new_zeros(shape) if factors is None else factors.weighted_sum(which, weights)
-            pieces.append(piece.flatten())
-        return torch.cat(pieces)
+    def norms(self) -> Tensor:
+        """(B,) float64 L2 norms."""
+        norms = [wide_norms(rows) for _, rows in self.chunks()]
+        return torch.cat([*norms, self.losses.new_zeros(0, dtype=torch.float64)])
 
 
 @dataclass
@@ -351,12 +297,12 @@ def check_exact(model: nn.Module, params: FlatParameters, task: Task, batch: Bat
     public or made-up batch of two or more sentences, and no dropout. Raises InputError if a norm is off by more than
     ``tolerance`` (relative).
     """
-    found = sentence_gradients(model, params, task, batch).norms_sq()
+    found = sentence_gradients(model, params, task, batch).norms()
     for x in range(len(batch)):
         one = Batch(batch.input_ids[x : x + 1], batch.targets[x : x + 1])
         with torch.enable_grad():
             gradients = torch.autograd.grad(task.losses(model, one).sum(), params.tensors, allow_unused=True)
-        expected = sum(float(g.square().sum()) for g in gradients if g is not None)
-        if not math.isclose(float(found[x]), expected, rel_tol=2 * tolerance, abs_tol=1e-12):
+        expected = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
+        if not math.isclose(float(found[x]), expected, rel_tol=tolerance, abs_tol=1e-6):
             remedy = "per-sentence gradients of this network are not exact: freeze more of it, or choose another"
             raise InputError("model", type(model).__name__, remedy)

@@ -40,8 +40,11 @@ class Batch:
 class Task(Protocol):
     """What training needs of a task; a new one (classification, tagging) is one more class with these methods."""
 
-    def collate(self, sentences: Sequence[np.ndarray]) -> Batch:
-        """Token ids of each sentence -> a batch on the CPU."""
+    def length(self, sentence: np.ndarray) -> int:
+        """Positions that a sentence takes."""
+
+    def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:
+        """Token ids of each sentence -> a batch on the CPU, filled up to ``shape`` (B, T) with empty sentences."""
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) losses; entry x depends on sentence x alone."""
@@ -70,10 +73,17 @@ class NextWord:
     pad_id: int
     max_length: int
 
-    def collate(self, sentences: Sequence[np.ndarray]) -> Batch:
-        """Token ids of each sentence (any integer type, without ``eos``) -> right-padded batch on the CPU."""
-        lengths = [min(len(words) + 1, self.max_length) for words in sentences]
-        shape = len(sentences), max(lengths, default=1)
+    def length(self, sentence: np.ndarray) -> int:
+        """Positions of a sentence: its words and ``eos``, ``max_length`` at most."""
+        return min(len(sentence) + 1, self.max_length)
+
+    def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:
+        """Token ids of each sentence (any integer type, without ``eos``) -> right-padded batch on the CPU.
+
+        ``shape``: (B, T) to fill up to, with rows that predict nothing; by default the sentences' own.
+        """
+        lengths = [self.length(words) for words in sentences]
+        shape = shape or (len(sentences), max(lengths, default=1))
         input_ids, targets = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED, np.int64)
         for row, (words, length) in enumerate(zip(sentences, lengths, strict=True)):
             input_ids[row, 0] = self.eos_id

@@ -1,19 +1,23 @@
 """Bounds on what one sentence and one user can add to a round's sum.
 
-    factors = clip_factors(norms, 0.1)            # (B,) in [0, 1]
-    update = clip_to_ball(update, 1.0)            # (P,)
+    factors = clip_factors(wide_norms(rows), 0.1)            # (B, P) -> (B,) in [0, 1]
 
 Guarantee: ``factor * norm <= bound`` also after rounding (the factor is shrunk by 1e-6 relative), zero norms keep their
-vector, NaN and infinite norms get the factor 0. Projection onto a ball does not expand distances, so a change of at
-most d before ``clip_to_ball`` is a change of at most min(d, 2 bound) after it.
+vector, NaN and infinite norms get the factor 0. Projection onto a ball, which is what scaling by
+this factor is, does not expand distances: a change of at most d before it is a change of at most min(d, 2 bound) after it,
+but for ``projection_margin``.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from uedp_ray.privacy.grid import parts
+
 _SHRINK = 1.0 - 1e-6
-"""Room for float32 rounding between the norm that is measured and the vector that is summed."""
+"""Room for the rounding of a float64 norm of up to 9e9 numbers, of the factor, and of weights kept in float32."""
 
 
 def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
@@ -30,8 +34,28 @@ def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
     return torch.where(finite, factors, torch.zeros_like(factors))
 
 
-def clip_to_ball(vector: torch.Tensor, bound: float | None) -> torch.Tensor:
-    """Projects a (P,) vector onto the L2 ball of radius ``bound``; a vector that is not finite becomes zero."""
-    norm = torch.linalg.vector_norm(vector, dtype=torch.float64)
-    factor = clip_factors(norm, bound)
-    return torch.where(factor > 0, vector * factor.to(vector.dtype), torch.zeros_like(vector))
+def wide_norms(rows: torch.Tensor) -> torch.Tensor:
+    """(B, P) -> (B,) float64 L2 norms, without a copy of the whole.
+
+    A norm has the same bits wherever the row stands: kernels order their sums by shape and alignment, so each part of a row
+    is squared into a vector of its own before it is added up.
+    """
+    squares = [[part.to(torch.float64, copy=True).square_().sum() for part in parts(row)] for row in rows]
+    return torch.stack([torch.stack(row).sum() for row in squares]).sqrt() if squares else rows.new_zeros(0).double()
+
+
+def summation_shrink(num: int) -> float:
+    """What ``num`` vectors of norm at most c are scaled by, so that float64 rounding of two of their sums costs nothing.
+
+    A float64 sum of num vectors is off by at most num 2^-53 times the sum of their norms, so by num^2 2^-53 c.
+    """
+    return max(0.0, 1.0 - num * num * 2.0**-52)
+
+
+def projection_margin(bound: float, num_params: int, step: float) -> float:
+    """How much further apart than before two vectors of P coordinates may be once projected and truncated to a grid.
+
+    In exact arithmetic: not at all. The norm of P numbers, and so the ball's radius, is off by less than P 2^-53 relative
+    for each of the two; truncation moves each by at most step sqrt(P).
+    """
+    return bound * num_params * 2.0**-52 + 2.0 * step * math.sqrt(num_params)

@@ -11,12 +11,14 @@ with it must be labelled not private.
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+
+_BLOCK = 1 << 20
 
 
 class GaussianNoise:
@@ -29,17 +31,19 @@ class GaussianNoise:
     def private(self) -> bool:
         return self._test_seed is None
 
-    def sample(self, size: int, *, std: float, round_index: int, share: int = 0, num_shares: int = 1) -> torch.Tensor:
-        """Returns (size,) float64 noise on the CPU.
+    def sample(self, size: int, *, std: float, round_index: int) -> torch.Tensor:
+        """Returns (size,) float64 noise on the CPU."""
+        return torch.cat(list(self.blocks(size, std=std, round_index=round_index)))
 
-        With ``num_shares`` = P > 1 the noise is one of P independent shares, each of std / sqrt(P), whose sum has ``std``.
-        """
+    def blocks(self, size: int, *, std: float, round_index: int) -> Iterator[torch.Tensor]:
+        """Yields the same in parts of at most 2^20, so that a long vector needs no second one for its noise."""
         if not std >= 0.0:
             raise ValueError(f"noise std {std} must be 0 or more")
         if self._test_seed is None:
             key = secrets.randbits(128)
         else:
-            name = struct.pack("<qQQ", self._test_seed, round_index, share)
+            name = struct.pack("<qQQ", self._test_seed, round_index, 0)
             key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
         generator = np.random.Generator(np.random.Philox(key=key))
-        return torch.from_numpy(generator.standard_normal(size) * (std / math.sqrt(num_shares)))
+        for start in range(0, max(size, 1), _BLOCK):
+            yield torch.from_numpy(generator.standard_normal(min(_BLOCK, size - start)) * std)

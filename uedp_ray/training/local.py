@@ -2,39 +2,50 @@
 
 Under ``gradient`` every sentence's gradient is taken at the round's parameters, scaled to ``sentence_clip_norm`` and by its
 weight, summed over the user and projected to ``l2_clip_norm``. Under ``local_sgd`` a user takes several steps and its
-whole difference is projected. Either way a user's update depends on its own selection, the parameters and public seeds
-only, never on who else was drawn or on how users are spread over workers and batches.
+whole difference is projected. Either way a user's update depends, to the bit, on its own selection, the parameters and
+public seeds only, never on who else was drawn or on how users are spread over workers and batches; and updates are added
+up as integers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from uedp_ray.config import TrainingConfig
+from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import AWDLSTM, MaskSeeds
-from uedp_ray.models.gradients import sentence_gradients
+from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Batch, Task
+from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
-from uedp_ray.training.evaluate import batches
+from uedp_ray.privacy.clipping import summation_shrink, wide_norms
+from uedp_ray.privacy.grid import parts
+from uedp_ray.training.shapes import agreeing_rows, padded_length, padded_lengths, row_counts, split
 
 _HELD = 1 << 26
-"""Elements of per-user sums that a worker holds at once (256 MiB of float32)."""
+"""Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
+_CPU_TOKENS = 512
+"""Padded tokens of a batch, for each thread of a CPU: more would be no faster and leave more rows empty."""
+_PROBED: dict[str, dict[int, list[int]]] = {}
+"""What earlier probes of this process found, by all that shapes and kernels depend on."""
 
 
 @dataclass
 class LocalUpdate:
     """Sums clipped user updates of one worker.
 
-    Shapes: (P,) float32 parameters -> (P,) float64 sum. A sentence or user whose gradient is NaN or infinite counts as zero;
-    ``num_non_finite`` counts them (a private figure: it never enters a result).
+    Shapes: (P,) float32 parameters -> (P,) int64 sum on the plan's grid (float64 without clipping). A sentence or user
+    whose gradient is NaN or infinite counts as zero; ``num_non_finite`` counts them (a private figure: it never enters a
+    result). A user's update has the same bits whoever else is drawn, in whatever order, with however many workers.
     """
 
     plan: Plan
@@ -54,75 +65,141 @@ class LocalUpdate:
         self._dropout = any(getattr(model, f"dropout_{name}") > 0 for name in drops)
         self._awd_lstm = next((m for m in self.model.modules() if isinstance(m, AWDLSTM)), None)
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
+        self._sentence_clip = self.plan.sentence_clip(self.params.num)
+        self._rows: dict[int, list[int]] = {}
+
+    def probe(self) -> None:
+        """Tries the network on made-up tokens and parameters: are its per-sentence gradients exact, and each its own?
+
+        Fixes the numbers of rows in use; see ``shapes``. Needs no data.
+
+        Raises: InputError if a gradient is not exact, or, for a private run, if not even repeating a pass gives its bits.
+        """
+        if self._rows or self._training.local_update == "local_sgd":
+            return  # a step of local SGD reads one user's sentences alone, and its difference is clipped as it is
+        config, here = self.plan.config, self.params.get()
+        sizes = (self.params.shapes, self.params.num, torch.get_num_threads(), type(self.model))
+        settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
+        key = repr((sizes, settings))
+        if key not in _PROBED:
+            noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
+            self.params.set(here + 0.02 * noise)  # not LoRA's zeros
+            try:
+                _PROBED[key] = self._probed()
+            finally:
+                self.params.set(here)
+        self._rows = _PROBED[key]
+
+    def _probed(self) -> dict[int, list[int]]:
+        config = self.plan.config
+        vocab_size = next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
+        made_up = np.random.default_rng(0)
+        length = min(config.model.max_length, 6)
+        self.model.eval()
+        sentences = [made_up.integers(1, vocab_size, n) for n in (length - 1, 1, 2)]
+        try:
+            check_exact(self.model, self.params, self.task, self.task.collate(sentences).to(self.device))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            remedy = (
+                "its per-sentence gradients cannot be computed: train less of it (model.trainable), or choose another"
+            )
+            raise InputError("model", type(self.model).__name__, remedy) from error
+        self.model.train(self._dropout)
+        most = self._training.batch_tokens
+        if self._dropout and self._awd_lstm is None:
+            most = 1  # its masks come from one stream: each sentence passes alone
+        tokens = min(most, _CPU_TOKENS * torch.get_num_threads()) if self.device.type == "cpu" else most
+        units = [] if self._awd_lstm is None else self._awd_lstm.layer_sizes
+        found = {}
+        for length in padded_lengths(config.model.max_length):
+            counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)
+            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=vocab_size)
+            found[length] = agreeing(counts) or agreeing([1])
+            if not found[length] and self.plan.private:
+                field, value = "training.device", str(self.device.type)
+                if self._autocast is not None:
+                    field, value = "training.precision", self._training.precision
+                remedy = "one sentence's gradient differs from pass to pass here, so no bound can be stated: change it"
+                raise InputError(field, value, remedy)
+            found[length] = found[length] or [1]
+        return found
 
     def sum_updates(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> torch.Tensor:
-        """(P,) float64 sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
+        """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
+        self.probe()
         self.params.set(parameters)
         self.model.train(self._dropout)
-        total = torch.zeros(self.params.num, dtype=torch.float64, device=self.device)
+        total = self.plan.zeros(self.params.num, self.device)
         step = self._local_sgd if self._training.local_update == "local_sgd" else self._gradients
         for selection, update in step(parameters, selections, round_index):
-            if not torch.isfinite(update).all():
-                self.num_non_finite += 1
-            total += self.plan.clip_user(update).double() * selection.weight
+            self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
         return total
 
     def _gradients(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's sum of clipped, weighted sentence gradients, downhill.
+        """Yields each user's float64 sum of clipped, weighted sentence gradients, downhill.
 
-        Users are taken a group at a time, so that their sentences can be batched by length, which saves padding.
+        Users are taken a group at a time, so that their sentences share batches. A user's own are added one by one, by
+        padded length and then by number: an order that nobody else changes.
         """
-        for group in _groups(selections, max(1, _HELD // max(1, self.params.num))):
-            sums = torch.zeros(len(group), self.params.num, device=self.device)
+        for group in _groups(selections, max(1, self._held() // max(1, self.params.num))):
+            sums = torch.zeros(len(group), self.params.num, dtype=torch.float64, device=self.device)
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
-            weights = np.concatenate([each.weights for each in group])
-            for chosen in self._packed(numbers):
-                with self._masks(round_index, numbers[chosen]) if self._dropout else nullcontext():
-                    for user, summed in self._user_sums(numbers[chosen], weights[chosen], owner[chosen]):
-                        sums[user].sub_(summed)
+            weights = np.concatenate(
+                [each.weights.astype(np.float64) * summation_shrink(len(each.weights)) for each in group]
+            )
+            for chosen, shape in self._packed(numbers):
+                sentences = [self.sentence(int(x)) for x in numbers[chosen]]
+                gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
+                for first, formed in gradients.chunks(len(chosen)):
+                    here = chosen[first : first + len(formed)]
+                    norms = wide_norms(formed[: len(here)])
+                    factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
+                    self.num_non_finite += int((~torch.isfinite(norms)).sum())
+                    for user, gradient, factor in zip(owner[here].tolist(), formed, factors.tolist(), strict=False):
+                        if factor > 0:
+                            for summed, part in zip(parts(sums[user]), parts(gradient), strict=True):
+                                summed.add_(part, alpha=-factor)
             yield from zip(group, sums, strict=True)
 
-    def _packed(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
-        """Positions of the sentences of each batch, ascending: users in turn.
+    def _held(self) -> int:
+        if self.device.type != "cuda":
+            return _HELD
+        return max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 32)  # a quarter of what is free
 
-        A network that draws dropout's masks from one stream gets each sentence alone. In company its masks would depend
-        on the words of the others, and an entity's absence would change gradients of sentences that never held it, beyond
-        the entity's bound.
-        """
-        if self._dropout and self._awd_lstm is None:
-            yield from np.arange(len(numbers))[:, None]
-            return
-        for chosen in batches([len(self.sentence(int(x))) for x in numbers], self._training.batch_tokens):
-            yield np.sort(chosen)
+    def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+        """(Positions of a batch's sentences, ascending: users in turn; the shape to fill up to)."""
+        longest = self.plan.config.model.max_length
+        lengths = np.array([padded_length(self.task.length(self.sentence(int(x))), longest) for x in numbers])
+        for length in np.unique(lengths).tolist():
+            positions, start = np.flatnonzero(lengths == length), 0
+            for num, rows in split(len(positions), self._rows[length]):
+                yield positions[start : start + num], (rows, length)
+                start += num
 
-    def _user_sums(
-        self, numbers: np.ndarray, weights: np.ndarray, owner: np.ndarray
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """(owner, (P,) sum over its sentences of one batch), for every owner in turn."""
-        gradients = sentence_gradients(
-            self.model, self.params, self.task, self._batch(numbers), autocast_dtype=self._autocast
-        )
-        norms = gradients.norms_sq().sqrt()
-        self.num_non_finite += int((~torch.isfinite(norms)).sum())
-        factors = self.plan.sentence_factors(norms, torch.from_numpy(weights).to(self.device))
-        owners, starts = np.unique(owner, return_index=True)
-        segments = list(itertools.pairwise([*starts.tolist(), len(owner)]))
-        yield from zip(owners.tolist(), gradients.weighted_sums(factors, segments), strict=True)
-
-    def _batch(self, numbers: np.ndarray) -> Batch:
-        return self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
+    def _pass(
+        self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
+    ) -> SentenceGradients:
+        batch = self.task.collate(sentences, shape).to(self.device)
+        with self._masks(round_index, [*numbers, *[0] * (shape[0] - len(numbers))]) if self._dropout else nullcontext():
+            return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
 
     @contextmanager
-    def _masks(self, round_index: int, numbers: np.ndarray) -> Iterator[None]:
-        """Dropout's masks: each sentence has a stream of its own, with whomever it passes and wherever it is held."""
-        seeds = [_seed(self._training.seed, round_index, int(number)) for number in numbers]
+    def _masks(self, round_index: int, numbers: Sequence[int]) -> Iterator[None]:
+        """Dropout's masks: each sentence has a stream of its own, with whomever it passes and wherever it is held.
+
+        A network that draws them from one stream gets each sentence alone. In company its masks would depend on the words
+        of the others, and an entity's absence would change gradients of sentences that never held it.
+        """
+        seeds = [_seed(self._training.seed, round_index, number) for number in numbers]
         if self._awd_lstm is None:
-            with seeded(self.device, seeds[0]):  # ``_packed`` lets it pass alone
+            with seeded(self.device, seeds[0]):  # its batches have one row
                 yield
             return
         self._awd_lstm.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
@@ -142,18 +219,30 @@ class LocalUpdate:
                     for start in range(0, len(selection.sentences), size):
                         which = slice(start, start + size)
                         self._sgd_step(selection.sentences[which], selection.weights[which])
-            yield selection, self.params.get() - parameters
+            yield selection, self.params.get().sub_(parameters).double()
         self.params.set(parameters)
 
     def _sgd_step(self, numbers: np.ndarray, weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            losses = self.task.losses(self.model, self._batch(numbers))
+            batch = self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
+            losses = self.task.losses(self.model, batch)
         loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
         tensors = self.params.tensors
         gradients = torch.autograd.grad(loss, tensors)
         with torch.no_grad():
             for tensor, gradient in zip(tensors, gradients, strict=True):
                 tensor.sub_(gradient, alpha=self._training.local_learning_rate)
+
+
+def exact_arithmetic(device: torch.device) -> None:
+    """Full float32 products (an NVIDIA container may have switched TF32 on), and GPU kernels that add in a fixed order."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:

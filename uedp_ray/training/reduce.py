@@ -14,7 +14,7 @@ class Reducer(Protocol):
     def is_driver(self) -> bool: ...
 
     def sum_to_driver(self, vector: torch.Tensor) -> torch.Tensor:
-        """The sum over workers on the driver; elsewhere the value is undefined."""
+        """The sum over workers on the driver, exact for integers; elsewhere the value is undefined."""
         ...
 
     def from_driver(self, vector: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """The round loop: one function, pure but for what it is handed.
 
-    sample -> local update -> clip -> reduce -> charge the ledger -> noise -> server step -> broadcast
+    sample -> local update -> clip -> reduce -> noise -> server step -> charge the ledger -> broadcast
 
-It knows neither Ray nor files. Hosts differ in the reducer alone: the trial's own process, or a Ray Train group.
+The noise and the server's step come first, in the driver's memory, so that what runs out of memory has charged nothing;
+nothing of the round leaves the driver before the charge is on record. The loop knows neither Ray nor files. Hosts differ in
+the reducer alone: the trial's own process, or a Ray Train group.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Driver(Protocol):
         ...
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
-        """(P,) sum of clipped updates -> (P,) noised average."""
+        """(P,) sum of clipped updates, overwritten -> (P,) noised average. It stays in the driver until it is charged."""
         ...
 
 
@@ -72,8 +74,8 @@ def run_rounds(
     """Runs rounds ``state.next_round`` to ``num_rounds``, fewer if the budget is spent; returns the same state.
 
     Args:
-      local_sum: (parameters, round, attempt) -> (P,) float64 sum of this worker's clipped user updates. An empty cohort
-        gives zeros: it is an ordinary round, noised and charged.
+      local_sum: (parameters, round, attempt) -> (P,) int64 sum of this worker's clipped user updates. An empty cohort gives
+        zeros: it is an ordinary round, noised and charged.
       reducer: sums to the driver and broadcasts from it.
       driver: given on the driver only.
       after_round: called on the driver once the round's parameters are in ``state``.
@@ -89,13 +91,15 @@ def run_rounds(
             break
         total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))
         if driver:
-            driver.charge(round_index, attempt)
             # The update points downhill already; torch optimizers subtract a gradient.
-            state.parameters.grad = -driver.release(total, round_index).to(state.parameters.dtype)
+            state.parameters.grad = driver.release(total, round_index).to(state.parameters.dtype).neg_()
             if rate is not None:
                 for group in state.optimizer.param_groups:
                     group["lr"] = rate(round_index)
-            state.optimizer.step()
+            state.optimizer.step()  # the first one allocates the optimizer's own vectors
+            state.parameters.grad = None
+            driver.charge(round_index, attempt)
+        del total
         reducer.from_driver(state.parameters)
         state.next_round = round_index + 1
         if driver:

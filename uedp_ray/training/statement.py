@@ -50,8 +50,9 @@ _NOT_COVERED = """\
   with the same corpus in which the protected sentences say nothing.
 - The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
 - Timing, memory and file sizes.
-- Floating point: the accountant takes the noise for an exact Gaussian. It is drawn and added in double precision, from a
-  pseudo-random generator with a fresh key of the operating system; nothing is proved about its low-order bits.
+- Floating point: sums are exact, bounds hold for what was summed, and what was released lies on a grid that the data do
+  not change; the noise itself is taken as exactly Gaussian (it is a generator's, in double precision, with a fresh key of
+  the operating system).
 - The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
 """
 

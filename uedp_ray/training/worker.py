@@ -24,7 +24,7 @@ from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
-from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.local import LocalUpdate, exact_arithmetic
 from uedp_ray.training.locks import locked
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
@@ -67,6 +67,7 @@ def run_worker(
 
 
 def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: torch.device, observe: Observe) -> None:
+    exact_arithmetic(device)
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
@@ -79,6 +80,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     sampler = PoissonSampler(sampling_key(run))
     users = owned_users(corpus.user_hash, rank, num_workers)
     update = LocalUpdate(plan, model, params, task, prepared.tokens.sentence, device)
+    update.probe()
 
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
         selections = plan.select(

@@ -1,0 +1,332 @@
+"""A user's update is its own, to the bit, and sums of updates are exact: by adversarial corpora and spoilt weights.
+
+One statement covers cohorts, order, batches and workers: the integer sum over a cohort is the sum of what its users give
+alone, in this and any other split. It also says that removing a user moves the sum by that user's vector and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import OPTConfig, OPTForCausalLM
+
+from tests.training.tiny import tiny_config
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import NextWord
+from uedp_ray.models.trainable import select_trainable
+from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.training import local
+from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, split
+
+VOCABULARY, LENGTH = 40, 20
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5}
+ALL_DROPOUTS = {f"dropout_{name}": 0.3 for name in ("embedding", "input", "hidden", "weight", "output")}
+LOCAL_SGD = {"local_update": "local_sgd", "local_learning_rate": 0.5, "local_batch_size": 2}
+NETWORKS = {
+    "gpt2": {},
+    "gpt2 untied": {"tie_embeddings": False},
+    "gpt2 lora": {"trainable": "lora", "lora_rank": 2},
+    "gpt2 dropout": {"dropout_hidden": 0.3, "dropout_output": 0.3},
+    "awd_lstm": AWD,
+    "awd_lstm dropout": {**AWD, **ALL_DROPOUTS},
+    "llama": {"architecture": "pretrained"},
+    "llama lora": {"architecture": "pretrained", "trainable": "lora", "lora_rank": 2},
+}
+
+
+def sentences(seed: int = 0, lengths: tuple[int, int] = (0, 24)) -> dict[int, list[np.ndarray]]:
+    """User -> sentences: short, long, empty, cut; the first two users say the same."""
+    made_up = np.random.default_rng(seed)
+    users = {
+        u: [made_up.integers(1, VOCABULARY, made_up.integers(*lengths)) for _ in range(made_up.integers(1, 5))]
+        for u in range(7)
+    }
+    users[1] = users[0]
+    return users
+
+
+class Worker:
+    """A network, the sentences of some users, and the exact sum of their updates."""
+
+    def __init__(self, config: RunConfig, users: dict[int, list[np.ndarray]], device: str = "cpu"):
+        self.config, self.device = config, torch.device(device)
+        model = build_model(config.model, vocab_size=VOCABULARY, eos_id=0, seed=1)
+        self.model = select_trainable(model, config.model, seed=1).to(self.device)
+        self.params = FlatParameters(self.model)
+        noise = torch.randn(self.params.num, generator=torch.Generator().manual_seed(3))
+        self.parameters = self.params.get() + 0.1 * noise.to(self.device)  # not LoRA's zeros
+        self.plan = Plan.of(config)
+        self.texts = [text for said in users.values() for text in said]
+        first = np.cumsum([0, *map(len, users.values())])
+        self.selections = {
+            u: UserSelection(u, np.arange(first[i], first[i + 1]), np.ones(len(said), np.float32))
+            for i, (u, said) in enumerate(users.items())
+        }
+
+    def update(self, texts: list[np.ndarray] | None = None) -> LocalUpdate:
+        task = NextWord(0, 1, self.config.model.max_length)
+        spoken = self.texts if texts is None else texts
+        return LocalUpdate(self.plan, self.model, self.params, task, spoken.__getitem__, self.device)
+
+    def steps(self, *users: int, texts: list[np.ndarray] | None = None) -> torch.Tensor:
+        return self.update(texts).sum_updates(self.parameters, [self.selections[u] for u in users], 0)
+
+    def norm(self, steps: torch.Tensor) -> float:
+        return math.sqrt(math.fsum((steps.double() * self.plan.grid.step).square().tolist()))
+
+
+def make(network: str, folder: Path | None = None, training: dict | None = None, **privacy: object) -> RunConfig:
+    model = {"max_length": LENGTH, **NETWORKS[network]}
+    if network.startswith("llama"):
+        model["path"] = str(folder)
+    local_sgd = bool(training) and "local_update" in training
+    clip, holders = (None, "truncate") if local_sgd else (0.3, "reweight")
+    return tiny_config(
+        corpus={"declared_num_users": 100},
+        privacy={"sentence_clip_norm": clip, "test_noise_seed": None, **privacy},
+        bounds={"max_holders": 3, "holder_bound": holders, "entity_bound": holders},
+        model=model,
+        training=training or {},
+    )
+
+
+def assert_own(worker: Worker, seed: int = 0) -> dict[int, torch.Tensor]:
+    """What each user gives alone; any cohort, in any order and split, gives the sum of it."""
+    alone = {u: worker.steps(u) for u in worker.selections}
+    shuffled = np.random.default_rng(seed).permutation(list(alone)).tolist()
+    for cohort in (list(alone), shuffled, shuffled[:3], shuffled[3:]):
+        assert torch.equal(worker.steps(*cohort), sum(alone[u] for u in cohort))
+    assert torch.equal(alone[0], alone[1]), "the same words at another place"
+    return alone
+
+
+@pytest.fixture
+def llama(request: pytest.FixtureRequest) -> Path | None:
+    if not request.node.callspec.params["network"].startswith("llama"):
+        return None
+    return request.getfixturevalue("real_models") / "stories260k" / "hf"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_users_update_is_its_own(network, precision, device, llama):
+    worker = Worker(make(network, llama, {"precision": precision}), sentences(), device)
+    if "dropout" in network:
+        worker.texts[len(worker.selections[0].sentences)] = worker.texts[0]
+        cohort = list(worker.selections)  # masks follow the sentence's number, so that equal words differ
+        alone = {u: worker.steps(u) for u in cohort}
+        assert torch.equal(worker.steps(*cohort), sum(alone.values()))
+        assert torch.equal(worker.steps(*cohort[3:]), sum(alone[u] for u in cohort[3:]))
+    else:
+        alone = assert_own(worker)
+    assert all(0.1 < worker.norm(steps) <= 1.0 for steps in alone.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("network", ["gpt2", "gpt2 dropout", "awd_lstm dropout"])
+def test_so_it_is_under_local_sgd(network, device):
+    worker = Worker(make(network, training={**LOCAL_SGD, "precision": "bf16"}), sentences(), device)
+    alone = {u: worker.steps(u) for u in worker.selections}
+    assert torch.equal(worker.steps(*alone), sum(alone.values()))
+    assert all(0.01 < worker.norm(steps) <= 1.0 for steps in alone.values())
+
+
+@pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
+def test_neither_batches_nor_groups_of_users_matter(network, monkeypatch):
+    whole = Worker(make(network), sentences()).steps(*range(7))
+    monkeypatch.setattr(local, "_HELD", 1)  # a user at a time
+    assert torch.equal(Worker(make(network), sentences()).steps(*range(7)), whole)
+    monkeypatch.undo()
+    worker = Worker(make(network), sentences())
+    update = worker.update()
+    update.probe()
+    assert network != "gpt2" or any(len(rows) > 1 for rows in update._rows.values()), (
+        "one number of rows: nothing to compare"
+    )
+    update._rows = {length: rows[-1:] for length, rows in update._rows.items()}
+    chosen = [worker.selections[u] for u in range(7)]
+    assert torch.equal(update.sum_updates(worker.parameters, chosen, 0), whole)
+
+
+def tables(model: nn.Module) -> dict[str, nn.Parameter]:
+    """One matrix or vector of each kind, trained or frozen."""
+    found: dict[str, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        kind = (
+            "position"
+            if "wpe" in name
+            else "norm"
+            if "norm" in type(module).__name__.lower()
+            else type(module).__name__
+        )
+        for attribute, parameter in module.named_parameters(recurse=False):
+            found.setdefault(f"{kind} {attribute}", parameter)
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm dropout", "llama"])
+def test_so_it_is_with_spoilt_weights(network, precision, llama):
+    """Large, infinite and NaN values in any kind of table; entities still move an update by no more than their bound."""
+    worker = Worker(make(network, llama, {"precision": precision}), sentences(1))
+    chosen, holder = np.random.default_rng(0), 2
+    nulled = list(worker.texts)
+    nulled[worker.selections[holder].sentences[0]] = np.zeros(0, np.int64)
+    worker.update().probe()  # as a run does, of sound weights
+    kinds, counted = tables(worker.model), 0
+    assert len(kinds) > 2
+    for kind, table in kinds.items():
+        value = float(chosen.choice([1e18, -1e20, math.inf, math.nan]))
+        worker.params.set(worker.parameters)
+        before = table.detach().clone()
+        with torch.no_grad():
+            table.view(len(table), -1)[int(chosen.integers(1, len(table))), :2] = value
+        parameters, worker.parameters = worker.parameters, worker.params.get()
+        alone = {u: worker.steps(u) for u in worker.selections}
+        assert torch.equal(worker.steps(*alone), sum(alone.values())), (kind, value)
+        assert all(worker.norm(steps) <= 1.0 for steps in alone.values())
+        moved = worker.norm(worker.steps(*alone) - worker.steps(*alone, texts=nulled))
+        assert moved <= 0.3, (kind, value)
+        counted += any(bool(steps.any()) for steps in alone.values())
+        worker.parameters = parameters
+        with torch.no_grad():
+            table.copy_(before)
+    assert counted > len(kinds) / 3 or network == "llama", "everything was zero"  # whose tables reach every sentence
+
+
+@pytest.mark.parametrize("row", [10, 19])
+def test_one_huge_position_does_not_reach_short_sentences_through_padding(row):
+    """Short sentences beside a long one used to be padded to its length, and read the position."""
+    users = {u: [np.array([5, 7, 9])] for u in range(12)}
+    users[12] = [np.arange(1, 20)]
+    worker = Worker(make("gpt2"), users)
+    with torch.no_grad():
+        worker.params.set(worker.parameters)
+        worker.model.transformer.wpe.weight[row] = 1e20
+        worker.parameters = worker.params.get()
+    short, whole = worker.steps(*range(12)), worker.steps(*range(13))
+    assert worker.norm(short) > 3
+    assert torch.equal(whole - short, worker.steps(12))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision):
+    """A bf16 batch as long as the longest sentence of one user moved everybody's gradient the same way."""
+    users = {u: [np.array([5, 7, 9])] for u in range(300)}
+    users[300] = [np.arange(1, 20)]
+    config = make("gpt2", training={"precision": precision, "batch_tokens": 65536}, sentence_clip_norm=1.0)
+    worker = Worker(config, users)
+    moved = worker.norm(worker.steps(*range(301)) - worker.steps(*range(300)))
+    assert 0.8 < moved <= 1.0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm"])
+def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(network, precision):
+    """m sentences of one direction, clipped; the user's own clip does not bind."""
+    m, c = 6, 0.001
+    worker = Worker(
+        make(network, training={"precision": precision}, sentence_clip_norm=c),
+        {0: [np.arange(3, 14)] * m + [np.arange(2)]},
+    )
+    nulled = [np.zeros(0, np.int64) if x < m else text for x, text in enumerate(worker.texts)]
+    moved = worker.norm(worker.steps(0) - worker.steps(0, texts=nulled))
+    assert 1 - 1e-5 < moved / (m * c) <= 1.0
+
+
+class Shaky(nn.Module):
+    """A network whose kernels favour a row, one number of rows, or no order at all."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(VOCABULARY, 4)
+        self.decoder = nn.Linear(4, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool = False) -> object:
+        x = self.embedding(input_ids)
+        scale = torch.ones(len(x), 1, 1)
+        if self.kind == "row":
+            scale[-1] += 1e-6 * (len(x) > 1)
+        elif self.kind == "rows":
+            scale += 1e-6 * (len(x) > 8)
+        elif self.kind == "random":
+            scale += 1e-6 * torch.rand(1)
+        elif self.kind == "leak":  # a row's NaN reaches all
+            scale = scale + 0 * x.sum()
+        return type("Output", (), {"logits": self.decoder(x * scale)})
+
+
+def shaky(kind: str, **privacy: object) -> LocalUpdate:
+    worker = Worker(make("gpt2", **privacy), sentences())
+    worker.model = Shaky(kind)
+    worker.params = FlatParameters(worker.model)
+    return worker.update()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("even", {64, 16, 8}), ("row", {1}), ("leak", {1}), ("rows", {64, 16})])
+def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(local, "check_exact", lambda *args: None)
+    update = shaky(kind)
+    update.probe()
+    assert set(update._rows[8]) == rows
+
+
+def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    with pytest.raises(InputError, match="from pass to pass") as error:
+        shaky("random").probe()
+    assert error.value.field == "training.device"
+    shaky("random", test_noise_seed=0).probe()
+
+
+def test_sentences_that_influence_each_other_are_found_before_the_first_round(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    update = shaky("even")
+    forward = update.model.forward
+
+    def mixed(input_ids, position_ids, use_cache=False):
+        output = forward(input_ids, position_ids)
+        output.logits = output.logits - output.logits.mean(0)
+        return output
+
+    update.model.forward = mixed
+    with pytest.raises(InputError, match="not exact"):
+        update.sum_updates(update.params.get(), [], 0)
+
+
+def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    worker = Worker(make("gpt2"), sentences())
+    sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()
+    worker.params = FlatParameters(worker.model)
+    with pytest.raises(InputError, match="cannot be computed"):
+        worker.update().probe()
+
+
+def test_padded_lengths_and_batches():
+    assert padded_lengths(50) == [8, 12, 16, 24, 32, 48, 50]
+    assert [padded_length(n, 20) for n in (1, 8, 9, 13, 17, 20)] == [8, 8, 12, 16, 20, 20]
+    assert row_counts(8, tokens=512, batch_tokens=4096) == [64, 16, 8]
+    assert row_counts(50, tokens=512, batch_tokens=4096) == [32]
+    assert row_counts(600, tokens=512, batch_tokens=512) == [1]
+    assert row_counts(16, tokens=512, batch_tokens=4096, units=[6]) == [32]
+    for num in range(200):
+        packed = list(split(num, [64, 16, 8]))
+        assert sum(n for n, _ in packed) == num
+        assert all(n <= rows for n, rows in packed)
+        assert sum(rows for _, rows in packed) <= 2 * num + 8
+    assert list(split(5, [16])) == [(5, 16)]

@@ -1,0 +1,121 @@
+"""Shapes of batches that let a sentence's gradient be its own, and the probe that shows that they do.
+
+Which kernel computes a row, and in which order it adds, follows from shapes. So a sentence is padded to a length that
+depends on it alone, and batches have few numbers of rows, fixed by public settings. ``agreeing_rows`` then tries every
+such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
+only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
+every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
+shows on any sentence. What may show on few values alone, ``row_counts`` avoids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp_ray.models.gradients import SentenceGradients
+
+Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], SentenceGradients]
+"""Sentences, a number for each that seeds its dropout, and a shape to fill up -> their gradients."""
+
+_SHORTEST = 8
+_VECTOR = 64
+_SENTENCES = 3
+
+
+def padded_length(length: int, max_length: int) -> int:
+    """The least of 8, 12, 16, 24, 32, 48, ... that holds a sentence, ``max_length`` at most."""
+    padded = _SHORTEST
+    while padded < length:
+        padded = padded * 3 // 2 if padded & (padded - 1) == 0 else padded * 4 // 3
+    return min(padded, max_length)
+
+
+def padded_lengths(max_length: int) -> list[int]:
+    """All of them."""
+    return sorted({padded_length(length, max_length) for length in range(1, max_length + 1)})
+
+
+def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[int] = ()) -> list[int]:
+    """Numbers of rows to try, falling by four from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow no other.
+
+    CPU kernels compute what is left over of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
+    ``exp`` or ``tanh`` differs in the last bit of some values: too few for a probe. So tensors of one number per row and
+    position, or per row and unit (``units``: of layers that take one position at a time), are whole vectors.
+    """
+    multiple = max(_VECTOR // math.gcd(_VECTOR, n) for n in (length, *units))
+    if multiple * length > batch_tokens:
+        return [1]
+    counts = [max(multiple, min(tokens, batch_tokens) // length // multiple * multiple)]
+    while counts[-1] > multiple:
+        counts.append(max(multiple, counts[-1] // 4 // multiple * multiple))
+    return counts
+
+
+def split(num: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields (sentences, rows) of batches that hold ``num`` sentences; ``counts``: of rows, falling."""
+    while num > 0:
+        rows = next((c for c in reversed(counts) if num <= c <= 2 * num), None)
+        rows = rows or next((c for c in counts if c <= num), counts[-1])
+        yield min(num, rows), rows
+        num -= rows
+
+
+def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int], vocab_size: int) -> list[int]:
+    """Those of ``counts`` (falling) in whose rows a sentence of a padded ``length`` has the same gradient, bit by bit.
+
+    Empty if it has none: not even a repeated pass gives the same.
+    """
+    generator = np.random.default_rng(length)
+    made_up = [generator.integers(1, vocab_size, max(1, length - 1 - n % 4)) for n in range(_SENTENCES)]
+    others = [*made_up[:2], made_up[0][:0]]
+    found: list[int] = []
+    agreed: dict[int, Tensor] = {}
+    for rows in counts:
+        same, bits = True, dict(agreed)
+        for turn in (0, 1):
+            row = np.arange(rows)
+            mine = row % 2 == turn if rows > 1 else np.ones(1, bool)
+            which = (row // 2 + row // 8) % _SENTENCES
+            filled = [
+                made_up[n] if own else others[x // 2 % 3] for x, (n, own) in enumerate(zip(which, mine, strict=True))
+            ]
+            number = np.where(mine, which, _SENTENCES + row)
+            spoilt = [0.0 if own else (float("nan"), 0.0, 1e30, 0.0)[x // 2 % 4] for x, own in enumerate(mine)]
+            with _spoilt(model, spoilt):
+                gradients = run(filled, number.tolist(), (rows, length))
+            for first, formed in gradients.chunks():
+                for n, own, each in zip(which[first:], mine[first:], formed, strict=False):
+                    if own:
+                        integers = each.view(torch.int32 if each.dtype == torch.float32 else torch.int64)
+                        if int(n) not in bits:
+                            bits[int(n)] = integers.clone()
+                        same = same and bool(each.isfinite().all()) and torch.equal(integers, bits[int(n)])
+        if same:
+            found.append(rows)
+            agreed = bits
+    return found
+
+
+@contextmanager
+def _spoilt(model: nn.Module, values: Sequence[float]) -> Iterator[None]:
+    """Adds a value to everything that the embedding says of a row: NaN and huge ones reach every kernel behind it."""
+    embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    if embedding is None:
+        yield
+        return
+
+    def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        added = torch.tensor(values, dtype=output.dtype, device=output.device)
+        return output + added.view(-1, *[1] * (output.dim() - 1))
+
+    handle = embedding.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
