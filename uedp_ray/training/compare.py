@@ -29,10 +29,12 @@ from uedp_ray.config import (
     set_keys,
 )
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
+from uedp_ray.files import make_folder, replacing, settle, write_json
+from uedp_ray.locks import INSIDE
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.rundir import Say
+from uedp_ray.training.storage import Storage, folder_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,26 @@ def compare(
 
     A row holds name, perplexity, epsilon by accountant (None: no guarantee), delta, unit, rounds and run_dir.
     """
-    if out.exists() and any(out.iterdir()) and not resume:
+    storage = Storage(folder_only(out).resolve())
+    with storage.exclusive():
+        return _compare(comparison, storage.root, workers, resume, say, progress, pretrain_progress)
+
+
+def _compare(
+    comparison: Comparison,
+    out: Path,
+    workers: int | None,
+    resume: bool,
+    say: Say,
+    progress: Progress,
+    pretrain_progress: PretrainProgress,
+) -> dict[str, Any]:
+    settle(out)
+    found = {path.name for path in out.iterdir()} - {INSIDE} if out.exists() else set()
+    if found and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
+    if found and "base.yaml" not in found:
+        raise InputError("--resume", str(out), "holds no comparison: name another folder")
     _same_base(comparison.base, out / "base.yaml")
     say("preparing the corpora")
     untrained = prepare_corpora(comparison.base, out / "corpora")
@@ -90,7 +110,7 @@ def compare(
             _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
             for name in comparison.variants
         ]
-    table = {"rows": rows, "out": str(out.resolve())}
+    table = {"rows": rows, "out": str(out)}
     write_json(out / "table.json", table)
     return table
 
@@ -98,8 +118,9 @@ def compare(
 def _same_base(base: RunConfig, path: Path) -> None:
     """What is prepared and pre-trained once under ``out`` is that of one base."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        dump_config(base, path)
+        make_folder(path.parent)
+        with replacing(path) as new:
+            dump_config(base, new)
     elif load_config(path).digest() != base.digest():
         raise InputError("--resume", str(path), "the comparison's base has changed: name another folder")
 

@@ -76,7 +76,7 @@ def train(
             run.progress.unlink(missing_ok=True)
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
-        return json.loads(run.result.read_text())
+        return run.load_result()
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -244,7 +244,7 @@ def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
             last = done.wait(0.3)  # the last rounds are told too
             try:
                 row = json.loads(run.progress.read_text())
-            except (FileNotFoundError, json.JSONDecodeError):
+            except (OSError, ValueError):  # not there yet, or no descriptor is left: the run itself will say so
                 continue
             if row != seen:
                 seen = row

@@ -18,20 +18,22 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder, replacing, settle
+from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import perplexity
 from uedp_ray.training.host import pick_device
 from uedp_ray.training.local import seeded
+from uedp_ray.training.storage import folder_only
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
+Progress = Callable[[int, int, float], None]
 _HELD_OUT = 50
 """One public sentence in this many is kept out of training, for the perplexity that is reported."""
 
 
-def pretrain(
-    config: RunConfig, out: Path, *, progress: Callable[[int, int, float], None] = lambda step, steps, loss: None
-) -> dict[str, Any]:
+def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None) -> dict[str, Any]:
     """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
 
     Args:
@@ -40,12 +42,25 @@ def pretrain(
     Returns: perplexity before and after on held-out public sentences, and the checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
-    settings = config.pretrain
-    if not settings.text:
+    if not config.pretrain.text:
         raise InputError("pretrain.text", [], "name public text to train on")
-    if out.exists() and any(out.iterdir()):
-        raise InputError("--out", str(out), "is not empty: name another folder")
-    out.mkdir(parents=True, exist_ok=True)  # not after hours of training
+    out = folder_only(out).resolve()
+    busy = InputError(
+        "--out", str(out), "another process is at work in this folder: wait for it, or stop one of the two"
+    )
+    with folder_locked(out, wait=0.0, busy=busy):
+        settle(out)
+        if out.exists() and not {path.name for path in out.iterdir()} <= {INSIDE}:
+            raise InputError("--out", str(out), "is not empty: name another folder")
+        return pretrain_into(config, out, progress=progress)
+
+
+def pretrain_into(
+    config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None
+) -> dict[str, Any]:
+    """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
+    settings = config.pretrain
+    make_folder(out)  # not after hours of training
     vocabulary = make_vocabulary(config)
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     train, held_out = _split(config, vocabulary)
@@ -57,8 +72,9 @@ def pretrain(
         before = perplexity(model, task, held_out, device=device)
         _fit(config, model, task, train, device, progress)
     after = perplexity(model, task, held_out, device=device)
-    save_model(model, out / "model")
-    vocabulary.save(out / "model")
+    with replacing(out / "model") as new:
+        save_model(model, new)
+        vocabulary.save(new)
     return {"perplexity": after, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
 
 
