@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import shlex
 import sys
 from pathlib import Path
@@ -56,6 +58,12 @@ def main() -> None:
         err.print(message, style="red", soft_wrap=True)
         sys.exit(130)
     except (OSError, RuntimeError) as error:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            few = InputError(
+                "ulimit -n", resource.getrlimit(resource.RLIMIT_NOFILE)[0], "too few: allow more open files"
+            )
+            err.print(f"error: {few}", style="red", markup=False, soft_wrap=True)
+            sys.exit(2)
         err.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 
