@@ -40,15 +40,14 @@ def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
 def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[None]:
     """Holds a folder, there or not, by a file beside it, so that whatever is in it may be renamed, removed and made.
 
-    Beside it is also where all nodes see it, if they see the folder. Where nothing can be made there the file is inside.
-    Raises: as ``locked``.
+    Beside it is also where all nodes see it, if they see the folder. Not where the folder is a volume of its own, or nothing
+    can be made beside it: then the file is inside. Raises: as ``locked``.
     """
     made = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / INSIDE
-        if not os.access(folder.parent, os.W_OK) and not path.exists() and folder.is_dir():
-            path = folder / INSIDE
+        inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
+        path = folder / INSIDE if inside else folder.with_name(f".{folder.name}.lock")
         with locked(path, wait=wait, busy=busy):
             yield
     finally:

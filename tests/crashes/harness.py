@@ -60,8 +60,9 @@ def preload(folder: Path) -> Path:
 def warm_up(name: str, base: Path) -> None:
     """Runs a command in this process, so that those forked from it have imported everything."""
     command = COMMANDS[name](base)
-    command.set_up()
+    base.mkdir(parents=True)
     with (base / "output").open("w") as output, redirect_stdout(output), redirect_stderr(output):
+        command.set_up()
         command.call()
 
 

@@ -147,9 +147,14 @@ def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_pa
     assert str(tmp_path / "run" / "private") in told[-1]
 
 
-def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path, monkeypatch):
+@pytest.mark.parametrize("why", ["a volume", "read-only"])
+def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path, monkeypatch, why):
+    """Beside a volume is each container's own disk: another container would not see it."""
     (folder := tmp_path / "mounted").mkdir()
-    monkeypatch.setattr("os.access", lambda path, how: Path(path) != tmp_path)
+    if why == "a volume":
+        monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == folder)
+    else:
+        monkeypatch.setattr("os.access", lambda path, how: Path(path) != tmp_path)
     busy = InputError("--out", "mounted", "busy")
     with folder_locked(folder, wait=0, busy=busy):
         assert [path.name for path in folder.iterdir()] == [".lock"]
