@@ -1,46 +1,186 @@
-"""Files that are whole or as they were, whatever is killed or full."""
+"""Files and folders that are whole or as they were, whatever is killed or full; and what is read back from them.
+
+    with replacing(run / "model") as new:           # run/.model.new, which becomes run/model, synced, if all goes well
+        save_model(model, new)
+    settle(run)                                     # what a kill left of such changes is gone, or put back
+
+Of those who change one path only one may be at it at a time; see ``locks``.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.errors import InputError
 from uedp_ray.jsontext import to_json
 
+_NEW, _OLD = ".new", ".old"
+_NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
+"""How libraries in Rust, which safetensors and tokenizers are, tell the number of a system's error."""
+_MOST_JSON = 1 << 26
+_SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes, syncs and renames; on failure (a full disk, say) the old file stays and the partial one goes.
 
-    Raises: OSError naming the file and what is safe.
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """A path at which the block makes a file or a folder, which then takes the place of ``path``, whole and on disk.
+
+    A folder in place is set aside first, and comes back by ``settle`` if the process dies in between.
+    ``private``: readable by the owner only, whatever the umask.
+    Raises: OSError naming the file and what is safe; the old content stays, and the partial one goes.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    new, old = _beside(path, _NEW), _beside(path, _OLD)
+    _settle(path)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        reason = error.strerror or str(error)
+        yield new
+        _sync(new, private)
+        if path.is_dir():
+            os.replace(path, old)
+        os.replace(new, path)
+        sync_folder(path.parent)
+        _remove(old)
+    except BaseException as error:
+        with suppress(OSError):
+            _settle(path)
+        failure = os_error(error)
+        if failure is None:
+            raise
+        reason = failure.strerror or str(failure)
         raise OSError(
-            error.errno,
-            f"{reason}; {path.name} keeps its last whole state: free space and run again with --resume",
+            failure.errno,
+            f"{reason}; {path.name} keeps its last whole state: {_remedy(failure)} and run again with --resume",
             str(path),
         ) from error
-    sync_folder(path.parent)
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """See ``replacing``."""
+    with replacing(path, private=private) as new, open(new, "wb") as file:
+        file.write(content)
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Whole or not at all; see ``jsontext``."""
+    write_atomically(path, to_json(value).encode(), private=private)
+
+
+def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+      fields: names that it must have, with the types allowed; others are let through.
+      remedy: what to do if it is missing or damaged.
+
+    Raises: InputError if it is not that.
+    """
+    try:
+        value = json.loads(path.read_bytes()) if path.stat().st_size <= _MOST_JSON else None
+    except (ValueError, RecursionError):
+        value = None
+    except OSError as error:
+        raise unreadable(error, path.name, path, remedy) from None
+    if not isinstance(value, dict):
+        raise InputError(path.name, str(path), f"is damaged: {remedy}")
+    for name, types in fields.items():
+        if not isinstance(value.get(name), types) or (isinstance(value.get(name), bool) and bool not in types):
+            raise InputError(path.name, str(path), f"is damaged ({name} is missing or wrong): {remedy}")
+    return value
+
+
+def unreadable(error: OSError, field: str, path: Path, remedy: str) -> Exception:
+    """What to raise for a file that cannot be read: the user's mistake, unless the machine is short of something."""
+    if error.errno in _SPENT:
+        return error
+    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
+    return InputError(field, str(path), f"{reason}: {remedy}")
+
+
+def settle(folder: Path) -> None:
+    """Ends what a kill interrupted among the entries of ``folder``: each is as before, or as after."""
+    for entry in list(folder.iterdir()) if folder.is_dir() else ():
+        name = entry.name[1:-4]
+        if entry.name in (f".{name}{_NEW}", f".{name}{_OLD}"):
+            _settle(folder / name)
+
+
+def _settle(path: Path) -> None:
+    new, old = _beside(path, _NEW), _beside(path, _OLD)
+    if old.exists() and not path.exists():
+        os.replace(old, path)
+    _remove(new)
+    _remove(old)
+
+
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """Makes a folder that is there after a power cut; ``private``: it and those made for it are their owner's alone."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        sync_folder(each.parent)
+    for each in {path, *missing} if private else ():
+        each.chmod(0o700)
 
 
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY)
+    _fsync(folder)
+
+
+def os_error(error: BaseException) -> OSError | None:
+    """The system's error that an exception is or tells of, if it is such."""
+    if isinstance(error, OSError):
+        return error
+    found = _NATIVE.search(str(error)) if isinstance(error, Exception) else None
+    if found is None:
+        return None
+    number = int(found[1] or found[2])
+    return OSError(number, os.strerror(number))
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files (ulimit -n)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "make it writable"
+    return "free space"
+
+
+def _sync(path: Path, private: bool) -> None:
+    """Everything below, files first."""
+    for root, folders, files in os.walk(path, topdown=False):
+        for name in (*files, *folders):
+            _finish(Path(root, name), private)
+    _finish(path, private)
+
+
+def _finish(path: Path, private: bool) -> None:
+    if private:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all; see ``jsontext``."""
-    write_atomically(path, to_json(value).encode())
+def _beside(path: Path, role: str) -> Path:
+    return path.with_name(f".{path.name}{role}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import signal
 import stat
 import subprocess
 import sys
@@ -294,44 +293,6 @@ def test_a_failed_run_leaves_what_was_there(tmp_path: Path) -> None:
         prepare(_source(tmp_path, *ROWS, {"text": "no owner"}), tmp_path / "out")
     assert open_corpus(tmp_path / "out").digest == digest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
-
-
-def _killed(source: SourceConfig, out: Path, when: str) -> None:
-    """Prepares in a process of its own that is killed ``when``."""
-    script = f"""
-import os, signal
-from uedp_ray.config import SourceConfig
-from uedp_ray.corpus.prepare import prepare
-kill, replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL), os.replace
-def replace_twice(source, target, count=[]):
-    replace(source, target)
-    count.append(1)
-    len(count) == 2 and kill()
-{when}
-prepare(SourceConfig(path={source.path!r}, format="jsonl"), {str(out)!r}, progress=progress)
-"""
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
-
-
-def test_what_a_killed_run_leaves_is_no_corpus_and_is_cleared_away(tmp_path: Path) -> None:
-    source, out = _source(tmp_path, *ROWS), tmp_path / "out"
-    _killed(source, out, "progress = kill")
-    with pytest.raises(InputError, match="not a prepared corpus"):
-        open_corpus(out)
-    assert any("shards" in str(path) for path in tmp_path.rglob("*.parquet")), "it was killed in the middle"
-    prepare(source, out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
-
-
-def test_a_corpus_set_aside_by_a_run_that_was_killed_comes_back(tmp_path: Path) -> None:
-    source, out = _source(tmp_path, *ROWS), tmp_path / "out"
-    prepare(source, out)
-    digest = open_corpus(out).digest
-    _killed(source, out, "progress, os.replace = None, replace_twice")
-    assert not out.exists(), "it was killed between the two renamings"
-    with pytest.raises(InputError, match=r"rows.jsonl:1"):
-        prepare(_source(tmp_path, {"text": "no owner"}), out)
-    assert open_corpus(out).digest == digest
 
 
 def test_a_folder_is_prepared_by_one_process_at_a_time(tmp_path: Path) -> None:

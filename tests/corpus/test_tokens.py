@@ -103,9 +103,7 @@ def test_written_once_per_corpus_vocabulary_and_length(
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths}, "no temporary folder stays"
 
 
-def test_a_failure_leaves_nothing_and_a_lost_race_is_no_failure(
-    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path
-) -> None:
+def test_a_failure_leaves_nothing(corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path) -> None:
     class Broken(FakeCorpus):
         def texts(self) -> Iterator[tuple[int, list[str]]]:
             yield 0, ["the doctor"]
@@ -115,14 +113,18 @@ def test_a_failure_leaves_nothing_and_a_lost_race_is_no_failure(
         encode_corpus(Broken(corpus.users), vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
-    class Raced(FakeCorpus):
-        def texts(self) -> Iterator[tuple[int, list[str]]]:
-            encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]  # another process is faster
-            return super().texts()
 
-    store = encode_corpus(Raced(corpus.users), vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
-    assert store.num_sentences == corpus.num_sentences
-    assert len(list(tmp_path.iterdir())) == 1
+@pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy"])
+@pytest.mark.parametrize("content", [b"", b"garbled", None], ids=["empty", "garbled", "out of range"])
+def test_what_is_damaged_is_written_anew(
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    store = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    whole = (store.path / name).read_bytes()
+    (store.path / name).write_bytes(whole[:-4] + b"\xff\xff\xff\x7f" if content is None else content)
+    encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    assert (store.path / name).read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir()] == [store.path.name]
 
 
 def test_pickles_as_its_path(corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path) -> None:

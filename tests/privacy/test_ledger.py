@@ -186,13 +186,13 @@ def test_disk_full(path, monkeypatch, failing):
 
 
 def test_a_ledger_that_cannot_be_started_leaves_nothing(path, monkeypatch):
-    def full(descriptor, data):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         Ledger.create(path, {})
-    assert not path.exists()
+    assert not list(path.parent.iterdir())
 
 
 def test_reserved_fields_and_second_writers(path):

@@ -10,6 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from tests.sweep.sweeps import sweep_config, sweep_tree
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder
 from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
@@ -17,7 +18,6 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms, planned_points, price
-from uedp_ray.training.rundir import private_folder
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
 METHOD = {"method": {"choice": ["user_dp"]}}
@@ -26,7 +26,7 @@ METHOD = {"method": {"choice": ["user_dp"]}}
 @pytest.fixture
 def folder(tmp_path):
     out = SweepDir(tmp_path / "out")
-    private_folder(out.private)
+    make_folder(out.private, private=True)
     return out
 
 

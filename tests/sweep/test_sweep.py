@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -346,20 +345,6 @@ def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
     thread.join()
     assert killed
     check_whole(out, answer)
-
-
-def test_a_sweep_that_is_running_is_not_run_twice(corpora, tmp_path, monkeypatch):
-    from uedp_ray.sweep import host
-
-    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
-    process = command(path, out)
-    wait_until(lambda: (out / "study.journal").exists())
-    monkeypatch.setattr(host, "_LOCK_WAIT", 0.0)
-    with pytest.raises(InputError, match="another process is running this sweep"):
-        sweep(host.load_sweep_config(out / "sweep.yaml"), out, resume=True)
-    process.kill()
-    process.communicate()
-    shutil.rmtree(out, ignore_errors=True)
 
 
 def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):

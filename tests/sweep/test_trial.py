@@ -14,6 +14,7 @@ import torch
 from tests.sweep.sweeps import sweep_config
 from uedp_ray.config import dump_config
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder
 from uedp_ray.sweep import feed as feed_module
 from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
@@ -21,7 +22,7 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.trial import run_trial
 from uedp_ray.training import worker
-from uedp_ray.training.rundir import RunDir, private_folder
+from uedp_ray.training.rundir import RunDir
 
 POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
 
@@ -30,7 +31,7 @@ POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.
 def folder(corpora, tmp_path):
     """A sweep directory as the host leaves it before the first trial."""
     out = SweepDir(tmp_path / "out")
-    private_folder(out.private)
+    make_folder(out.private, private=True)
     sweep = sweep_config(corpora, tmp_path)
     dump_sweep_config(sweep, out.config)
     dump_config(sweep.base, out.trial_base)

@@ -10,7 +10,6 @@ import struct
 import pytest
 import torch
 
-from tests.training.runs import Crash
 from uedp_ray import files
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
@@ -73,31 +72,6 @@ def test_only_tensors_and_json_and_only_the_last(saved):
     assert set(header) >= {"parameters", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq", "optimizer.0.step"}
     assert header["parameters"] == {"dtype": "F32", "shape": [5], "data_offsets": header["parameters"]["data_offsets"]}
     json.loads((saved / "state.json").read_text())
-
-
-@pytest.mark.parametrize("moment", ["round-000004.safetensors", "state.json"])
-@pytest.mark.parametrize("renamed", [False, True], ids=["before", "after"])
-def test_a_kill_while_saving_leaves_a_whole_checkpoint(saved, monkeypatch, moment, renamed):
-    replace = os.replace
-
-    def killed(source, target):
-        if target.name == moment and not renamed:
-            raise Crash
-        replace(source, target)
-        if target.name == moment:
-            raise Crash
-
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(Crash):
-        save(saved, step(fresh(), 4))
-    monkeypatch.undo()
-    state = fresh()
-    assert load_checkpoint(saved, state, **MINE) is not None
-    expected = 4 if (moment, renamed) == ("state.json", True) else 3
-    assert state.next_round == expected
-    assert torch.equal(state.parameters, step(fresh(), expected).parameters)
-    save(saved, step(state))  # and what was left over is in nobody's way
-    assert len(list(saved.glob("round-*.safetensors"))) == 1
 
 
 class FullDisk:

@@ -25,24 +25,9 @@ from uedp_ray.training import _objects
 from uedp_ray.training._objects import Objects
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
-from uedp_ray.training.predict import predict
 from uedp_ray.training.storage import Mirror, StorageError, local_copy, open_storage
 
 pytestmark = pytest.mark.usefixtures("node")
-
-
-MOMENTS = [
-    ("uedp_ray.training.mirror:Mirror.take_over", 1),
-    ("uedp_ray.training.rundir:_write_key", 1),
-    ("uedp_ray.training.rundir:Ledger.create", 1),
-    *[("uedp_ray.training.mirror:Mirror.append", nth) for nth in (1, 2, 5)],
-    *[("uedp_ray.training._objects:Objects.upload", nth) for nth in (1, 5, 40, 45, 50)],
-    ("uedp_ray.training._objects:Objects.delete", 1),
-    ("uedp_ray.training.driver:RunDriver.release", 4),
-    ("uedp_ray.training.driver:save_checkpoint", 2),
-    ("uedp_ray.training.mirror:Mirror.publish", 1),
-    ("uedp_ray.training.mirror:Mirror.publish", 2),
-]
 
 
 def record_releases(patch):
@@ -55,33 +40,6 @@ def record_releases(patch):
 
     patch.setattr(RunDriver, "release", recorded)
     return released
-
-
-@pytest.mark.parametrize(("where", "nth"), MOMENTS, ids=[f"{w.rpartition(':')[2]}-{n}" for w, n in MOMENTS])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_node_lost_at_any_moment_loses_nothing(fixed, uninterrupted, url, node, where, nth, after):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uedp_ray.training.mirror._THREADS", 1)
-        released = record_releases(patch)
-        crash(fixed, url, where, nth, after=after)
-    assert [event["round"] for event in kept_events(url)][: len(released)] == released
-    shutil.rmtree(node("a"))
-    node("b")
-    result = train(fixed, url, workers=0, resume=open_storage(url).begun())
-    out, expected = uninterrupted
-    assert {key: result[key] for key in ("perplexity", "rounds")} == {k: expected[k] for k in ("perplexity", "rounds")}
-    root = open_storage(url).root
-    open_storage(url).get(root / "checkpoint", commit="state.json")
-    assert torch.equal(parameters(root), parameters(out))
-    assert (root / "rounds.parquet").read_bytes() == (out / "rounds.parquet").read_bytes()
-    published = local_copy(url)
-    assert events(published) == kept_events(url)
-    assert {path.name for path in published.iterdir()} == {path.name for path in out.iterdir()} - {
-        "private",
-        "checkpoint",
-    }
-    assert json.loads((published / "result.json").read_text()).items() <= result.items()
-    assert predict(published, ["the"])
 
 
 def test_an_event_is_in_the_storage_before_its_round_is_released(corpora, url, monkeypatch):

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from tests.training import runs
-from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree, train_until_killed
+from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
@@ -25,31 +25,6 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.training.host import train
-
-# What is called in a run, in order: every one is a moment to die at, before or after the nth call.
-SETUP = [
-    ("uedp_ray.training.rundir:dump_config", 1),
-    ("uedp_ray.training.rundir:_write_key", 1),
-    ("uedp_ray.training.rundir:apply_bounds", 1),
-    ("uedp_ray.training.rundir:Ledger.create", 1),
-    ("uedp_ray.training.rundir:make_vocabulary", 1),
-    ("uedp_ray.training.rundir:Vocabulary.save", 1),
-    ("uedp_ray.training.rundir:_encode", 1),
-    ("uedp_ray.training.rundir:write_json", 1),
-]
-ROUNDS = [
-    ("uedp_ray.training.driver:RunDriver.charge", 1),
-    ("uedp_ray.training.driver:RunDriver.release", 3),
-    ("uedp_ray.training.driver:RunDriver.release", 4),
-    ("uedp_ray.training.driver:save_checkpoint", 1),
-    ("uedp_ray.training.checkpoint:write_atomically", 1),  # tensors of round 2
-    ("uedp_ray.training.checkpoint:write_atomically", 4),  # state of round 4
-    ("uedp_ray.training.driver:save_checkpoint", 3),
-    ("uedp_ray.training.worker:save_model", 1),
-    ("uedp_ray.training.driver:write_statement", 1),
-]
-MOMENTS = [(*moment, after) for moment in SETUP + ROUNDS for after in (False, True)]
-IDS = [f"{w.rpartition(':')[2]}-{n}-{'after' if after else 'before'}" for w, n, after in MOMENTS]
 
 
 @pytest.fixture(scope="module")
@@ -80,43 +55,6 @@ def assert_same_run(out, uninterrupted):
     assert rows == expected
     assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
     assert {event["round"] for event in events(out)} == set(range(5)), "every round is charged"
-
-
-@pytest.mark.parametrize(("where", "nth", "after"), MOMENTS, ids=IDS)
-def test_a_crash_anywhere_and_resume_give_the_same_run(fixed, uninterrupted, tmp_path, where, nth, after):
-    crash(fixed, tmp_path / "run", where, nth, after=after)
-    train(fixed, tmp_path / "run", workers=0, resume=True)
-    assert_same_run(tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("where", "nth", "after"), MOMENTS, ids=IDS)
-def test_a_kill_anywhere_and_resume_give_the_same_run(fixed, uninterrupted, tmp_path, where, nth, after):
-    train_until_killed(fixed, tmp_path / "run", where, nth=nth, after=after)
-    train(fixed, tmp_path / "run", workers=0, resume=True)
-    assert_same_run(tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["uedp_ray.corpus.prepare:_make_private", "uedp_ray.corpus.prepare:prepare_shard"])
-def test_a_kill_while_the_corpus_is_prepared(corpora, tmp_path, where):
-    text = {"format": "synthetic", "num_users": 10}
-    config = run_config(corpora, corpus={"declared_num_users": 30, "source": text}, training={"num_rounds": 1})
-    train_until_killed(config, tmp_path / "run", where, nth=1)
-    assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] == 1
-
-
-def test_a_half_written_config_is_no_run_yet(fixed, uninterrupted, tmp_path, monkeypatch):
-    def half(config, path):
-        Path(path).write_text("name: ti")
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr("uedp_ray.training.rundir.dump_config", half)
-        with pytest.raises(Crash):
-            train(fixed, tmp_path / "run", workers=0)
-    train(fixed, tmp_path / "run", workers=0)
-    assert_same_run(tmp_path / "run", uninterrupted)
 
 
 def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):

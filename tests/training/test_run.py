@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 
 import pyarrow.parquet as pq
@@ -42,10 +43,18 @@ def test_exactly_the_files_that_are_documented(private_run):
     assert {path.name for path in private_run.out.iterdir()} == PUBLIC | {"private"}
 
 
-def test_private_files_are_the_owners_alone(private_run):
-    private = private_run.out / "private"
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    assert stat.S_IMODE((private / "sampling.key").stat().st_mode) == 0o600
+@pytest.mark.parametrize("umask", [0o000, 0o077], ids=oct)
+def test_private_files_are_the_owners_alone_whatever_the_umask(corpora, tmp_path, umask):
+    source = {"source": {"format": "synthetic", "num_users": 9}}
+    before = os.umask(umask)
+    try:
+        train(run_config(corpora, corpus=source, training={"num_rounds": 1}), tmp_path / "run", workers=0)
+    finally:
+        os.umask(before)
+    private = tmp_path / "run" / "private"
+    for path in (private, *private.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "run" / "result.json").stat().st_mode) == 0o666 & ~umask
 
 
 def test_the_resolved_config_is_complete_and_loads(private_run, corpora):

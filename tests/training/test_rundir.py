@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import run_config
+from tests.crashes.commands import Sweep
+from tests.training.runs import TREE, run_config
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
+from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.sweep.price import fix_terms
+from uedp_ray.training import rundir
+from uedp_ray.training.compare import Comparison, compare
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import prepare_run
 
 
@@ -51,6 +60,141 @@ def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, t
     assert said[0].startswith("caution: ")
     assert caution in said[0]
     assert said[1] == "reading the corpus"
+
+
+def content(folder):
+    """Every file below, and what was written to it last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("rounds", [5, 9], ids=["same config", "another"])
+def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_path, monkeypatch, rounds):
+    """A lock is of its file's descriptor: to the second start this process is another one."""
+    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
+    out, met = tmp_path / "run", []
+    other = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
+
+    def start_again(moment):
+        before = content(out)
+        for resume in (False, True):
+            with pytest.raises(InputError, match="another process is at work in this folder"):
+                train(other, out, workers=0, resume=resume)
+        assert content(out) == before
+        met.append(moment)
+
+    def before(where, name):
+        original = getattr(where, name)
+
+        def called(*args, **kwargs):
+            if name not in met:
+                start_again(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(where, name, called)
+
+    before(rundir, "_claim")
+    before(Ledger, "append")
+    before(RunDriver, "finish")
+    result = train(
+        run_config(corpora), out, workers=0, say=start_again, observe=lambda row: start_again(f"round {row['round']}")
+    )
+    assert result["rounds"] == 5
+    assert met[:3] == ["_claim", "reading the corpus", "solving the noise multiplier"]
+    assert met[3:] == [
+        *("building the vocabulary", "tokenising", "round 0", "append", "round 2", "round 4", "round 5", "finish")
+    ], "with a ledger that holds its first line only, and so on"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "the lock is gone"
+
+
+def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
+    text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+    config = run_config(corpora, pretrain={"text": text, "num_steps": 2, "batch_size": 4}, training={"num_rounds": 1})
+    comparison = Comparison(config, {"with": ("uedp", {})})
+    source, refused = SourceConfig(format="synthetic", num_users=9), []
+    starts = {
+        "pretrained": lambda again: pretrain(config, tmp_path / "pretrained", progress=again),
+        "prepared": lambda again: prepare(source, tmp_path / "prepared", progress=again),
+        "compared": lambda again: compare(comparison, tmp_path / "compared", workers=0, resume=True, say=again),
+    }
+    for name, start in starts.items():
+
+        def again(*_, name=name):
+            before = content(tmp_path)
+            for other in starts.values():
+                if other is starts[name]:
+                    with pytest.raises(InputError, match="another process is at work"):
+                        other(lambda *_: None)
+            assert content(tmp_path) == before
+            refused.append(name)
+
+        start(again)
+    assert set(refused) == set(starts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(starts)
+
+
+def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
+    command, codes = Sweep(tmp_path), []
+    command.set_up()
+
+    def again(*_):
+        before = content(command.work)
+        monkeypatch.setattr("uedp_ray.sweep.host.fix_terms", fix_terms)
+        codes.append(command.call())
+        assert content(command.work) == before
+
+    monkeypatch.setattr("uedp_ray.sweep.host.fix_terms", again)
+    command.call()
+    assert codes == [2]
+    assert "another process is at work in this folder" in capsys.readouterr().err
+
+
+def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):
+    told = []
+    config = run_config(
+        corpora,
+        corpus={"source": {"format": "synthetic", "num_users": 9}},
+        bounds={"mode": "declared", "max_holders": 1},
+    )
+    with pytest.raises(InputError, match="max_sentences_per_entity"):
+        train(config, tmp_path / "run", workers=0, say=told.append)
+    assert str(tmp_path / "run" / "private") in told[-1]
+
+
+@pytest.mark.parametrize("why", ["a volume", "read-only"])
+def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path, monkeypatch, why):
+    """Beside a volume is each container's own disk: another container would not see it."""
+    (folder := tmp_path / "mounted").mkdir()
+    if why == "a volume":
+        monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == folder)
+    else:
+        monkeypatch.setattr("os.access", lambda path, how: Path(path) != tmp_path)
+    busy = InputError("--out", "mounted", "busy")
+    with folder_locked(folder, wait=0, busy=busy):
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+        with pytest.raises(InputError, match="busy"), folder_locked(folder, wait=0, busy=busy):
+            pass
+    assert not list(folder.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
+
+
+@pytest.mark.parametrize("kept", ["checkpoint", "model", "rounds.parquet", "result.json"])
+def test_what_a_lost_ledger_paid_for_is_kept_and_no_other_takes_its_place(private_run, corpora, tmp_path, kept):
+    out = tmp_path / "run"
+    shutil.copytree(private_run.out, out)
+    (out / "ledger.jsonl").unlink()
+    (out / "private" / "setup.json").unlink()
+    for name in {"checkpoint", "model", "rounds.parquet", "result.json"} - {kept}:
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
+    before = content(out)
+    for rounds, resume, message in ((9, False, "holds a run already"), (9, True, "its config"), (5, True, "is gone")):
+        config = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
+        with pytest.raises(InputError, match=message):
+            train(config, out, workers=0, resume=resume)
+        assert {path: before[path] for path in before if path.name != "sentence_weight.npy"}.items() <= content(
+            out
+        ).items()
 
 
 def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, pretrained, tmp_path, monkeypatch):

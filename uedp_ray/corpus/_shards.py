@@ -35,6 +35,9 @@ SHARD_SCHEMA = pa.schema(
     }
 )
 
+PARTIAL = ".partial"
+"""Ends the names of files of the cache that are being written."""
+_KEPT = pa.schema({"mentions": MENTIONS})
 _ROW_GROUP = 2048  # sentences: what reading one user costs at least, and what is in memory at once when reading
 _ROWS = 256  # read, searched and cut at once
 
@@ -223,9 +226,8 @@ class _Finder:
                 head = len(encoded).to_bytes(8, "little") + bytes([running.as_py(), label.is_valid])
                 digest.update(head + encoded)
             self._path = cache / f"{digest.hexdigest()}.parquet"
-            if self._path.exists():
+            if (kept := _kept(self._path)) is not None and len(kept) == len(rows):
                 self._known = True
-                kept = pq.read_table(self._path)["mentions"].to_pylist()
                 self._kept = [tuple(Mention(**mention) for mention in row) for row in kept]
 
     def find(self, batch: list[Sentence]) -> Findings:
@@ -242,11 +244,22 @@ class _Finder:
     def close(self) -> None:
         if self._path is None or self._known:
             return
-        partial = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        partial = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{PARTIAL}")
         rows = pa.array([mention_rows(mentions) for mentions in self._kept], MENTIONS)
         pq.write_table(pa.table({"mentions": rows}), partial)
         partial.chmod(0o600)
         os.replace(partial, self._path)  # whole or not at all: another worker or run may be reading
+
+
+def _kept(path: Path) -> list[Any] | None:
+    """The findings in a file of the cache; None if there are none, or it is damaged: they are made again."""
+    try:
+        table = pq.read_table(path, schema=_KEPT) if path.exists() else None
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        return None
+    return None if table is None else table["mentions"].to_pylist()
 
 
 def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:

@@ -18,7 +18,6 @@ All of it is private, the statistics too, and readable by the owner only.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,7 +25,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from uedp_ray.access import require_token
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus._shards import ShardResult, ShardTask, prepare_shard
+from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, prepare_shard
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder, replacing
 from uedp_ray.interrupts import handlers_kept
+from uedp_ray.locks import INSIDE, folder_locked
 
 FORMAT_VERSION = 2
 
@@ -88,7 +89,6 @@ def prepare(
     if num_shards is not None and num_shards < 1:
         raise InputError("num_shards", num_shards, "must be 1 or more")
     out = Path(out).resolve()
-    _check_target(out)
     specs = tuple(_absolute(spec) for spec in source.detector)
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}
@@ -333,13 +333,9 @@ def _check_target(out: Path) -> None:
     if not out.is_dir():
         raise InputError("out", str(out), "is a file: name a new folder")
     names = {path.name for path in out.iterdir()}
-    if names - {"cache"} and not {"corpus.json", "shards", "index"} <= names:
+    corpus = {"corpus.json", "shards", "index", "entities.parquet"}
+    if names - {"cache", INSIDE} and not corpus <= names <= corpus | {"cache", INSIDE, ".whole"}:
         raise InputError("out", str(out), "the folder holds something else: name a new folder or a prepared corpus")
-
-
-def _make_private(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 @contextmanager
@@ -348,37 +344,28 @@ def _replacing(out: Path) -> Iterator[Path]:
 
     One process at a time; its lock ends with it, and what a killed one left is put back or cleared away by the next.
     """
-    lock, work, retired = (out.with_name(f".{out.name}.{role}") for role in ("lock", "new", "old"))
-    cache = out / "cache"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    busy = InputError("out", str(out), "another process is at work in this folder: wait for it, or name another")
+    with folder_locked(out, wait=0.0, busy=busy), replacing(out, private=True) as work:
+        _check_target(out)
+        cache = out / "cache"
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = os.fstat(file.fileno()).st_nlink > 0  # else its holder has just removed it, and a third may have one
-        except BlockingIOError:
-            free = False
-        if not free:
-            raise InputError("out", str(out), "another process is preparing this folder: wait, or name another")
-        try:
-            if retired.exists() and not out.exists():  # killed between the two renamings below
-                os.replace(retired, out)
-            for left in (work, retired):
-                shutil.rmtree(left, ignore_errors=True)
-            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(out.parent)
+            make_folder(cache, private=True)
+            for left in cache.glob(f"*{PARTIAL}"):
+                left.unlink()
             work.mkdir(mode=0o700)
             yield work
-            _make_private(work)
-            os.replace(cache, work / "cache")
-            os.replace(out, retired)
-            os.replace(work, out)
-            shutil.rmtree(retired)
+            shutil.copytree(cache, work / "cache", copy_function=_link)
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
             for folder in (cache, out):  # rmdir leaves alone what holds anything
-                try:
+                with suppress(OSError):
                     folder.rmdir()
-                except OSError:
-                    break
             raise
-        finally:
-            lock.unlink()
+
+
+def _link(source: str, target: str) -> None:
+    """The same file under a second name, where the file system knows such."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

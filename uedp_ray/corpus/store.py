@@ -13,8 +13,8 @@ Users are 0..U-1, shard by shard; sentences 0..N-1, so that user u owns ``user_o
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,8 @@ from uedp_ray.corpus._shards import sentences_of
 from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError, unreadable, within
+from uedp_ray.errors import InputError, within
+from uedp_ray.files import read_json
 
 T = TypeVar("T")
 
@@ -56,15 +57,7 @@ class Corpus:
 
     def __init__(self, path: str | Path, categories: Sequence[str] = ()):
         self.path = Path(path)
-        try:
-            manifest = json.loads((self.path / "corpus.json").read_text())
-        except (OSError, ValueError) as error:
-            _refuse_unreadable(error, path)
-            raise InputError(
-                "path", str(path), "not a prepared corpus: write one with uedp-ray prepare SOURCE --out DIR"
-            ) from None
-        if manifest.get("format_version") != FORMAT_VERSION:
-            raise InputError("path", str(path), "prepared by another version: run uedp-ray prepare again")
+        manifest = _manifest(self.path)
         self.statistics: dict[str, Any] = manifest["statistics"]
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
@@ -82,9 +75,30 @@ class Corpus:
         self.sentence_words = self._load("sentence_words")
         self.text_sketch = self._load("text_sketch")
         self.user_names = self._load("user_names") if self.names_users else np.zeros(0, np.uint64)
+        self._check_graph()
         self._kept: NDArray[np.bool_] | None = None
         if categories:
             self._keep(categories)
+
+    def _check_graph(self) -> None:
+        """Every offset and number is in range: what follows indexes without looking."""
+        users, sentences, entities = self.num_users, self.num_sentences, self.num_entities
+        runs = (
+            ("user_offsets", self.user_offsets, users, sentences),
+            ("shard_users", self.shard_users, len(self.shard_users) - 1, users),
+            ("entity_offsets", self.entity_offsets, sentences, len(self.entity_ids)),
+        )
+        for name, offsets, number, end in runs:
+            good = offsets.dtype == np.int64 and offsets.shape == (number + 1,) and number > 0
+            if not (good and offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())):
+                raise self._damaged(name)
+        good = self.entity_ids.dtype == np.int32 and len(self.entity_holders) == entities
+        if not (good and self.entity_ids.min(initial=0) >= 0 and self.entity_ids.max(initial=-1) < entities):
+            raise self._damaged("entity_ids")
+        for name in ("text_sketch", "user_names"):
+            found = getattr(self, name)
+            if found.dtype != np.uint64 or found.ndim != 1:
+                raise self._damaged(name)
 
     @property
     def num_users(self) -> int:
@@ -130,14 +144,20 @@ class Corpus:
 
     def entity_table(self) -> pa.Table:
         """Rows in the order of entity ids: category, form, holders."""
-        table = pq.read_table(self.path / "entities.parquet", columns=["category", "form"])
+        with self._reading("entities.parquet"):
+            table = pq.read_table(self.path / "entities.parquet", columns=["category", "form"])
+        if table.num_rows != (self.num_entities if self._kept is None else len(self._kept)):
+            raise self._damaged("entities.parquet")
         if self._kept is not None:
             table = table.filter(pa.array(self._kept))
         return table.append_column("holders", pa.array(self.entity_holders))
 
     def _keep(self, categories: Sequence[str]) -> None:
         """Takes entities of all other categories out of the graph. Raises: InputError for a category that is not in it."""
-        column = pq.read_table(self.path / "entities.parquet", columns=["category"])["category"]
+        with self._reading("entities.parquet"):
+            column = pq.read_table(self.path / "entities.parquet", columns=["category"])["category"]
+        if len(column) != self.num_entities:
+            raise self._damaged("entities.parquet")
         prepared = set(column.unique().to_pylist() if self.categories is None else self.categories)
         with within("corpus"):
             wanted = expand(categories, prepared)
@@ -177,9 +197,25 @@ class Corpus:
     def _load(self, name: str) -> NDArray[Any]:
         try:
             return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            _refuse_unreadable(error, self.path)
-            raise InputError("path", str(self.path), f"its {name} is missing or damaged: run prepare again") from None
+        except OSError as error:
+            if error.errno in _SCARCE:
+                raise
+            raise self._damaged(name) from None
+        except (ValueError, EOFError):
+            raise self._damaged(name) from None
+
+    def _damaged(self, name: str) -> InputError:
+        return InputError("path", str(self.path), f"its {name} is missing or damaged: run prepare again")
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """What Arrow says of a damaged file, in the user's words."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+            if getattr(error, "errno", None) in _SCARCE:
+                raise
+            raise self._damaged(name) from None
 
     def _need(self, there: bool, what: str) -> None:
         if not there:
@@ -194,7 +230,10 @@ class Corpus:
         cuts = np.searchsorted(wanted, self.shard_users)
         for shard in np.flatnonzero(np.diff(cuts)):
             first_row = self.user_offsets[self.shard_users[shard]]
-            with pq.ParquetFile(self.path / "shards" / f"part-{shard:05d}.parquet") as file:
+            name = f"shards/part-{shard:05d}.parquet"
+            with self._reading(name), pq.ParquetFile(self.path / name) as file:
+                if file.metadata.num_rows != self.user_offsets[self.shard_users[shard + 1]] - first_row:
+                    raise self._damaged(name)
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
                 bounds = np.concatenate([[0], np.cumsum(sizes)])
                 current, rows = -1, list[T]()
@@ -217,10 +256,27 @@ def _fixed(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _refuse_unreadable(error: Exception, path: str | Path) -> None:
-    """A file that is there and cannot be read is not one to prepare again."""
-    if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ENOTDIR):
-        raise unreadable(error, "path", str(path)) from None
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""Errors that are the machine's: preparing again would not help."""
+_MANIFEST = {
+    "statistics": (dict,),
+    "detectors": (list,),
+    "categories": (list, type(None)),
+    "digest": (str,),
+    "names_users": (bool,),
+    "has_labels": (bool,),
+    "has_tags": (bool,),
+}
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    if not (path / "corpus.json").is_file():
+        remedy = "not a prepared corpus: write one with uedp-ray prepare SOURCE --out DIR"
+        raise InputError("path", str(path), remedy)
+    manifest = read_json(path / "corpus.json", {}, "run uedp-ray prepare again")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise InputError("path", str(path), "prepared by another version: run uedp-ray prepare again")
+    return read_json(path / "corpus.json", _MANIFEST, "run uedp-ray prepare again")
 
 
 def open_corpus(path: str | Path, categories: Sequence[str] = ()) -> Corpus:

@@ -13,22 +13,25 @@ import functools
 import hashlib
 import itertools
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder, replacing
+from uedp_ray.locks import locked
 
 if TYPE_CHECKING:
     from uedp_ray.corpus.store import Corpus
 
 _BATCH = 4096  # Sentences handed to the tokenizer at once, which uses all cores.
+_PART = 1 << 22
+_WAIT = 3600.0
+"""Seconds to wait for another process that tokenises the same text: trials of a sweep begin together."""
 
 
 class TokenStore:
@@ -71,26 +74,52 @@ def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
     """Tokenises a corpus under ``directory``, or reopens what an earlier call wrote for the same three arguments.
 
-    The folder appears complete or not at all; of processes that race, one wins and all read its files. Memory is one
-    batch of sentences.
+    The folder appears complete or not at all; of several processes one writes it, and the others wait for it. What is
+    damaged is written anew. Memory is one batch of sentences.
     Raises: InputError if ``max_length`` leaves no room for a token.
     """
     if max_length < 2:
         raise InputError("model.max_length", max_length, "must be 2 or more: one token and the end token")
     key = hashlib.sha256(json.dumps([2, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
     path = Path(directory) / key
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=path.parent))  # readable by the owner only
-        try:
-            texts = (text for _, texts in corpus.texts() for text in texts)
-            cut = [0]
-            _write(temporary, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
-            np.save(temporary / "cut.npy", np.int64(cut[0]))
-            _publish(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return TokenStore(path)
+    shape = corpus.num_sentences, max_length - 1, vocabulary.size
+    store = _whole(path, *shape)
+    if store is None:
+        make_folder(path.parent, private=True)
+        busy = InputError(
+            "tokens", str(path), f"another process has been writing it for {_WAIT:.0f} s: see what it does"
+        )
+        with locked(path.with_name(f".{key}.lock"), wait=_WAIT, busy=busy):
+            store = _whole(path, *shape)
+            if store is None:
+                with replacing(path, private=True) as new:
+                    new.mkdir(mode=0o700)
+                    texts = (text for _, texts in corpus.texts() for text in texts)
+                    cut = [0]
+                    _write(new, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
+                    np.save(new / "cut.npy", np.int64(cut[0]))
+                store = TokenStore(path)
+    return store
+
+
+def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStore | None:
+    """The arrays in ``path``; None if there are none, or they are not those of a corpus of these sizes."""
+    try:
+        store = TokenStore(path)
+        _ = store.share_cut
+    except (FileNotFoundError, ValueError, EOFError):
+        return None
+    offsets, tokens = store.offsets, store.tokens
+    shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32
+    if not shaped or tokens.ndim != 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
+        return None
+    within = bool(((store.lengths >= 0) & (store.lengths <= longest)).all())
+    known = all(part.min() >= 0 and part.max() < size for part in _parts(tokens))
+    return store if within and known else None
+
+
+def _parts(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    return (tokens[first : first + _PART] for first in range(0, len(tokens), _PART))
 
 
 def encoded(
@@ -106,29 +135,23 @@ def encoded(
 
 
 def _write(folder: Path, sentences: Iterable[np.ndarray], num_sentences: int) -> None:
-    offsets = np.lib.format.open_memmap(folder / "offsets.npy", mode="w+", dtype=np.int64, shape=(num_sentences + 1,))
+    """Both files are written front to back: a map of a file that finds the disk full kills the process."""
     count, total = 0, 0
-    with (folder / "tokens.npy").open("wb") as file:
-        body = _write_header(file, 0)
+    with (folder / "tokens.npy").open("wb") as file, (folder / "offsets.npy").open("wb") as ends:
+        body = _write_header(file, np.int32, 0)
+        _write_header(ends, np.int64, num_sentences + 1)
+        ends.write(np.int64(0).tobytes())
         for ids in sentences:
             file.write(ids.tobytes())
             count, total = count + 1, total + len(ids)
-            offsets[count] = total
+            ends.write(np.int64(total).tobytes())
         file.seek(0)
-        assert _write_header(file, total) == body, "numpy pads headers so that the length may grow in place"
-    assert count == num_sentences, "the corpus yields as many sentences as it counts"
-    offsets.flush()
+        assert _write_header(file, np.int32, total) == body, "numpy pads headers so that the length may grow in place"
+    if count != num_sentences:
+        raise InputError("corpus", str(folder.parent), f"holds {count} sentences of {num_sentences}: prepare it again")
 
 
-def _write_header(file: BinaryIO, length: int) -> int:
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)), "fortran_order": False, "shape": (length,)}
+def _write_header(file: BinaryIO, dtype: DTypeLike, length: int) -> int:
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    try:
-        os.rename(temporary, path)
-    except OSError:
-        if not path.exists():  # Otherwise another process was first; its files hold the same.
-            raise

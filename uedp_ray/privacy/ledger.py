@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_atomically
 
 FORMAT_VERSION = 1
 _START = "0" * 64
@@ -34,24 +35,16 @@ class Ledger:
 
     @classmethod
     def create(cls, path: str | Path, header: dict[str, Any]) -> Ledger:
-        """Starts a ledger with an ``open`` event that holds ``header``. Raises: InputError if the file exists."""
+        """Starts a ledger with an ``open`` event that holds ``header``: whole or absent, whatever happens.
+
+        Of several processes only one may be at it; who calls holds a lock. Raises: InputError if the file exists.
+        """
         path = Path(path)
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        except FileExistsError:
-            raise InputError("ledger", str(path), "exists already: resume the run, or choose another folder") from None
-        ledger = cls(path, [], 0)
-        try:
-            ledger.append("open", header={"format_version": FORMAT_VERSION, **header})
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        return ledger
+        if path.exists():
+            raise InputError("ledger", str(path), "exists already: resume the run, or choose another folder")
+        event, line = _chained(-1, _START, "open", {"header": {"format_version": FORMAT_VERSION, **header}})
+        write_atomically(path, line)
+        return cls(path, [event], len(line))
 
     @classmethod
     def open(cls, path: str | Path, *, config_digest: str | None = None) -> Ledger:
@@ -83,12 +76,7 @@ class Ledger:
         for name in fields:
             if name in _RESERVED:
                 raise InputError("field", name, "is reserved by the ledger: choose another name")
-        seq, prev = self.position if self._events else (-1, _START)
-        event = {"seq": seq + 1, "kind": kind, **fields, "prev": prev}
-        event["digest"] = _digest(event)
-        line = (_canonical(event) + "\n").encode()
-        if len(line) >= _MAX_LINE:
-            raise InputError("event", kind, f"takes {len(line)} bytes, and a line at most {_MAX_LINE}: record less")
+        event, line = _chained(*self.position, kind, fields)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.fstat(descriptor).st_size != self._size:
@@ -109,8 +97,8 @@ class Ledger:
         finally:
             os.close(descriptor)
         self._size += len(line)
-        self._events.append(json.loads(line))
-        return self._events[-1]
+        self._events.append(event)
+        return event
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -196,6 +184,16 @@ def _event(line: bytes, seq: int, prev: str) -> dict[str, Any] | None:
     except (ValueError, KeyError, RecursionError):
         return None
     return event if good else None
+
+
+def _chained(seq: int, prev: str, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The event that follows (seq, prev), as it will be read back, and its line. Raises: InputError if that is too long."""
+    event = {"seq": seq + 1, "kind": kind, **fields, "prev": prev}
+    event["digest"] = _digest(event)
+    line = (_canonical(event) + "\n").encode()
+    if len(line) >= _MAX_LINE:
+        raise InputError("event", kind, f"takes {len(line)} bytes, and a line at most {_MAX_LINE}: record less")
+    return json.loads(line), line
 
 
 def _canonical(event: dict[str, Any]) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
+from uedp_ray.files import make_folder, replacing, settle
+from uedp_ray.locks import INSIDE
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
@@ -35,15 +37,11 @@ from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_warm_start
 from uedp_ray.training.host import Progress
-from uedp_ray.training.locks import locked
-from uedp_ray.training.rundir import Say, private_folder
+from uedp_ray.training.rundir import Say
 from uedp_ray.training.storage import open_storage
 
 Show = Callable[[dict[str, Any]], None]
 """Told counts of trials by state, and the best so far, after every change."""
-
-_LOCK_WAIT = 30.0
-"""Seconds: what a killed driver left running ends sooner."""
 
 
 def sweep(
@@ -72,9 +70,10 @@ def sweep(
     """
     storage = open_storage(out)
     folder = SweepDir(storage.root, storage)
-    busy = InputError("--out", str(folder.root), "another process is running this sweep: stop one of the two")
     with storage.exclusive():
         storage.clear()
+        for each in (folder.root, folder.private, folder.tokens):
+            settle(each)
         restore(folder)
         _refuse(config, folder, resume)
         base = _searched_base(config)
@@ -83,18 +82,19 @@ def sweep(
         check_reachable(config)
         for caution in budget_cautions(config):
             say(f"caution: {caution}")
-        private_folder(folder.private)
-        with locked(folder.lock, wait=_LOCK_WAIT, busy=busy):
-            storage.take_over()
-            restore(folder)
-            _claim(config, folder)
-            fix_terms(config, folder)
-            keep_terms(folder)
-            study = Study.open(config, folder.journal)
-            rows = GatheredRows(config, folder)
-            with Beside(config, address) as beside:
-                _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
-                return conclude(config, folder, rows.read(study.trials), beside, say, progress)
+        make_folder(folder.root)
+        make_folder(folder.private, private=True)
+        storage.take_over()
+        restore(folder)
+        _claim(config, folder)
+        fix_terms(config, folder)
+        keep_terms(folder)
+        study = Study.open(config, folder.journal)
+        _refuse_cut(folder, len(study.trials))
+        rows = GatheredRows(config, folder)
+        with Beside(config, address) as beside:
+            _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+            return conclude(config, folder, rows.read(study.trials), beside, say, progress)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
@@ -104,7 +104,7 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     if not folder.config.exists():
         if resume:
             raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
-        if folder.root.exists() and any(path != folder.private for path in folder.root.iterdir()):
+        if folder.root.exists() and not {path.name for path in folder.root.iterdir()} <= {"private", INSIDE}:
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
     elif not folder.trials.exists() and folder.storage.url is None:
         return  # nothing of it was trained: what failed to start may be mended and tried again
@@ -133,13 +133,27 @@ def _searched_base(config: SweepConfig) -> RunConfig:
 
 def _claim(config: SweepConfig, folder: SweepDir) -> None:
     """Writes the sweep down; of one that never trained anything, and is another, nothing is kept."""
+    if folder.trials.exists() and not folder.terms.exists():  # they would be fixed anew, with results known
+        remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
+        raise InputError(folder.terms.name, str(folder.terms), remedy)
     if not folder.trials.exists() and folder.config.exists():
         if load_sweep_config(folder.config).digest() != config.digest():
             for path in (folder.private / "corpora", folder.tokens):
                 shutil.rmtree(path, ignore_errors=True)
         for file in (folder.journal, folder.terms, folder.pool):
             file.unlink(missing_ok=True)
-    dump_sweep_config(config, folder.config)
+    with replacing(folder.config) as new:
+        dump_sweep_config(config, new)
+
+
+def _refuse_cut(folder: SweepDir, known: int) -> None:
+    """Refuses a journal that does not know of a trial that ran: its price would be left out, and its place taken."""
+    numbers = [int(run.name.split("-")[0]) for run in folder.trials.glob("[0-9]*") if run.is_dir()]
+    if max(numbers, default=-1) >= known:
+        remedy = (
+            f"knows {known} trials, and trials/ has number {max(numbers)}: put the sweep's own, complete journal back"
+        )
+        raise InputError("study.journal", str(folder.journal), remedy)
 
 
 def _search(
@@ -188,7 +202,8 @@ def _lay_ground(
         base = prepared(base, folder, folder.private / "corpora")
         _check_categories(config, base)
         private = _private_text(config, base, named, folder)
-        dump_config(base, folder.trial_base)
+        with replacing(folder.trial_base, private=True) as new:
+            dump_config(base, new)
         folder.storage.put(folder.trial_base)
     start = base.model.warm_start
     if base.pretrain.text:

@@ -66,10 +66,6 @@ class SweepDir:
         return self.root / "private"
 
     @property
-    def lock(self) -> Path:
-        return self.private / "sweep.lock"
-
-    @property
     def trial_base(self) -> Path:
         """The base of every trial: the sweep's, with corpora prepared."""
         return self.private / "base.yaml"

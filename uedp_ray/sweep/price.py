@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
+from uedp_ray.files import read_json, write_json
 from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
@@ -44,6 +44,7 @@ COVERS = {
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
+_RESTORE = "put the sweep's own back, or search in another folder"
 _POINTS_TRIED = 50
 """Points drawn for each that is wanted, before the space counts as exhausted."""
 
@@ -65,25 +66,48 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
     if search.rule == "repeat_and_select":
         terms |= _fix_pool(sweep, folder)
     elif not search.adaptive:
-        write_json(folder.pool, {"points": _fixed_points(sweep)})
+        write_json(folder.pool, {"points": _fixed_points(sweep)}, private=True)
     elif search.rule == "composition":
         terms["odometer"] = _odometer(sweep).to_dict()
     write_json(folder.terms, terms)
+
+
+def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Raises: InputError if they are damaged, or not this sweep's."""
+    drawn = sweep.search.rule == "repeat_and_select"
+    fields = {"rule": (str,), "delta": (int, float), "unit": (str,)}
+    terms = read_json(
+        folder.terms, fields | dict.fromkeys(("mean", "epsilon") if drawn else (), (int, float)), _RESTORE
+    )
+    found, asked = (terms["rule"], terms["delta"], terms["unit"]), sweep.budget
+    if found != (sweep.search.rule, asked.delta, asked.unit):
+        raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {_RESTORE}")
+    return terms
+
+
+def _read_pool(folder: SweepDir) -> dict[str, Any]:
+    """Raises: InputError if it is damaged."""
+    pool = read_json(folder.pool, {"points": (list,)}, _RESTORE)
+    points, draws = pool["points"], pool.get("draws", [])
+    drawn = isinstance(draws, list) and all(type(draw) is int and 0 <= draw < len(points) for draw in draws)
+    if not (drawn and all(isinstance(point, dict) for point in points)):
+        raise InputError(folder.pool.name, str(folder.pool), f"is damaged: {_RESTORE}")
+    return pool
 
 
 def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """The points in the order of trials where they are fixed beforehand, else None."""
     if not folder.pool.exists():
         return None
-    pool = json.loads(folder.pool.read_text())
+    pool = _read_pool(folder)
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
 def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
     """What reporting the best of trials 0 to ``count`` - 1 costs, attempts and unfinished trials included."""
-    terms = json.loads(folder.terms.read_text())
+    terms = _read_terms(sweep, folder)
     rule, ledgers, note = terms["rule"], _ledgers(sweep, folder, count), ""
-    epsilon = terms.get("epsilon")
+    epsilon = terms.get("epsilon", math.inf)
     if rule == "repeat_and_select":
         try:
             _check_trials(sweep, folder, ledgers, terms["mean"])
@@ -219,7 +243,7 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     parts = [
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
     ]
-    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws})
+    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
     return {"mean": mean, "law": search.law, "pool_size": len(points), "epsilon": epsilon}
 
 
@@ -236,7 +260,7 @@ def _draw(sweep: SweepConfig, size: int) -> list[Point]:
 
 def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[list[dict[str, Any]]], mean: float) -> None:
     """Raises: InputError if a trial, all seeds of it together, spent more than every candidate may."""
-    pool = json.loads(folder.pool.read_text())
+    pool = _read_pool(folder)
     candidates = [
         [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
         for parts in pool["candidates"]

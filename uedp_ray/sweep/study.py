@@ -12,6 +12,7 @@ lock on the sweep's folder.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,9 @@ class Study:
             # A seed that a resumed sweep repeated would repeat its points.
             study.sampler = _sampler(sweep, sweep.search.seed + len(study.get_trials(deepcopy=False)))
             return cls(sweep, study)
-        except (ValueError, KeyError, AssertionError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # Optuna replays whatever the file says, and trips in as many ways
             remedy = f"is damaged ({type(error).__name__}): restore a copy, or start again in another folder"
             raise InputError("study.journal", str(path), remedy) from None
 
@@ -152,3 +155,4 @@ def _mend(path: Path) -> None:
         if whole < len(content):
             with path.open("r+b") as file:
                 file.truncate(whole)
+                os.fsync(file.fileno())

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import sync_folder
+from uedp_ray.files import make_folder, sync_folder
 
 T = TypeVar("T")
 
@@ -125,10 +125,16 @@ class Objects:
             Path(self._path(folder)).mkdir(parents=True, exist_ok=True)
             Path(self._path(folder)).chmod(0o700)
 
+    def tidy(self) -> None:
+        """On a disk, removes what writes that were killed left. One that is going on fails, and is tried again."""
+        if isinstance(self._fs, fs.LocalFileSystem):
+            for left in Path(self._base).rglob(f".*{_TEMPORARY}"):
+                left.unlink(missing_ok=True)
+
     def _write(self, key: str, source: BinaryIO) -> None:
         path = self._path(key)
         if isinstance(self._fs, fs.LocalFileSystem):  # the one that neither replaces as a whole nor syncs
-            _write_local(Path(path), source)
+            _write_local(Path(path), source, private=key.startswith("private/"))
             return
         try:
             self._stream(path, source)
@@ -156,10 +162,11 @@ class Objects:
         raise AssertionError
 
 
-def _write_local(path: Path, source: BinaryIO) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write_local(path: Path, source: BinaryIO, *, private: bool) -> None:
+    make_folder(path.parent, private=private)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")  # several may write the same
-    with temporary.open("wb") as file:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    with os.fdopen(descriptor, "wb") as file:
         shutil.copyfileobj(source, file, _CHUNK)
         file.flush()
         os.fsync(file.fileno())

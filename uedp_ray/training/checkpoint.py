@@ -12,17 +12,20 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
+from uedp_ray.files import make_folder, read_json, write_atomically
 from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1
+_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("config_digest", "accountant", "ledger_digest", "tensors", "sha256"), (str,)),
+    **dict.fromkeys(("format", "next_round", "ledger_seq"), (int,)),
+}
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ class Position:
 
 def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None:
     """Writes a checkpoint; the previous one is removed only after the new one is committed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors = {"parameters": state.parameters.detach().cpu().contiguous()}
     for index, entry in state.optimizer.state_dict()["state"].items():
         for name, value in entry.items():
             if torch.is_tensor(value):
                 tensors[f"optimizer.{index}.{name}"] = value.detach().cpu().contiguous()
     content = save(tensors)
-    name = f"round-{state.next_round:06d}.safetensors"
+    name = _tensor_file(state.next_round)
     write_atomically(folder / name, content)
     commit = {
         "format": _FORMAT,
@@ -62,8 +65,7 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
 def kept_rounds(folder: Path) -> int:
     """Rounds that the checkpoint in ``folder`` holds; 0 if there is none. Raises: InputError if it is damaged."""
     path = folder / "state.json"
-    kept = _read_commit(path).get("next_round") if path.exists() else 0
-    return kept if isinstance(kept, int) else 0
+    return read_json(path, _FIELDS, "restore it or use another --out")["next_round"] if path.exists() else 0
 
 
 def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, accountant: str) -> Position | None:
@@ -74,7 +76,7 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
     path = folder / "state.json"
     if not path.exists():
         return None
-    commit = _read_commit(path)
+    commit = read_json(path, _FIELDS, "restore it or use another --out")
     for name, wanted in (("format", _FORMAT), ("config_digest", config_digest), ("accountant", accountant)):
         if commit.get(name) != wanted:
             raise InputError(
@@ -82,34 +84,30 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
                 str(commit.get(name))[:12],
                 f"this run has {str(wanted)[:12]!r}: resume with the run's own config.yaml, or use another --out",
             )
-    tensor_file = folder / commit["tensors"]
+    name, position = commit["tensors"], Position(**{name: commit[name] for name in Position.__dataclass_fields__})
+    if name != _tensor_file(position.next_round):
+        raise InputError("checkpoint", str(path), "is damaged (tensors): restore it or use another --out")
+    tensor_file = folder / name
     if not tensor_file.exists() or hashlib.sha256(tensor_file.read_bytes()).hexdigest() != commit["sha256"]:
         raise InputError("checkpoint", str(tensor_file), "is missing or damaged: restore it or use another --out")
     try:
         tensors = load_file(tensor_file)
     except SafetensorError as error:
         raise InputError("checkpoint", str(tensor_file), f"cannot be read: {error}") from None
-    if tensors["parameters"].shape != state.parameters.shape:
+    parameters = tensors.pop("parameters", torch.empty(0))
+    if parameters.shape != state.parameters.shape or parameters.dtype != state.parameters.dtype:
         raise InputError(
-            "checkpoint",
-            tuple(tensors["parameters"].shape),
-            f"the model has {tuple(state.parameters.shape)} parameters",
+            "checkpoint", tuple(parameters.shape), f"the model has {tuple(state.parameters.shape)} parameters"
         )
-    state.parameters.copy_(tensors.pop("parameters"))
+    state.parameters.copy_(parameters)
     entries: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         _, index, name = key.split(".", 2)
         entries.setdefault(int(index), {})[name] = value
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
-    state.next_round = commit["next_round"]
-    return Position(**{name: commit[name] for name in Position.__dataclass_fields__})
+    state.next_round = position.next_round
+    return position
 
 
-def _read_commit(path: Path) -> dict[str, Any]:
-    try:
-        commit = json.loads(path.read_text())
-    except ValueError:
-        commit = None
-    if not isinstance(commit, dict):
-        raise InputError("checkpoint", str(path), "is damaged: restore it or use another --out")
-    return commit
+def _tensor_file(next_round: int) -> str:
+    return f"round-{next_round:06d}.safetensors"

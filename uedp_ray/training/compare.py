@@ -30,13 +30,15 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import write_json
+from uedp_ray.files import make_folder, replacing, settle, write_json
+from uedp_ray.locks import INSIDE
 from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.rundir import Say
+from uedp_ray.training.storage import Storage, folder_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +86,26 @@ def compare(
     A row holds name, perplexity, bits_per_byte, unk_share, epsilon by accountant (None: no guarantee), delta, unit, rounds
     and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
-    if out.exists() and any(out.iterdir()) and not resume:
+    storage = Storage(folder_only(out).resolve())
+    with storage.exclusive():
+        return _compare(comparison, storage.root, workers, resume, say, progress, pretrain_progress)
+
+
+def _compare(
+    comparison: Comparison,
+    out: Path,
+    workers: int | None,
+    resume: bool,
+    say: Say,
+    progress: Progress,
+    pretrain_progress: PretrainProgress,
+) -> dict[str, Any]:
+    settle(out)
+    found = {path.name for path in out.iterdir()} - {INSIDE} if out.exists() else set()
+    if found and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
+    if found and "base.yaml" not in found:
+        raise InputError("--resume", str(out), "holds no comparison: name another folder")
     num_workers = comparison.base.training.num_workers if workers is None else workers
     check_workers("--workers", num_workers)
     if not (out / "base.yaml").exists():
@@ -112,7 +132,7 @@ def compare(
             _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
             for name in comparison.variants
         ]
-    table = {"rows": rows, "out": str(out.resolve())}
+    table = {"rows": rows, "out": str(out)}
     write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
     return table
 
@@ -120,8 +140,9 @@ def compare(
 def _same_base(base: RunConfig, path: Path) -> None:
     """What is prepared and pre-trained once under ``out`` is that of one base."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        dump_config(base, path)
+        make_folder(path.parent)
+        with replacing(path) as new:
+            dump_config(base, new)
     elif load_config(path).digest() != base.digest():
         raise InputError("--resume", str(path), "the comparison's base has changed: name another folder")
 

@@ -5,7 +5,6 @@ It alone sees the un-noised sum of a round. Everything it writes outside the led
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ import torch
 
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_atomically, write_json
-from uedp_ray.plan import Plan, Weights, epsilons
+from uedp_ray.plan import ACCOUNTANTS, Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.statement import covers, write_statement
@@ -57,20 +57,36 @@ class RunDriver:
     def resume(self) -> None:
         """Loads the last whole checkpoint, if any, and sees how many rounds the budget still has."""
         self.run.storage.get(self.run.checkpoint, commit=COMMIT)
+        self.rows = self._known_rows()
+        if (
+            not self.rows
+        ):  # lost or damaged: the first row is of the initial parameters, which are in ``state`` until now
+            self._record()
         position = load_checkpoint(
             self.run.checkpoint, self.state, config_digest=self._digest, accountant=self.plan.config.privacy.protect
         )
         if position is not None:
             self._ledger.require_position(position.ledger_seq, position.ledger_digest)
-            if self.run.rounds.exists():
-                rows = pq.read_table(self.run.rounds).to_pylist()
-                self.rows = [row for row in rows if row["round"] <= self.state.next_round]
+        self.rows = [row for row in self.rows if row["round"] <= self.state.next_round]
         self._first = self.state.next_round
         self._left = self._affordable()
-        if not self.rows:
-            self._record()
         if position is not None and self._diverged():
             self._refuse_divergence()
+
+    def _known_rows(self) -> list[dict[str, Any]]:
+        """Those of ``rounds.parquet``, as far as it can be read."""
+        names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in ACCOUNTANTS)}
+        try:
+            table = pq.read_table(self.run.rounds) if self.run.rounds.exists() else None
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:  # the machine's, not the file's
+                raise
+            table = None
+        good = (
+            table is not None and set(table.column_names) == names and table.num_rows <= self._training.num_rounds + 1
+        )
+        rows = table.to_pylist() if table is not None and good else []
+        return rows if rows and rows[0]["round"] == 0 else []
 
     def _affordable(self) -> int:
         """How many more rounds there are. Under a target no more are charged, in all, than were planned: a crashed round
@@ -204,7 +220,7 @@ class RunDriver:
             "private": self.plan.private,
             "covers": covers(self._ledger.header),
         }
-        setup = json.loads(self.run.setup.read_text())
+        setup = self.run.load_setup()
         write_statement(
             self.run.statement,
             self.plan,

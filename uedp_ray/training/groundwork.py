@@ -8,7 +8,6 @@ row = public_row("public-only", config)
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,16 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
+from uedp_ray.files import make_folder, settle
+from uedp_ray.locks import folder_locked
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.guard import check_evaluation
-from uedp_ray.training.locks import locked
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
-from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.pretrain import pretrain_into
 from uedp_ray.training.rundir import prepared_source
 
 PretrainProgress = Callable[[int, int, float], None]
@@ -42,6 +42,7 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
     corpus = for_use(config).corpus
     if corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")
+    make_folder(folder, private=True)
     with within("corpus.source"):
         private = prepared_source(corpus.source, folder / "private")
     with within("corpus.evaluation"):
@@ -58,10 +59,11 @@ def warm_started(
 ) -> RunConfig:
     """The config starting from the model in ``folder``, which is pre-trained on public text if it is not there yet."""
     busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
-    with locked(folder.with_name(f".{folder.name}.lock"), wait=_PRETRAIN_WAIT, busy=busy):
-        if not (folder / "model" / "tokenizer.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            pretrain(config, folder, progress=progress)
+    folder = folder.resolve()
+    with folder_locked(folder, wait=_PRETRAIN_WAIT, busy=busy):
+        settle(folder)
+        if not (folder / "model").exists():
+            pretrain_into(config, folder, progress=progress)
     start = str((folder / "model").resolve())
     return dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start))
 

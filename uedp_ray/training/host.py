@@ -98,7 +98,7 @@ def train(
             storage.publish(run.result)
         run.storage.get(run.speed)
         speed = json.loads(run.speed.read_text()) if run.speed.exists() else {"tokens_per_second": None}
-        return json.loads(run.result.read_text()) | speed | {"run_dir": storage.address(run.root)}
+        return run.load_result() | speed | {"run_dir": storage.address(run.root)}
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
             last = done.wait(0.3)  # the last rounds are told too
             try:
                 row = json.loads(run.progress.read_text())
-            except (FileNotFoundError, json.JSONDecodeError):
+            except (OSError, ValueError):  # not there yet, or no descriptor is left: the run itself will say so
                 continue
             if row != seen:
                 seen = row

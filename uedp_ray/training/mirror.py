@@ -27,7 +27,6 @@ ones; what starts and sweeps read themselves are not these copies. ``private/`` 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -38,9 +37,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
+from uedp_ray.files import replacing, write_atomically
+from uedp_ray.locks import folder_locked, locked
 from uedp_ray.training._objects import Objects, StorageError, below
-from uedp_ray.training.locks import locked
 
 OWNERS = "private/owners"
 _START = re.compile(r"\d{6}-[0-9a-f]{8}")
@@ -49,27 +48,35 @@ _WHOLE = ".whole"
 """Written last into the copy of a folder, of random content: who has the same has the same copy."""
 _THREADS = 8
 _LOCK_WAIT = 60.0
+_FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
+"""Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
 _FETCH_WAIT = 3600.0
 """Seconds to wait for another process of the node that fetches the corpora."""
 
 
 class Storage:
-    """A folder that every node sees. Nothing is copied; ``Mirror`` says what each method is for."""
+    """A folder that every node sees. Nothing is copied; ``Mirror`` says what each method is for.
+
+    ``wait``: seconds to wait for another process that is at work there.
+    """
 
     url: str | None = None
     owned = True
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, *, wait: float | None = None):
+        self.root, self._wait = root, wait
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        busy = InputError(
+            "--out", str(self.root), "another process is at work in this folder: wait for it, or stop one of the two"
+        )
+        return folder_locked(self.root, wait=_FOLDER_WAIT if self._wait is None else self._wait, busy=busy)
 
     def lock(self, path: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
     def part(self, path: Path) -> Storage:
-        return Storage(path)
+        return Storage(path, wait=_PART_WAIT)
 
     def address(self, path: Path) -> str:
         return str(path)
@@ -169,6 +176,7 @@ class Mirror(Storage):
         self._start, self._lost = f"{number:06d}-{secrets.token_hex(4)}", None
         self._sent.clear()
         self._objects.hide("private")
+        self._objects.tidy()
         try:
             self._objects.write(f"{OWNERS}/{self._start}", socket.gethostname().encode())
         except StorageError as error:
@@ -274,7 +282,7 @@ class Mirror(Storage):
                     self._get_folder(key.removesuffix(f"/{commit}"), path, commit)
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, self._objects.read(key))
+                    write_atomically(path, self._objects.read(key), private=True)
 
     def adopt(self, path: Path, folder: Path) -> Path:
         """Sees to it that nodes can ``get`` a corpus, copying it to ``folder`` if it lies elsewhere; returns its path."""
@@ -316,23 +324,22 @@ class Mirror(Storage):
         return name if published else None
 
     def _get_folder(self, prefix: str, path: Path, commit: str) -> None:
-        mark, new = self._objects.read(f"{prefix}/{commit}"), path.with_name(f".{path.name}.new")
+        mark = self._objects.read(f"{prefix}/{commit}")
         if (path / commit).exists() and (path / commit).read_bytes() == mark:
             return
-        _remove(new)
+        path.parent.mkdir(parents=True, exist_ok=True)
         keys = [key for key in self._objects.list(prefix) if key != f"{prefix}/{commit}"]
-        download(self._objects, {key: new / key.removeprefix(f"{prefix}/") for key in keys})
-        new.mkdir(parents=True, exist_ok=True)
-        (new / commit).write_bytes(mark)
-        _remove(path)
-        os.replace(new, path)
+        with replacing(path, private=True) as new:
+            new.mkdir(mode=0o700)
+            download(self._objects, {key: new / key.removeprefix(f"{prefix}/") for key in keys})
+            (new / commit).write_bytes(mark)
 
     def _send(self, key: str, path: Path, commit: str) -> None:
         if path.is_file():
             self._objects.upload(path, key)
             return
         if commit == _WHOLE:
-            (path / _WHOLE).write_text(secrets.token_hex(16))
+            write_atomically(path / _WHOLE, secrets.token_hex(16).encode(), private=True)
         files = {f"{key}/{name}": file for name, file in _files(path).items() if name != commit}
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._objects.upload, files.values(), files))

@@ -20,6 +20,8 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder, replacing, settle
+from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.checks import check_public
@@ -29,15 +31,15 @@ from uedp_ray.training.guard import TEXT_SKETCH
 from uedp_ray.training.local import seeded
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
+from uedp_ray.training.storage import folder_only
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
+Progress = Callable[[int, int, float], None]
 _HELD_OUT = 50
 """One public sentence in this many is kept out of training, for the perplexity that is reported."""
 
 
-def pretrain(
-    config: RunConfig, out: Path, *, progress: Callable[[int, int, float], None] = lambda step, steps, loss: None
-) -> dict[str, Any]:
+def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None) -> dict[str, Any]:
     """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
 
     Args:
@@ -48,11 +50,25 @@ def pretrain(
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
     check_public(config)
+    out = folder_only(out).resolve()
+    busy = InputError(
+        "--out", str(out), "another process is at work in this folder: wait for it, or stop one of the two"
+    )
+    with folder_locked(out, wait=0.0, busy=busy):
+        settle(out)
+        if out.exists() and not {path.name for path in out.iterdir()} <= {INSIDE}:
+            raise InputError("--out", str(out), "is not empty: name another folder")
+        return pretrain_into(config, out, progress=progress)
+
+
+def pretrain_into(
+    config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None
+) -> dict[str, Any]:
+    """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
+    check_public(config)
     config = for_use(config)
     settings = config.pretrain
-    if out.exists() and any(out.iterdir()):
-        raise InputError("--out", str(out), "is not empty: name another folder")
-    out.mkdir(parents=True, exist_ok=True)  # not after hours of training
+    make_folder(out)  # not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch)
     task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
@@ -70,9 +86,10 @@ def pretrain(
         with blamed("pretrain.batch_size", settings.batch_size):
             _fit(config, model, task, train, device, progress)
     after = perplexity(model, task, held_out, device=device)
-    save_model(model, out / "model")
-    np.save(out / "model" / TEXT_SKETCH, sketch.hashes)
-    vocabulary.save(out / "model")  # last: the tokenizer marks a whole model
+    with replacing(out / "model") as new:
+        save_model(model, new)
+        np.save(new / TEXT_SKETCH, sketch.hashes)
+        vocabulary.save(new)
     scores = text_size(held_out_texts, vocabulary, config.model.max_length).scores(after)
     return {**scores, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
 

@@ -10,14 +10,15 @@ being set up resumes like any other.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
+import re
 import secrets
-import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,8 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import write_json
+from uedp_ray.files import make_folder, read_json, replacing, settle, unreadable, write_atomically, write_json
+from uedp_ray.locks import INSIDE, locked
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -43,6 +45,22 @@ from uedp_ray.training.words import make_vocabulary
 Say = Callable[[str], None]
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
+DRIVER_WAIT = 120.0
+"""Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
+_MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
+_SETUP = {
+    "corpus": (str,),
+    "corpus_digest": (str,),
+    "evaluation": (str, type(None)),
+    "evaluation_digest": (str, type(None)),
+    "evaluation_size": (dict, type(None)),
+    "compared": (dict, type(None)),
+    "tokens": (str,),
+    "mechanism": (dict, type(None)),
+    "detectors": (list,),
+    "categories": (list, type(None)),
+}
+_RESULT = {"perplexity": (int, float, type(None)), "epsilon": (dict,), "rounds": (int,)}
 
 
 @dataclass(frozen=True)
@@ -103,8 +121,13 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held by the driver while it runs."""
+        """Held by the worker of rank 0 while it runs: under Ray another process than the one that holds the folder."""
         return self.private / "driver.lock"
+
+    @property
+    def outcomes(self) -> tuple[Path, ...]:
+        """What only a charge can have led to."""
+        return self.checkpoint, self.rounds, self.model, self.result
 
     @property
     def sentence_weight(self) -> Path:
@@ -126,6 +149,19 @@ class RunDir:
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
+    def load_setup(self) -> dict[str, Any]:
+        """Raises: InputError if it is damaged."""
+        return read_json(self.setup, _SETUP, _MADE_ANEW)
+
+    def load_result(self) -> dict[str, Any]:
+        """Raises: InputError if it is damaged."""
+        return read_json(self.result, _RESULT, "delete it, and run again with --resume to have it made anew")
+
+    def driving(self) -> AbstractContextManager[None]:
+        """One driver at a time: two would charge each other's rounds."""
+        busy = InputError("--out", str(self.root), "another process is training this run: stop one of the two")
+        return locked(self.lock, wait=DRIVER_WAIT, busy=busy)
+
     def own(self) -> None:
         """Takes the run over, and makes this node's copy what the storage holds of its course."""
         self.storage.take_over()
@@ -143,7 +179,7 @@ class RunDir:
         corpora = self.private / "corpus", self.private / "evaluation"
         self.storage.get(self.config, self.used, self.setup, self.key, self.vocabulary, self.sentence_weight, *corpora)
         if self.setup.exists():  # corpora and a public model may be those of the sweep
-            setup, start = json.loads(self.setup.read_text()), load_config(self.used).model.warm_start
+            setup, start = self.load_setup(), load_config(self.used).model.warm_start
             shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
             shared += [Path(start).parent] if start else []
             self.storage.get(*(path for path in shared if not path.is_relative_to(self.root)))
@@ -166,7 +202,7 @@ class Prepared:
 
     @classmethod
     def open(cls, run: RunDir) -> Prepared:
-        config, setup = run.load_config(), json.loads(run.setup.read_text())
+        config, setup = run.load_config(), run.load_setup()
         vocabulary = Vocabulary.load(run.vocabulary)
         mechanism = setup["mechanism"]
         corpus = open_corpus(run.root / setup["corpus"], config.corpus.categories)
@@ -177,7 +213,7 @@ class Prepared:
             plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
             corpus=corpus,
             tokens=_encode(tokens, corpus, vocabulary, config),
-            sentence_weight=np.load(run.sentence_weight, mmap_mode="r"),
+            sentence_weight=_load_weights(run, corpus.num_sentences),
             evaluation=None
             if evaluation is None
             else _encode(tokens, open_corpus(run.root / evaluation), vocabulary, config),
@@ -206,8 +242,34 @@ def prepare_run(
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
+    try:
+        _set_up(run, config, used, named, resume, tokens, part_of, public_source, say)
+    except InputError:
+        copies = [path for path in (run.private / "corpus", run.private / "evaluation", run.tokens) if path.exists()]
+        if copies and not run.setup.exists():
+            say(
+                f"refused; {run.private} holds a copy of the private text for another start: delete it if there is none"
+            )
+        raise
+    return run
+
+
+def _set_up(
+    run: RunDir,
+    config: RunConfig,
+    used: RunConfig,
+    named: SourceConfig | None,
+    resume: bool,
+    tokens: Path | None,
+    part_of: str | None,
+    public_source: bool,
+    say: Say,
+) -> None:
+    storage = run.storage
     _refuse_private_start(used)
     storage.clear()
+    for folder in (run.root, run.private, run.checkpoint, run.tokens):
+        settle(folder)
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
     plan = None
@@ -219,17 +281,19 @@ def prepare_run(
     _claim(run, config, resume)
     run.own()
     run.fetch()
-    private_folder(run.private)
-    _write_config(config, run.config, run)
-    _write_config(used, run.used, run)
+    make_folder(run.root)
+    make_folder(run.private, private=True)
+    for path, written in ((run.config, config), (run.used, used)):
+        with replacing(path, private=path == run.used) as new:
+            dump_config(written, new)
     storage.put(run.config, run.used)
     if run.setup.exists():
         Ledger.open(run.ledger, config_digest=config.digest())
-        setup = json.loads(run.setup.read_text())
+        setup = run.load_setup()
         for name, key in (("corpus", "corpus.source"), ("evaluation", "corpus.evaluation")):
             if setup[name] is not None and open_corpus(run.root / setup[name]).digest != setup[f"{name}_digest"]:
                 raise InputError(key, setup[name], "has changed since the run began: put it back")
-        return run
+        return
     for caution in cautions(config):
         say(f"caution: {caution}")
     say("reading the corpus")
@@ -247,12 +311,16 @@ def prepare_run(
             evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder, protected=False), folder)
         compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
-    np.save(run.sentence_weight, bounded.sentence_weight)
+    with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
+        np.save(file, bounded.sentence_weight, allow_pickle=False)
     plan = plan or Plan.of(config, corpus)
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=config.digest())
     else:
-        _write_key(run.key)  # never older than the ledger: a sample drawn before must not be drawn again uncharged
+        if any(path.exists() for path in run.outcomes):
+            raise InputError("ledger", str(run.ledger), "is gone, and what it pays for is not: put the run's own back")
+        # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
+        write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
         storage.put(run.key)
         header = plan.header() | ({"part_of": part_of} if part_of else {})
         ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
@@ -266,7 +334,8 @@ def prepare_run(
             field = "vocabulary.public_text" if config.vocabulary.public_text else "pretrain.text"
             sources = config.vocabulary.public_text or config.pretrain.text
             check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
-        vocabulary.save(run.vocabulary)
+        with replacing(run.vocabulary) as new:
+            vocabulary.save(new)
         storage.put(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
@@ -298,9 +367,9 @@ def prepare_run(
             "categories": corpus.categories,
             "dropped_share": float(bounded.dropped_share),
         },
+        private=True,
     )
     storage.put(run.sentence_weight, run.setup)
-    return run
 
 
 def _within(run: RunDir, path: Path) -> str:
@@ -314,12 +383,12 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
-    if run.config.exists() and _nothing_charged(run):
-        if run.load_config().digest() != config.digest():  # what failed to start may be mended and tried again
-            if run.storage.url is None:  # there, what another start put stays
-                _clear(run)
-        elif not run.ledger.exists():
-            run.config.unlink()
+    if run.config.exists() and _unused(run):
+        if run.load_config().digest() == config.digest():
+            if not run.ledger.exists():
+                return
+        elif run.storage.url is None:  # there, what another start put stays
+            _clear(run)  # what failed to start may be mended and tried again
     if run.config.exists():
         if not resume:
             raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
@@ -331,21 +400,33 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
                 f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
                 f"resume with {run.config}, or name another folder",
             )
-    elif run.root.exists() and any(path != run.private for path in run.root.iterdir()):
+    elif run.root.exists() and not {path.name for path in run.root.iterdir()} <= {run.private.name, INSIDE}:
         raise InputError("--out", str(run.root), "is not empty and holds no run: name another folder")
 
 
-def _nothing_charged(run: RunDir) -> bool:
+def _unused(run: RunDir) -> bool:
+    """Whether nothing was charged, and nothing is there that would have been. The caller holds the folder."""
+    if any(path.exists() for path in run.outcomes):
+        return False
     if run.ledger.exists():
         return all(event["kind"] == "open" for event in read_ledger(run.ledger))
     return not run.setup.exists()  # else the ledger was lost
 
 
 def _clear(run: RunDir) -> None:
-    for folder in (run.private, run.vocabulary):
-        shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.ledger, run.config, run.progress):
-        file.unlink(missing_ok=True)
+    """Forgets a run that is unused. Renamed first, the ledger before all and the config last: a start after a kill in
+    between finds it unused as before, and ``settle`` deletes what was set aside."""
+    with run.driving():  # a worker of a killed process may be about to charge the first round
+        if not _unused(run):
+            return
+        aside = run.private / ".cleared.new"
+        make_folder(aside, private=True)
+        kept = {run.lock, aside}
+        public = (run.ledger, run.progress, run.vocabulary)
+        for path in (*public, *(each for each in run.private.iterdir() if each not in kept), run.config):
+            if path.exists():
+                os.replace(path, aside / path.name)
+        settle(run.private)
 
 
 def _refuse_private_start(config: RunConfig) -> None:
@@ -369,27 +450,34 @@ def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: 
     return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
 
 
-def _write_config(config: RunConfig, path: Path, run: RunDir) -> None:
-    temporary = run.private / ".config.tmp"
-    dump_config(config, temporary)
-    os.replace(temporary, path)
-
-
-def private_folder(path: Path) -> None:
-    """Makes a folder that only its owner may read."""
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
-
-
-def _write_key(path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    os.replace(temporary, path)
+def _load_weights(run: RunDir, num_sentences: int) -> np.ndarray:
+    """(N,) weights of sentences, mapped. Raises: InputError if they are not that."""
+    try:
+        weights = np.load(run.sentence_weight, mmap_mode="r", allow_pickle=False)
+        good = weights.shape == (num_sentences,) and weights.dtype.kind == "f"
+        good = good and bool(((weights >= 0) & (weights <= 1)).all())  # a weight above 1 would break the bound
+    except (ValueError, EOFError):
+        good = False
+    except OSError as error:
+        raise unreadable(error, run.sentence_weight.name, run.sentence_weight, _MADE_ANEW) from None
+    if not good:
+        raise InputError(run.sentence_weight.name, str(run.sentence_weight), f"is damaged: {_MADE_ANEW}")
+    return weights
 
 
 def sampling_key(run: RunDir) -> bytes:
-    """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared."""
+    """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared.
+
+    Raises: InputError if it is damaged: what it drew cannot be drawn again, so another one must not take its place.
+    """
     seed = run.load_config().privacy.test_noise_seed
-    return bytes.fromhex(run.key.read_text()) if seed is None else f"test sampling key {seed:>16}".encode()
+    if seed is not None:
+        return f"test sampling key {seed:>16}".encode()
+    remedy = "put the run's own back, or train in another folder"
+    try:
+        key = run.key.read_bytes()
+    except OSError as error:
+        raise unreadable(error, run.key.name, run.key, remedy) from None
+    if not re.fullmatch(rb"[0-9a-f]{64}", key):
+        raise InputError(run.key.name, str(run.key), f"is damaged: {remedy}")
+    return bytes.fromhex(key.decode())

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 
 from uedp_ray.config import RunConfig
-from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
+from uedp_ray.files import replacing, write_atomically
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
@@ -25,12 +24,9 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.local import LocalUpdate, exact_arithmetic
-from uedp_ray.training.locks import locked
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
 from uedp_ray.training.rundir import Prepared, RunDir, sampling_key
-
-_LOCK_WAIT = 60.0
 
 
 def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.Module:
@@ -58,9 +54,7 @@ def run_worker(
 
     ``observe`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
     """
-    # What a killed driver left running ends within seconds; two drivers would charge each other's rounds.
-    busy = InputError("--out", str(run.root), "another process is training this run: stop one of the two")
-    with locked(run.lock, wait=_LOCK_WAIT, busy=busy) if reducer.is_driver else nullcontext():
+    with run.driving() if reducer.is_driver else nullcontext():
         if reducer.is_driver and not run.storage.owned:
             run.own()
         _run(run, rank, num_workers, reducer, device, observe)
@@ -121,8 +115,9 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     _write_diagnostics(run, rank, update)
     if driver:
         params.set(state.parameters)
-        save_model(model, run.model)
-        vocabulary.save(run.model)
+        with replacing(run.model) as new:
+            save_model(model, new)
+            vocabulary.save(new)
         driver.finish()
 
 
@@ -136,4 +131,4 @@ def _share_state(state: RoundState, reducer: Reducer) -> None:
 def _write_diagnostics(run: RunDir, rank: int, update: LocalUpdate) -> None:
     """Exact functions of private data stay in the private folder."""
     counts = {"non_finite_gradients": update.num_non_finite}
-    write_atomically(run.private / f"diagnostics-{rank}.json", json.dumps(counts).encode())
+    write_atomically(run.private / f"diagnostics-{rank}.json", json.dumps(counts).encode(), private=True)

@@ -1,0 +1,85 @@
+"""``python -m tests.crashes --points 400``: tries so many points, and prints a table of what survived.
+
+Needs Linux and a C compiler. ``--errors`` meets events with a full or read-only disk, or no descriptors, instead of a kill;
+``--only train --event 17 --again 3`` tries one point, and shows what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=__doc__)
+    parser.add_argument("--points", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--only", action="append", help="a command; repeatable")
+    parser.add_argument("--event", type=int)
+    parser.add_argument("--again", type=int)
+    parser.add_argument("--torn", action="store_true")
+    parser.add_argument("--error")
+    options = parser.parse_args()
+    if "CRASHES_FOLDER" not in os.environ:
+        from tests.crashes.harness import preload
+
+        folder = Path(tempfile.mkdtemp(prefix="crashes-"))
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(preload(folder)),
+            "CRASHES_FOLDER": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        os.execve(sys.executable, [sys.executable, "-m", "tests.crashes", *sys.argv[1:]], environment)
+    folder = Path(os.environ["CRASHES_FOLDER"])
+    try:
+        return _matrix(options, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _matrix(options: argparse.Namespace, folder: Path) -> int:
+    import torch
+
+    from tests.crashes.commands import COMMANDS
+    from tests.crashes.harness import Point, kinds, points, record, try_point, warm_up
+
+    torch.set_num_threads(1)
+    names = options.only or list(COMMANDS)
+    begun, logs, expected = time.monotonic(), {}, {}
+    for name in names:
+        warm_up(name, folder / f"warm-{name}".replace(" ", "-"))
+        logs[name], expected[name] = record(name, folder / f"recorded-{name}".replace(" ", "-"))
+    chosen = points(logs, options.points, options.seed, errors=options.errors)
+    if options.event:
+        chosen = [Point(names[0], options.event, options.torn, options.again, options.error)]
+    survived = dict.fromkeys(names, 0)
+    failures = []
+    for number, point in enumerate(chosen):
+        base = folder / f"point-{number}"
+        try:
+            try_point(point, base, expected[point.command])
+            survived[point.command] += 1
+            print(f"survived: {point}", file=sys.stderr)
+        except AssertionError as error:
+            failures.append(point)
+            print(f"{point} at {logs[point.command][min(point.event, len(logs[point.command])) - 1]}: {error}\n")
+        shutil.rmtree(base, ignore_errors=True)
+    print("| command | file events | points | survived |\n|---|---|---|---|")
+    for name in names:
+        tried = sum(point.command == name for point in chosen)
+        listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds(logs[name]).items()))
+        print(f"| {name} | {len(logs[name])}: {listed} | {tried} | {survived[name]} |")
+    print(f"\n{len(chosen) - len(failures)} of {len(chosen)} points survived, in {time.monotonic() - begun:.0f} s.")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

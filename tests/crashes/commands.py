@@ -1,0 +1,357 @@
+"""The commands that are killed: their files, how they are called, and what must hold of what they leave.
+
+Everything runs in this process, without Ray: trials of a sweep are handed out by the real feed to the real ``run_trial``.
+What that leaves out is Ray itself; tests/sweep and tests/training/test_ray.py kill its processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import pickle
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+from safetensors.numpy import load
+
+from tests.training.runs import TREE
+from uedp_ray import cli
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.rundir import sampling_key
+from uedp_ray.training.storage import open_storage
+
+SYNTHETIC = {"format": "synthetic", "num_users": 12}
+_TEMPORARY = (".new", ".old", ".tmp", ".lock", ".partial")
+
+
+def run_tree(**sections: Any) -> dict[str, Any]:
+    tree = copy.deepcopy(TREE)
+    tree["corpus"] |= {"source": SYNTHETIC, "evaluation": {**SYNTHETIC, "part": "held_out", "num_users": 3}}
+    tree["privacy"] |= {"test_noise_seed": 7}
+    tree["training"] |= {"num_rounds": 4, "evaluate_every": 2, "checkpoint_every": 2}
+    tree["vocabulary"]["public_text"][0]["num_users"] = 6
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return tree
+
+
+PRIVATE = {"privacy": {"test_noise_seed": None}}
+PRETRAIN = {"text": [{"format": "synthetic", "num_users": 4, "part": "public"}], "num_steps": 2, "batch_size": 4}
+
+
+class Command:
+    """A command in a folder of its own: ``files`` to read, ``out`` to write, and a record of what was released."""
+
+    comparable = True
+    """Whether an interrupted and resumed command ends with the files of one that was not."""
+
+    def __init__(self, base: Path):
+        self.base, self.work, self.out = base, base / "work", base / "work" / "out"
+        self.file, self.released = base / "config.yaml", base / "released"
+
+    def set_up(self) -> None:
+        self.work.mkdir(parents=True)
+        self.file.write_text(yaml.safe_dump(self.tree()))
+
+    def tree(self) -> dict[str, Any]:
+        return run_tree()
+
+    def arguments(self) -> list[str]:
+        raise NotImplementedError
+
+    def begun(self) -> bool:
+        """Whether the user has to say --resume."""
+        return (self.out / "private").exists()
+
+    def runs(self) -> list[Path]:
+        return [self.out]
+
+    def call(self) -> int:
+        """Runs, or goes on with, the command as a user would; returns its exit code."""
+        arguments = self.arguments()
+        if "--resume" in cli_options(arguments[0]) and self.begun():
+            arguments.append("--resume")
+        with mock.patch.object(sys, "argv", ["uedp-ray", *arguments, "--json"]), self.recorded(), self.played():
+            try:
+                cli.main()
+            except SystemExit as end:
+                return int(end.code or 0)
+        return 0
+
+    def played(self) -> Any:
+        return nullcontext()
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Writes down every release, just before it is let out: run, sampling key, round and attempt."""
+        charge, release, attempts = RunDriver.charge, RunDriver.release, {}
+
+        def charging(driver: RunDriver, round_index: int, attempt: int) -> None:
+            attempts[round_index] = attempt
+            charge(driver, round_index, attempt)
+
+        def releasing(driver: RunDriver, total: Any, round_index: int) -> Any:
+            key = hashlib.sha256(sampling_key(driver.run)).hexdigest()
+            record = [driver.run.root.name, key, round_index, attempts[round_index]]
+            handle = os.open(self.released, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(handle, (json.dumps(record) + "\n").encode())
+            os.close(handle)
+            return release(driver, total, round_index)
+
+        with mock.patch.object(RunDriver, "charge", charging), mock.patch.object(RunDriver, "release", releasing):
+            yield
+
+    def releases(self) -> list[tuple[Any, ...]]:
+        lines = self.released.read_text().splitlines() if self.released.exists() else []
+        return [tuple(json.loads(line)) for line in lines]
+
+    def charged(self, run: Path) -> list[dict[str, Any]]:
+        ledger = run / "ledger.jsonl"
+        return [event for event in read_ledger(ledger) if "round" in event] if ledger.exists() else []
+
+    def check_after_kill(self) -> None:
+        """Nothing was released that is not charged, and no sample twice."""
+        released = self.releases()
+        for name, count in Counter(record[0] for record in released).items():
+            (run,) = [run for run in self.runs() if run.name == name]
+            events = self.charged(run)
+            assert len(events) >= count, f"{name}: {count} releases, {len(events)} charged"
+        if "test_noise_seed: 7" not in self.file.read_text():
+            assert len(set(released)) == len(released), "a sample was released twice"
+
+    def check_end(self) -> None:
+        """As after a kill; every file parses, none is left over, what is private is its owner's."""
+        self.check_after_kill()
+        for path in self.work.rglob("*"):
+            assert not path.name.endswith(_TEMPORARY), f"left over: {path.relative_to(self.work)}"
+            if {"private", "corpora"} & set(path.relative_to(self.work).parts):
+                kept = 0o700 if path.is_dir() else 0o600
+                assert stat.S_IMODE(path.stat().st_mode) == kept, f"open to others: {path.relative_to(self.work)}"
+            if path.is_file():
+                parse(path)
+
+    def digest(self) -> dict[str, str]:
+        """What a command that was interrupted shares with one that was not, by name."""
+        return {
+            str(path.relative_to(self.out)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.out.rglob("*"))
+            if path.name in ("model.safetensors", "tokenizer.json", "corpus.json", "rounds.parquet", "offsets.npy")
+        }
+
+
+class Prepare(Command):
+    def tree(self) -> dict[str, Any]:
+        return {}
+
+    def arguments(self) -> list[str]:
+        return ["prepare", "", "--format", "synthetic", "--num-users", "12", "--out", str(self.out)]
+
+    def runs(self) -> list[Path]:
+        return []
+
+    def check_end(self) -> None:
+        super().check_end()
+        assert sum(len(texts) for _, texts in open_corpus(self.out).texts()) == open_corpus(self.out).num_sentences
+
+
+class PrepareAgain(Prepare):
+    """Over a corpus that is there, whose cache of findings must stay."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        with mock.patch.object(sys, "argv", ["uedp-ray", *self.arguments()[:5], "7", "--out", str(self.out)]):
+            cli.main()
+        (self.out / "cache" / "kept.parquet").write_bytes(b"")
+        (self.out / "cache" / "kept.parquet").chmod(0o600)
+
+    def check_end(self) -> None:
+        kept = self.out / "cache" / "kept.parquet"
+        assert kept.exists(), "the cache was lost"
+        kept.unlink()
+        super().check_end()
+
+
+class Train(Command):
+    def arguments(self) -> list[str]:
+        return ["train", str(self.file), "--workers", "0", "--out", str(self.out)]
+
+
+class TrainPrivate(Train):
+    comparable = False
+
+    def tree(self) -> dict[str, Any]:
+        noisy = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 1e-5, "public_text": []}
+        return run_tree(**PRIVATE, vocabulary=noisy)
+
+
+class TrainAtUrl(Train):
+    """The storage and the node's copy are both below the folder; the copy is lost with the node."""
+
+    def __init__(self, base: Path):
+        super().__init__(base)
+        self.url, self.node = f"file://{self.work}/bucket/out", self.work / "node"
+
+    def arguments(self) -> list[str]:
+        return ["train", str(self.file), "--workers", "0", "--out", self.url]
+
+    def begun(self) -> bool:
+        return open_storage(self.url).begun()
+
+    def played(self) -> Any:
+        return mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.node))
+
+    def charged(self, run: Path) -> list[dict[str, Any]]:
+        with mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.base / "elsewhere")):
+            mirror = open_storage(self.url)
+            ledger = mirror.root / "ledger.jsonl"
+            return super().charged(mirror.root) if mirror.restore(ledger) else []
+
+    def digest(self) -> dict[str, str]:
+        self.out = self.work / "bucket" / "out"
+        published = super().digest()
+        return {name: value for name, value in published.items() if not name.startswith("private/")}
+
+
+class Compare(Command):
+    def tree(self) -> dict[str, Any]:
+        base = run_tree(pretrain=PRETRAIN, training={"num_rounds": 2})
+        return {"base": base, "variants": {"uedp": {"method": "uedp"}, "open": {"method": "noiseless"}}}
+
+    def arguments(self) -> list[str]:
+        return ["compare", str(self.file), "--workers", "0", "--out", str(self.out)]
+
+    def begun(self) -> bool:
+        return self.out.exists() and any(self.out.iterdir())
+
+    def runs(self) -> list[Path]:
+        return [self.out / name for name in ("uedp", "open")]
+
+
+class Sweep(Command):
+    """The driver, and the trials it runs, end together."""
+
+    comparable = False
+    arm_trial: Callable[[], None] | None = None
+    disarm: Callable[[], None] | None = None
+
+    def tree(self) -> dict[str, Any]:
+        base = run_tree(**PRIVATE, pretrain=PRETRAIN, training={"num_rounds": 2})
+        base["privacy"] = {"user_sampling_prob": 0.3}
+        return {
+            "base": base,
+            "space": {"training.server_learning_rate": {"choice": [0.01, 0.02]}},
+            "budget": {"target_epsilon": 8.0, "delta": 1e-4},
+            "search": {"searcher": "grid"},
+            "references": {"noiseless": None},
+        }
+
+    def arguments(self) -> list[str]:
+        return ["sweep", str(self.file), "--out", str(self.out)]
+
+    def begun(self) -> bool:
+        return (self.out / "trials").exists()
+
+    def runs(self) -> list[Path]:
+        return sorted((self.out / "trials").glob("[0-9]*"))
+
+    def played(self) -> Any:
+        return mock.patch.multiple(
+            "uedp_ray.sweep.host",
+            ray_session=lambda *_: nullcontext(),
+            tune_trials=self._tune,
+            _check_room=lambda *_: 1,
+        )
+
+    def check_after_kill(self) -> None:
+        super().check_after_kill()
+        for run in self.runs():
+            assert Counter(event["round"] for event in self.charged(run)).total() <= 8, "endless replays"
+
+    def _tune(self, config: Any, folder: Any, feed: Any, at_once: int) -> None:
+        while isinstance(trial := feed.suggest(name := "trial"), dict):
+            for _ in range(4):  # a trial whose process died is started anew, three times
+                reports = self._trial(folder, trial)
+                if reports is not None:
+                    break
+            for report in reports or []:
+                feed.on_trial_result(name, report)
+            feed.on_trial_complete(name, reports[-1] if reports else None, error=reports is None)
+        if feed.failure is not None:
+            raise feed.failure
+
+    def _trial(self, folder: Any, trial: dict[str, Any]) -> list[dict[str, Any]] | None:
+        from uedp_ray.sweep.trial import run_trial
+
+        reports: list[dict[str, Any]] = []
+        run_trial(trial, root=folder.storage, report=reports.append)
+        return reports
+
+
+class SweepTrial(Sweep):
+    """Only the process of the trial is killed: the driver starts it anew."""
+
+    def _trial(self, folder: Any, trial: dict[str, Any]) -> list[dict[str, Any]] | None:
+        arm, self.arm_trial = self.arm_trial, None  # the first one only
+        box = self.base / "reports"
+        box.unlink(missing_ok=True)
+        child = os.fork()
+        if child == 0:
+            if arm:
+                arm()
+            box.write_bytes(pickle.dumps(super()._trial(folder, trial)))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        return None if os.WIFSIGNALED(status) else pickle.loads(box.read_bytes())
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "prepare": Prepare,
+    "prepare again": PrepareAgain,
+    "train": Train,
+    "train, private": TrainPrivate,
+    "train at a URL": TrainAtUrl,
+    "compare": Compare,
+    "sweep": Sweep,
+    "sweep, its trial": SweepTrial,
+}
+
+
+def cli_options(command: str) -> set[str]:
+    return {"--resume"} if command in ("train", "compare", "sweep") else set()
+
+
+def parse(path: Path) -> None:
+    """Raises whatever is raised if a file is not what its name says."""
+    content = path.read_bytes()
+    match path.suffix:
+        case ".json":
+            json.loads(content)
+        case ".jsonl" | ".journal":
+            assert content.endswith(b"\n")
+            for line in content.splitlines():
+                json.loads(line)
+        case ".yaml":
+            yaml.safe_load(content)
+        case ".parquet":
+            pq.read_table(path)
+        case ".npy":
+            np.load(path, allow_pickle=False)
+        case ".safetensors":
+            load(content)
+
+
+__all__ = ["COMMANDS", "Command", "Plan", "parse"]

@@ -1,0 +1,146 @@
+"""Each file of a finished run or sweep emptied, cut, garbled or swapped: the next command says which, or mends it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.crashes.commands import Sweep
+from tests.training.runs import TREE, run_config
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
+from uedp_ray.training.host import train
+
+SOUND = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "garbled": lambda data: b"\x00\xff{" + data[9:],
+}
+KINDS = [*SOUND, "of another kind"]
+OTHER = b'{"tensors": "../../private/sampling.key", "next_round": -1, "points": 7, "rule": [], "format_version": 1}'
+
+
+def damage(path: Path, kind: str) -> None:
+    path.write_bytes(OTHER if kind == "of another kind" else SOUND[kind](path.read_bytes()))
+
+
+RUN = [
+    *("config.yaml", "ledger.jsonl", "rounds.parquet", "checkpoint/state.json", "checkpoint/round-000004.safetensors"),
+    *("private/sampling.key", "private/setup.json", "private/sentence_weight.npy", "vocabulary/tokenizer.json"),
+    *(f"private/corpus/index/{name}.npy" for name in ("user_offsets", "entity_ids", "sentence_words")),
+    *("private/corpus/corpus.json", "private/corpus/shards/part-00000.parquet", "private/tokens/*/tokens.npy"),
+]
+MENDED = {"rounds.parquet", "private/tokens/*/tokens.npy"}
+"""What a resume makes anew."""
+UNREAD = {"private/corpus/shards/part-00000.parquet", "private/corpus/corpus.json"}
+
+
+@pytest.fixture(scope="module")
+def broken_off(corpora, tmp_path_factory):
+    """A run of which everything but the results is there, and whose corpus is its own; its config and result."""
+    folder = tmp_path_factory.mktemp("broken-off")
+    config = run_config(
+        corpora,
+        corpus={"source": {"format": "synthetic", "num_users": 30}, "declared_num_users": 30},
+        training={**TREE["training"], "num_rounds": 4},
+    )
+    result = train(config, folder / "run", workers=0)
+    (folder / "run" / "result.json").unlink()
+    return folder / "run", config, result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RUN)
+def test_a_damaged_file_of_a_run_is_named_or_made_anew(broken_off, tmp_path, name, kind):
+    out, config = tmp_path / "run", broken_off[1]
+    shutil.copytree(broken_off[0], out)
+    for path in out.glob(name):
+        damage(path, kind)
+    before = {path: path.read_bytes() for path in out.glob("checkpoint/*")}
+    if name in MENDED | UNREAD:
+        result = train(config, out, workers=0, resume=True)
+        rows = pq.read_table(out / "rounds.parquet").to_pylist()
+        assert (rows[0]["round"], rows[-1]["round"]) == (0, 4)
+        assert rows[0]["perplexity"] == result["initial_perplexity"] == broken_off[2]["initial_perplexity"]
+        return
+    with pytest.raises(InputError) as raised:
+        train(config, out, workers=0, resume=True)
+    assert "\n" not in str(raised.value)
+    assert {path: path.read_bytes() for path in before} == before, "what was released stays"
+
+
+def test_what_is_read_of_a_finished_run_is_checked(private_run, corpora, tmp_path):
+    shutil.copytree(private_run.out, tmp_path / "run")
+    for kind in KINDS:
+        damage(tmp_path / "run" / "result.json", kind)
+        with pytest.raises(InputError, match=r"result\.json.*delete it"):
+            train(run_config(corpora), tmp_path / "run", workers=0, resume=True)
+    (tmp_path / "run" / "result.json").unlink()
+    again = train(run_config(corpora), tmp_path / "run", workers=0, resume=True)
+    assert again["perplexity"] == private_run.result["perplexity"]
+
+
+def test_of_offsets_none_leaves_its_array(corpora, tmp_path):
+    shutil.copytree(corpora / "private", tmp_path / "corpus")
+    for name in ("user_offsets", "shard_users", "entity_offsets", "entity_ids"):
+        path = tmp_path / "corpus" / "index" / f"{name}.npy"
+        whole = np.load(path)
+        for wrong in (whole[:-1], np.where(whole == whole.max(), 2**30, whole), whole - 1, whole.astype(np.float64)):
+            np.save(path, wrong.astype(wrong.dtype))
+            with pytest.raises(InputError, match=f"{name.split('_')[0]}.*run prepare again"):
+                open_corpus(tmp_path / "corpus")
+        np.save(path, whole)
+    open_corpus(tmp_path / "corpus")
+
+
+SWEEP = ["study.journal", "selection.json", "private/base.yaml", "private/pool.json", "sweep.yaml"]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A finished sweep, and a copy of it: its files name its own paths."""
+    command = Sweep(tmp_path_factory.mktemp("searched"))
+    command.set_up()
+    assert command.call() == 0
+    copy = tmp_path_factory.mktemp("copy") / "out"
+    shutil.copytree(command.out, copy)
+    return command, copy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SWEEP)
+def test_a_damaged_file_of_a_sweep_is_named(searched, capsys, name, kind):
+    command, copy = searched
+    shutil.rmtree(command.out)
+    shutil.copytree(copy, command.out)
+    damage(command.out / name, kind)
+    capsys.readouterr()
+    code = command.call()
+    told = capsys.readouterr()
+    if (name, kind) == ("study.journal", "cut"):  # trials that it does not know the end of are resumed, and have ended
+        assert code == 0, told.err
+        assert json.loads(told.out)["selection"] == json.loads((copy / "result.json").read_text())["selection"]
+    else:
+        assert code == 2, told.err
+        assert told.err.count("error: ") == 1
+        assert "Traceback" not in told.err
+    for ledger in copy.rglob("ledger.jsonl"):
+        assert (command.out / ledger.relative_to(copy)).read_bytes() == ledger.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_crash_matrix(tmp_path):
+    """The whole of it is in docs/reliability.md."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    for options in (["--points", "24"], ["--points", "6", "--errors", "--only", "train"]):
+        command = [sys.executable, "-m", "tests.crashes", *options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,0 +1,75 @@
+"""One process at a time: file locks that end with the process that holds them, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from uedp_ray.errors import InputError
+
+INSIDE = ".lock"
+"""The lock of a folder whose parent cannot be written to; no part of what the folder holds."""
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
+    """Holds the lock file ``path`` during the block; it is gone afterwards, unless the process was killed.
+
+    Raises: ``busy`` if another process holds it for ``wait`` seconds; InputError where the file system has no locks.
+    """
+    give_up = time.monotonic() + wait
+    while (descriptor := _taken(path)) is None:
+        if time.monotonic() >= give_up:
+            raise busy
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: who waits for it sees that it is gone, and makes another
+            path.unlink()
+        os.close(descriptor)
+
+
+@contextmanager
+def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[None]:
+    """Holds a folder, there or not, by a file beside it, so that whatever is in it may be renamed, removed and made.
+
+    Beside it is also where all nodes see it, if they see the folder. Not where the folder is a volume of its own, or nothing
+    can be made beside it: then the file is inside. Raises: as ``locked``.
+    """
+    made = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
+        path = folder / INSIDE if inside else folder.with_name(f".{folder.name}.lock")
+        with locked(path, wait=wait, busy=busy):
+            yield
+    finally:
+        for parent in made:  # of a start that was refused, nothing stays
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _taken(path: Path) -> int | None:
+    """The descriptor of the lock, or None if another process has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its holder has removed it in between
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in _UNSUPPORTED:
+            raise InputError("--out", str(path.parent), "lies on a file system without locks: name another") from None
+        raise
+    os.close(descriptor)
+    return None
