@@ -35,7 +35,7 @@ from uedp_ray.training.rundir import sampling_key
 from uedp_ray.training.storage import open_storage
 
 SYNTHETIC = {"format": "synthetic", "num_users": 12}
-_TEMPORARY = (".new", ".old", ".tmp", ".lock", ".partial")
+_TEMPORARY = (".new", ".old", ".tmp", ".partial")
 
 
 def run_tree(**sections: Any) -> dict[str, Any]:
@@ -141,7 +141,9 @@ class Command:
             if {"private", "corpora"} & set(path.relative_to(self.work).parts):
                 kept = 0o700 if path.is_dir() else 0o600
                 assert stat.S_IMODE(path.stat().st_mode) == kept, f"open to others: {path.relative_to(self.work)}"
-            if path.is_file():
+            if path.suffix == ".lock":  # of a process that was killed: free, and without content
+                assert path.stat().st_size == 0
+            elif path.is_file():
                 parse(path)
 
     def digest(self) -> dict[str, str]:

@@ -79,7 +79,7 @@ def test_every_variant_starts_from_the_one_public_model(done):
 
 def test_resuming_repeats_no_finished_variant(comparison, done, monkeypatch):
     out, table = done
-    monkeypatch.setattr(groundwork, "pretrain", lambda *_, **__: pytest.fail("pre-trained again"))
+    monkeypatch.setattr(groundwork, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained again"))
     monkeypatch.setattr(worker, "run_rounds", lambda *_, **__: pytest.fail("rounds run again"))
     assert compare(comparison, out, workers=0, resume=True) == table
     with pytest.raises(InputError, match="--resume"):

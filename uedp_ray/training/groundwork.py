@@ -43,6 +43,7 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
     if corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")
     make_folder(folder, private=True)
+    settle(folder)  # what lies there complete is not prepared again, which would do it
     with within("corpus.source"):
         private = prepared_source(corpus.source, folder / "private")
     with within("corpus.evaluation"):
