@@ -12,6 +12,7 @@ from optuna.trial import create_trial
 
 from tests.training.runs import run_tree
 from uedp_ray.config import dump_config
+from uedp_ray.files import make_folder
 from uedp_ray.sweep.conclude import conclude
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.gather import prepared
@@ -20,7 +21,6 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms, planned_points
 from uedp_ray.sweep.results import Rows
 from uedp_ray.sweep.trial import _train
-from uedp_ray.training.rundir import private_folder
 
 SPACE: dict[str, Any] = {
     "privacy.user_sampling_prob": {"uniform": [0.2, 0.6]},
@@ -58,7 +58,7 @@ def sweep_config(corpora: Path, folder: Path, **sections: Any) -> SweepConfig:
 def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
     """A whole sweep in this process, without Ray: points as the rule fixes them, or spread by number."""
     folder = SweepDir(out)
-    private_folder(folder.private)
+    make_folder(folder.private, private=True)
     dump_sweep_config(config, folder.config)
     fix_terms(config, folder)
     base = _searched_base(config)

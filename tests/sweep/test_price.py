@@ -143,7 +143,6 @@ def test_repeat_and_select_refuses_a_vocabulary_from_private_text(corpora, tmp_p
 @pytest.mark.parametrize(
     ("references", "told"),
     [({"noiseless": {}}, "the noiseless line of the report left out"), ({}, "holds paths and times)")],
-    [({"noiseless": {}}, "the noiseless line of the report left out"), ({}, "holds paths and times)")],
 )
 def test_the_noiseless_reference_is_not_among_what_may_be_published(corpora, tmp_path, folder, references, told):
     sweep = sweep_config(corpora, tmp_path, budget=USERS, space=METHOD, references=references)

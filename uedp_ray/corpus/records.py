@@ -8,7 +8,7 @@ Everything here is private data.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Sentence:
     label: str | None = None
     tags: tuple[str, ...] | None = None
     mentions: tuple[Mention, ...] = ()
-    running: bool = False
+    running: bool = field(default=False, repr=False)
 
 
 def entity_form(text: str, mention: Mention) -> str:
