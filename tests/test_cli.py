@@ -322,7 +322,7 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
 def crashed(corpora, tmp_path, monkeypatch):
     """A run stopped in round 3 of 5, and its run file."""
     with monkeypatch.context() as patch:
-        die("uedp_ray.training.driver:RunDriver.release", 4, False, kill=crash_now, set_attribute=patch.setattr)
+        die("uedp_ray.training.driver:RunDriver.charge", 4, True, kill=crash_now, set_attribute=patch.setattr)
         with pytest.raises(Crash):
             train(run_config(corpora), tmp_path / "crashed", workers=0)
     return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")
@@ -364,7 +364,7 @@ def test_a_full_disk_under_the_ledger_releases_nothing(command, run_file, tmp_pa
         ledger = out / "ledger.jsonl"
         if ledger.exists() and os.path.samestat(os.fstat(descriptor), ledger.stat()):
             calls.append(descriptor)
-            if len(calls) == 2:  # after the opening event: the charge of round 0
+            if len(calls) == 1:  # the opening event was renamed into place: this is the charge of round 0
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 

@@ -65,7 +65,7 @@ def files(corpora, tmp_path, monkeypatch):
 
     for where in (
         "corpus.readers.read",
-        "corpus.prepare.read",
+        "corpus.prepare.read_rows",
         "training.rundir.prepare",
         "training.words.readers.read",
     ):
@@ -184,7 +184,7 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
         (TRAIN, "training.rundir.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
         (COMPARE, "training.groundwork.prepare_corpora", "To go on: uedp-ray {line} --resume"),
         ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),
-        ("prepare notes.jsonl --format jsonl --out c", "corpus.prepare.read", "To run it again: uedp-ray {line}"),
+        ("prepare notes.jsonl --format jsonl --out c", "corpus.prepare.read_rows", "To run it again: uedp-ray {line}"),
     ],
     ids=["train", "compare", "pretrain", "prepare"],
 )

@@ -25,34 +25,35 @@ from uedp_ray.training import _objects
 from uedp_ray.training._objects import Objects
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
+from uedp_ray.training.reduce import LocalReducer
 from uedp_ray.training.storage import Mirror, StorageError, local_copy, open_storage
 
 pytestmark = pytest.mark.usefixtures("node")
 
 
 def record_releases(patch):
-    """The rounds that are released from now on."""
-    released, release = [], RunDriver.release
+    """The rounds that are charged for certain from now on, and so leave the driver next."""
+    released, charge = [], RunDriver.charge
 
-    def recorded(self, total, round_index):
+    def recorded(self, round_index, attempt):
+        charge(self, round_index, attempt)
         released.append(round_index)
-        return release(self, total, round_index)
 
-    patch.setattr(RunDriver, "release", recorded)
+    patch.setattr(RunDriver, "charge", recorded)
     return released
 
 
-def test_an_event_is_in_the_storage_before_its_round_is_released(corpora, url, monkeypatch):
-    release, seen = RunDriver.release, []
+def test_an_event_is_in_the_storage_before_its_round_leaves_the_driver(corpora, url, monkeypatch):
+    send, seen = LocalReducer.from_driver, []
 
-    def checked(self, total, round_index):
-        assert charged(url)[-1] == (round_index, 0)
-        seen.append(round_index)
-        return release(self, total, round_index)
+    def checked(self, vector):
+        if vector.numel() > 1:  # parameters
+            seen.append(len(charged(url)))
+        return send(self, vector)
 
-    monkeypatch.setattr(RunDriver, "release", checked)
+    monkeypatch.setattr(LocalReducer, "from_driver", checked)
     train(run_config(corpora), url, workers=0)
-    assert seen == [0, 1, 2, 3, 4]
+    assert seen == [0, 1, 2, 3, 4, 5], "of the start, then of every round"
 
 
 def test_a_vocabulary_is_charged_in_the_storage_before_its_words_are_used(corpora, url, monkeypatch):
@@ -109,11 +110,11 @@ def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
 
 
 def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
-    config, release = run_config(corpora), "uedp_ray.training.driver:RunDriver.release"
-    crash(config, url, release, 4)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
+    config, charge = run_config(corpora), "uedp_ray.training.driver:RunDriver.charge"
+    crash(config, url, charge, 4, after=True)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
     stale = (open_storage(url).root / "ledger.jsonl").read_bytes()
     node("b")
-    crash(config, url, release, 3, resume=True)  # rounds 2, 3 and 4; its checkpoint is of round 4
+    crash(config, url, charge, 3, after=True, resume=True)  # rounds 2, 3 and 4; its checkpoint is of round 4
     node("a")
     assert (open_storage(url).root / "ledger.jsonl").read_bytes() == stale
     root = open_storage(url).root
@@ -124,30 +125,28 @@ def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
     assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0), (4, 1)]
 
 
-@pytest.mark.parametrize("moment", ["charge", "release"])
-def test_of_two_starts_the_later_goes_on_and_the_earlier_releases_nothing_more(corpora, url, node, monkeypatch, moment):
-    """The later one begins, and ends, just before the earlier one charges round 2, or just before it releases it."""
-    config, released, original, calls = (
-        run_config(corpora),
-        record_releases(monkeypatch),
-        getattr(RunDriver, moment),
-        [],
-    )
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_of_two_starts_the_later_goes_on_and_the_earlier_releases_nothing_more(corpora, url, node, monkeypatch, after):
+    """The later one begins, and ends, just before the earlier one charges round 2, or just after."""
+    config, original, calls = run_config(corpora), RunDriver.charge, []
 
-    def overtaken(self, *args, **kwargs):
-        calls.append(moment)
-        if len(calls) == 3:
+    def overtaken(self, round_index, attempt):
+        calls.append(round_index)
+        first = len(calls) == 3
+        if after:
+            original(self, round_index, attempt)
+        if first:
             node("b")
             train(config, url, workers=0, resume=True)
             node("a")
-        return original(self, *args, **kwargs)
+        if not after:
+            original(self, round_index, attempt)
 
-    monkeypatch.setattr(RunDriver, moment, overtaken)
-    if moment == "release":
-        released = record_releases(monkeypatch)
+    monkeypatch.setattr(RunDriver, "charge", overtaken)
+    released = record_releases(monkeypatch)
     with pytest.raises(InputError, match="another start has taken it over"):
         train(config, url, workers=0)
-    late = [(2, 1)] if moment == "release" else []  # charged before the later start looked, so it has it too
+    late = [(2, 1)] if after else []  # charged before the later start looked, so it has it too
     assert charged(url) == [(0, 0), (1, 0), (2, 0), *late, (3, 0), (4, 0)]
     assert len(released) <= len(charged(url)), "nothing was released that is not charged"
     assert events(local_copy(url)) == kept_events(url)

@@ -58,9 +58,9 @@ def assert_same_run(out, uninterrupted):
 
 
 def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):
-    release = "uedp_ray.training.driver:RunDriver.release"
-    crash(fixed, tmp_path / "run", release, 4)
-    crash(fixed, tmp_path / "run", release, 2, resume=True)
+    charge = "uedp_ray.training.driver:RunDriver.charge"
+    crash(fixed, tmp_path / "run", charge, 4, after=True)
+    crash(fixed, tmp_path / "run", charge, 2, after=True, resume=True)
     train(fixed, tmp_path / "run", workers=0, resume=True)
     assert_same_run(tmp_path / "run", uninterrupted)
     assert [event["round"] for event in events(tmp_path / "run")] == [0, 1, 2, 3, 2, 3, 2, 3, 4]
@@ -106,7 +106,9 @@ class Drawn:
 
 def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again(corpora, tmp_path, monkeypatch):
     drawn, config, out = Drawn(monkeypatch), run_config(corpora), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.driver:RunDriver.release", 4)  # round 3; the checkpoint is of round 2
+    crash(
+        config, out, "uedp_ray.training.driver:RunDriver.charge", 4, after=True
+    )  # round 3; the checkpoint is of round 2
     assert [(e["round"], e["attempt"]) for e in events(out)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     result = train(config, out, workers=0, resume=True)
     charged = [(e["round"], e["attempt"]) for e in events(out)]
@@ -128,7 +130,7 @@ def test_a_run_costs_the_same_wherever_it_breaks_off_and_says_so_everywhere(corp
     config, out = run_config(corpora, privacy=TARGET), tmp_path / "run"
     broken_off = []
     for nth, resume in ((4, False), (1, True)):  # the second crash takes the last round that the plan pays for
-        crash(config, out, "uedp_ray.training.driver:RunDriver.release", nth, resume=resume)
+        crash(config, out, "uedp_ray.training.driver:RunDriver.charge", nth, after=True, resume=resume)
         broken_off.append(ledger_epsilon(out / "ledger.jsonl", delta=1e-4))
     result = train(config, out, workers=0, resume=True)
     ended = ledger_epsilon(out / "ledger.jsonl", delta=1e-4)
@@ -171,7 +173,7 @@ def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(corpora, tmp_path):
 @pytest.mark.parametrize("nth", [2, 4])
 def test_replays_never_take_a_run_beyond_its_target(corpora, tmp_path, nth):
     config, out = run_config(corpora, privacy=TARGET, training={"evaluate_every": 50}), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.driver:RunDriver.release", nth)
+    crash(config, out, "uedp_ray.training.driver:RunDriver.charge", nth, after=True)
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5, "the target pays for five releases, whichever they are"
     assert result["rounds"] == 3
@@ -185,7 +187,9 @@ def test_a_target_already_spent_releases_nothing_more(corpora, tmp_path):
     privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
     training = {"evaluate_every": 50, "checkpoint_every": 3}
     config, out = run_config(corpora, privacy=privacy, training=training), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.driver:RunDriver.release", 5)  # rounds 3 and 4 are charged and lost
+    crash(
+        config, out, "uedp_ray.training.driver:RunDriver.charge", 5, after=True
+    )  # rounds 3 and 4 are charged and lost
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5
     assert (result["rounds"], result["tokens_per_second"]) == (3, None)
@@ -212,7 +216,7 @@ def test_resuming_a_finished_run_changes_nothing(private_run, corpora):
 def crashed(corpora, tmp_path):
     """A private run with a checkpoint of round 2 and charges up to round 3."""
     out = tmp_path / "run"
-    crash(run_config(corpora), out, "uedp_ray.training.driver:RunDriver.release", 4)
+    crash(run_config(corpora), out, "uedp_ray.training.driver:RunDriver.charge", 4, after=True)
     return out
 
 
@@ -294,7 +298,7 @@ def test_a_lost_checkpoint_starts_over_and_charges_everything_again(crashed, cor
 def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
     folder = tmp_path / "corpora"
     shutil.copytree(corpora, folder)
-    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.driver:RunDriver.release", 1)
+    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.driver:RunDriver.charge", 1, after=True)
     prepare(SourceConfig(format="synthetic", num_users=30, seed=8), folder / "private", num_shards=2)
     with pytest.raises(InputError, match=r"corpus\.source"):
         train(run_config(folder), tmp_path / "run", workers=0, resume=True)
