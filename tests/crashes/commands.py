@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors.numpy import load
 
+from tests.sweep.sweeps import Here
 from tests.training.runs import TREE
 from uedp_ray import cli
 from uedp_ray.corpus.store import open_corpus
@@ -273,9 +274,9 @@ class Sweep(Command):
     def played(self) -> Any:
         return mock.patch.multiple(
             "uedp_ray.sweep.host",
-            ray_session=lambda *_: nullcontext(),
+            Beside=Here,
             tune_trials=self._tune,
-            _check_room=lambda *_: 1,
+            _check_room=lambda *_: (0.0, 1),
         )
 
     def check_after_kill(self) -> None:
@@ -283,7 +284,7 @@ class Sweep(Command):
         for run in self.runs():
             assert Counter(event["round"] for event in self.charged(run)).total() <= 8, "endless replays"
 
-    def _tune(self, config: Any, folder: Any, feed: Any, at_once: int) -> None:
+    def _tune(self, config: Any, folder: Any, feed: Any, at_once: int, gpus: float) -> None:
         while isinstance(trial := feed.suggest(name := "trial"), dict):
             for _ in range(4):  # a trial whose process died is started anew, three times
                 reports = self._trial(folder, trial)

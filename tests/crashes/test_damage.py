@@ -39,7 +39,7 @@ RUN = [
 ]
 MENDED = {"rounds.parquet", "private/tokens/*/tokens.npy"}
 """What a resume makes anew."""
-UNREAD = {"private/corpus/shards/part-00000.parquet", "private/corpus/corpus.json"}
+UNREAD = {"private/corpus/shards/part-00000.parquet"}
 
 
 @pytest.fixture(scope="module")

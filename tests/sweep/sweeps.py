@@ -55,6 +55,25 @@ def sweep_config(corpora: Path, folder: Path, **sections: Any) -> SweepConfig:
     return load_sweep_config(write_sweep(sweep_tree(corpora, **sections), folder))
 
 
+class Here:
+    """``Beside`` in this process."""
+
+    def __init__(self, *_: Any):
+        pass
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def open(self) -> list[Any]:
+        return []
+
+    def run(self, work: Any, *arguments: Any, tell: Any = lambda row: None) -> Any:
+        return work(*arguments, tell)
+
+
 def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
     """A whole sweep in this process, without Ray: points as the rule fixes them, or spread by number."""
     folder = SweepDir(out)
@@ -69,10 +88,10 @@ def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
         points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in rates]
     trials: list[Any] = []
     for number, point in enumerate(points):
-        _train(config, folder, number, point, lambda row: None)
+        _train(config, folder, number, point, lambda row: None, 0.0)
         trials.append(create_trial(params=point, distributions=_distributions(config, point), value=1.0))
         trials[-1].number = number
-    return conclude(config, folder, Rows(config, folder).read(trials), lambda text: None, lambda row: None)
+    return conclude(config, folder, Rows(config, folder).read(trials), Here(), lambda text: None, lambda row: None)
 
 
 def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def test_workers_of_ray_train_ask_for_the_gpus_they_are_given(
 
 
 def test_workers_that_must_have_a_gpu_are_refused_where_there_is_none(corpora, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")  # workers' GPUs are not those of this machine
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4, "GPU": 1})
     monkeypatch.setattr(host, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(host, "_free", lambda run: None)

@@ -142,9 +142,11 @@ def test_variants_protect_the_categories_they_name(corpora, tmp_path):
 
 
 def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training(corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr(groundwork, "pretrain", lambda *_, **__: pytest.fail("pre-trained first"))
+    monkeypatch.setattr(groundwork, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
     variants = {"ibans": {"method": "uedp", "set": {"corpus.categories": ["iban"]}}}
-    comparison = Comparison.load(written(tmp_path, {"base": run_tree(corpora), "variants": variants}), [])
+    text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+    base = run_tree(corpora, pretrain={"text": text, "num_steps": 2})
+    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
         compare(comparison, tmp_path / "out", workers=0)
 

@@ -124,10 +124,13 @@ def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tm
     assert codes == [2, 2, 2, 2, 1]
     assert len(events(tmp_path / "run")) == 6
     answer = json.loads(out)
-    assert answer == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= answer.items()
     assert (answer["rounds"], answer["planned_rounds"]) == (2, 6)
     assert "failed: ended after 2 of 6 rounds: rounds that were charged and lost" in err
-    assert "**The model ended after 2 of 6 rounds:**" in (tmp_path / "run" / "privacy.md").read_text()
+    assert (
+        "Rounds: 2 of 6 planned. **It ended before its plan**: rounds that were charged and then lost"
+        in (tmp_path / "run" / "privacy.md").read_text()
+    )
 
 
 def test_a_whole_run_says_nothing_of_the_kind(private_run):

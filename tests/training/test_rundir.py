@@ -59,7 +59,7 @@ def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, t
     prepare_run(config, tmp_path / "run", resume=False, say=said.append)
     assert said[0].startswith("caution: ")
     assert caution in said[0]
-    assert said[1] == "reading the corpus"
+    assert "reading the corpus" in said[1:]
 
 
 def content(folder):
@@ -99,7 +99,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
         run_config(corpora), out, workers=0, say=start_again, observe=lambda row: start_again(f"round {row['round']}")
     )
     assert result["rounds"] == 5
-    assert met[:3] == ["_claim", "reading the corpus", "solving the noise multiplier"]
+    assert met[:3] == ["solving the noise multiplier", "_claim", "reading the corpus"]
     assert met[3:] == [
         *("building the vocabulary", "tokenising", "round 0", "append", "round 2", "round 4", "round 5", "finish")
     ], "with a ledger that holds its first line only, and so on"

@@ -102,14 +102,17 @@ def test_what_ended_early_what_was_scored_and_where_files_lie_are_said_as_they_a
     ledger = read_ledger(private_run.out / "ledger.jsonl")
     planned = dataclasses.replace(config, training=dataclasses.replace(config.training, num_rounds=9))
     text = statement(
-        Plan.of(planned), ledger, {}, detectors=["list:/home/ann/names.txt", "spacy:/home/ann/m", "spacy:en"]
+        Plan.of(planned), ledger, {}, rounds=5, detectors=["list:/home/ann/names.txt", "spacy:/home/ann/m", "spacy:en"]
     )
-    assert "Rounds: 5 of 9 planned. **It ended before its plan**." in text
+    assert "Rounds: 5 of 9 planned. **It ended before its plan**: rounds that" in text
     assert "found by: list:not-published, spacy:not-published, spacy:en;" in text
     unscored = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation=None))
-    assert "No perplexity was computed." in statement(Plan.of(unscored), ledger, {})
+    assert "No perplexity is computed." in statement(Plan.of(unscored), ledger, {})
     public = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation_basis="public"))
-    assert "computed on text that its owner declares public." in statement(Plan.of(public), ledger, {})
+    compared = {"users": True, "text": False}
+    assert "computed on text that its owner declares public." in statement(
+        Plan.of(public), ledger, {}, compared=compared
+    )
 
 
 def test_declared_bounds_are_called_declared(corpora, tmp_path):

@@ -136,7 +136,7 @@ def check_cluster(
       url: where the sweep is kept, if that is at a URL; ``storage`` is then each node's own copy.
       cluster: a stand-in for tests; None is the Ray session.
 
-    Raises: InputError for the one problem found, or for all of them, a line each, if there are several.
+    Raises: InputError for the one problem found, or for all of them, numbered, if there are several.
     """
     cluster = RayCluster() if cluster is None else cluster
     nodes, storage = cluster.nodes(), storage.absolute()
@@ -160,8 +160,8 @@ def check_cluster(
     if len(failures) == 1:
         raise failures[0]
     if failures:
-        listed = "".join(f"\n- {failure}" for failure in failures)
-        raise InputError("cluster", f"{len(failures)} problems", f"mend them all:{listed}")
+        listed = "; ".join(f"({number}) {failure}" for number, failure in enumerate(failures, start=1))
+        raise InputError("cluster", f"{len(failures)} problems", f"mend them all: {listed}")
     small = [str(node) for node in nodes if not node.holds(cpus_per_worker, gpus_per_worker)]
     need = _amount(cpus_per_worker, gpus_per_worker)
     warnings = [f"no trial will run on {', '.join(small)}: too small for a worker of {need}"] if small else []

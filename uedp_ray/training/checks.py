@@ -41,7 +41,7 @@ def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: No
         check_source("corpus.evaluation", evaluation)
         if source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path):
             remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
-            raise InputError("corpus.evaluation.path", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
+            raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     for note in ignored(config):
         say(f"note: {note}")
 

@@ -231,7 +231,7 @@ class RunDriver:
             categories=setup["categories"],
             compared=setup["compared"],
         )
-        write_json(self.run.speed, {"tokens_per_second": self._tokens_per_second()})
+        write_json(self.run.speed, {"tokens_per_second": self._tokens_per_second()}, private=True)
         write_json(self.run.result, result)
         run, storage = self.run, self.run.storage
         storage.publish(run.config, run.ledger, run.rounds, run.vocabulary, run.model, run.statement)

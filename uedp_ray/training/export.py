@@ -80,6 +80,9 @@ class Finished:
         spent = epsilons(plan, events)
         found = cls(run, config, plan, events, spent, result, setup)
         found._refuse_without_guarantee()
+        if len({event.get("round") for event in events if event["kind"] == "round"}) < result["rounds"]:
+            remedy = f"holds fewer rounds than the {result['rounds']} that result.json says: put the whole ledger back"
+            raise InputError("ledger.jsonl", str(run.ledger), remedy)
         stated = result["epsilon"][config.privacy.protect]
         if stated is None or found.epsilon * _PLAY < stated:
             remedy = f"its ledger gives less than the {stated} of result.json: put the whole ledger back"

@@ -48,7 +48,8 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
         private = prepared_source(corpus.source, folder / "private")
     with within("corpus.evaluation"):
         held_out = prepared_source(corpus.evaluation, folder / "evaluation", protected=False)
-    check_evaluation(open_corpus(private, corpus.categories), open_corpus(held_out), corpus.evaluation)
+    assert config.corpus.evaluation is not None
+    check_evaluation(open_corpus(private, corpus.categories), open_corpus(held_out), config.corpus.evaluation)
     corpus = dataclasses.replace(
         corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
     )

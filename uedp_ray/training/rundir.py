@@ -275,6 +275,8 @@ def _set_up(
     plan = None
     if not run.setup.exists():
         check_run(config, say)
+        for caution in cautions(config):
+            say(f"caution: {caution}")
         if config.privacy.noise != "published":  # whose noise follows the number of users
             say("solving the noise multiplier")
             plan = Plan.of(config)
@@ -294,8 +296,6 @@ def _set_up(
             if setup[name] is not None and open_corpus(run.root / setup[name]).digest != setup[f"{name}_digest"]:
                 raise InputError(key, setup[name], "has changed since the run began: put it back")
         return
-    for caution in cautions(config):
-        say(f"caution: {caution}")
     say("reading the corpus")
     with within("corpus.source"):
         folder = run.private / "corpus"
