@@ -55,11 +55,15 @@ class Incidence(Protocol):
 
 
 class UserSelection(NamedTuple):
-    """What one drawn user computes on: (n,) sentence numbers and their (n,) weights; ``weight`` is w_u."""
+    """What one drawn user computes on: (n,) sentence numbers and their (n,) weights; ``weight`` is w_u.
+
+    ``num_held``: sentences that the user has, selected or not. It is the same without an entity, whose sentences are null.
+    """
 
     user: int
     sentences: NDArray[np.int64]
     weights: NDArray[np.float32]
+    num_held: int
     weight: float = 1.0
 
 
@@ -184,7 +188,7 @@ class Plan:
             kept = np.flatnonzero(used & (weight > 0))
             if len(kept):
                 user_weight = 1.0 if weights is None else float(weights.user[user])
-                yield UserSelection(user, first + kept, weight[kept], user_weight)
+                yield UserSelection(user, first + kept, weight[kept], last - first, user_weight)
 
     @cached_property
     def grid(self) -> SumGrid | None:

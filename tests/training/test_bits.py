@@ -69,7 +69,7 @@ class Worker:
         self.texts = [text for said in users.values() for text in said]
         first = np.cumsum([0, *map(len, users.values())])
         self.selections = {
-            u: UserSelection(u, np.arange(first[i], first[i + 1]), np.ones(len(said), np.float32))
+            u: UserSelection(u, np.arange(first[i], first[i + 1]), np.ones(len(said), np.float32), len(said))
             for i, (u, said) in enumerate(users.items())
         }
 

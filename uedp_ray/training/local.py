@@ -152,7 +152,7 @@ class LocalUpdate:
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate(
-                [each.weights.astype(np.float64) * summation_shrink(len(each.weights)) for each in group]
+                [each.weights.astype(np.float64) * summation_shrink(each.num_held) for each in group]
             )
             for chosen, shape in self._packed(numbers):
                 sentences = [self.sentence(int(x)) for x in numbers[chosen]]
