@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from tests.training.runs import NUM_USERS, run_config
+from uedp_ray.cli import main
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.training.host import train
@@ -85,3 +88,24 @@ def local_ray() -> Iterator[None]:
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield
         ray.shutdown()
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return code, *capsys.readouterr()
+
+    return run

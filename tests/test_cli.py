@@ -18,26 +18,7 @@ import yaml
 from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
 from uedp_ray.analysis.style import perplexity_text
-from uedp_ray.cli import main
 from uedp_ray.training.host import train
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture

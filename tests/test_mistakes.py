@@ -15,32 +15,10 @@ import yaml
 from tests.models.helpers import tiny_llama
 from tests.sweep.sweeps import sweep_tree
 from tests.training.runs import run_tree
-from uedp_ray.cli import main
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.build import save_model
 
 PUBLIC = [{"format": "synthetic", "num_users": 5, "part": "public"}]
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
