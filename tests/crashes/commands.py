@@ -32,6 +32,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.reduce import LocalReducer
 from uedp_ray.training.rundir import sampling_key
 from uedp_ray.training.storage import open_storage
 
@@ -99,21 +100,23 @@ class Command:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Writes down every release, just before it is let out: run, sampling key, round and attempt."""
-        charge, release, attempts = RunDriver.charge, RunDriver.release, {}
+        admit, send, round_ = RunDriver.admit, LocalReducer.from_driver, []
 
-        def charging(driver: RunDriver, round_index: int, attempt: int) -> None:
-            attempts[round_index] = attempt
-            charge(driver, round_index, attempt)
+        def admitting(driver: RunDriver, round_index: int) -> int | None:
+            attempt = admit(driver, round_index)
+            if attempt is not None:
+                key = hashlib.sha256(sampling_key(driver.run)).hexdigest()
+                round_[:] = [[driver.run.root.name, key, round_index, attempt]]
+            return attempt
 
-        def releasing(driver: RunDriver, total: Any, round_index: int) -> Any:
-            key = hashlib.sha256(sampling_key(driver.run)).hexdigest()
-            record = [driver.run.root.name, key, round_index, attempts[round_index]]
-            handle = os.open(self.released, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(handle, (json.dumps(record) + "\n").encode())
-            os.close(handle)
-            return release(driver, total, round_index)
+        def sending(reducer: LocalReducer, vector: Any) -> Any:
+            if vector.is_floating_point() and round_:  # parameters: what a round lets out of the driver
+                handle = os.open(self.released, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                os.write(handle, (json.dumps(round_.pop()) + "\n").encode())
+                os.close(handle)
+            return send(reducer, vector)
 
-        with mock.patch.object(RunDriver, "charge", charging), mock.patch.object(RunDriver, "release", releasing):
+        with mock.patch.object(RunDriver, "admit", admitting), mock.patch.object(LocalReducer, "from_driver", sending):
             yield
 
     def releases(self) -> list[tuple[Any, ...]]:
