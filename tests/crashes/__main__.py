@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--errors", action="store_true")
     parser.add_argument("--only", action="append", help="a command; repeatable")
+    parser.add_argument("--at", default="", help="only events of paths that hold this text, such as ledger.jsonl")
     parser.add_argument("--event", type=int)
     parser.add_argument("--again", type=int)
     parser.add_argument("--torn", action="store_true")
@@ -57,7 +58,7 @@ def _matrix(options: argparse.Namespace, folder: Path) -> int:
     for name in names:
         warm_up(name, folder / f"warm-{name}".replace(" ", "-"))
         logs[name], expected[name] = record(name, folder / f"recorded-{name}".replace(" ", "-"))
-    chosen = points(logs, options.points, options.seed, errors=options.errors)
+    chosen = points(logs, options.points, options.seed, errors=options.errors, at=options.at)
     if options.event:
         chosen = [Point(names[0], options.event, options.torn, options.again, options.error)]
     survived = dict.fromkeys(names, 0)

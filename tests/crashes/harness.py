@@ -120,13 +120,20 @@ def try_point(point: Point, base: Path, expected: dict[str, str]) -> bool:
     return reached
 
 
-def points(events: dict[str, list[str]], number: int, seed: int = 0, *, errors: bool = False) -> list[Point]:
-    """``number`` points spread evenly over the events of each command: some in two, some killed again while they resume."""
+def points(
+    events: dict[str, list[str]], number: int, seed: int = 0, *, errors: bool = False, at: str = ""
+) -> list[Point]:
+    """``number`` points spread evenly over the events of each command: some in two, some killed again while they resume.
+
+    ``at``: only events of paths that hold this text.
+    """
     draw, found = random.Random(seed), []
     for place, (name, log) in enumerate(events.items()):
         count = number * (place + 1) // len(events) - number * place // len(events)
+        where = [event for event, each in enumerate(log, start=1) if at in each]
+        count = count if where else 0
         for each in range(count):
-            event = 1 + (each * len(log) + draw.randrange(len(log))) // count % len(log)
+            event = where[(each * len(where) + draw.randrange(len(where))) // count % len(where)]
             if errors:
                 found.append(Point(name, event, error=draw.choice(sorted(ERRORS))))
                 continue

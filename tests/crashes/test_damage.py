@@ -142,7 +142,8 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
     """The whole of it is in docs/reliability.md."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    for options in (["--points", "24"], ["--points", "6", "--errors", "--only", "train"]):
+    around_the_charge = ["--points", "8", "--at", "ledger.jsonl", "--only", "train, private"]
+    for options in (["--points", "16"], around_the_charge, ["--points", "6", "--errors", "--only", "train"]):
         command = [sys.executable, "-m", "tests.crashes", *options]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
