@@ -13,6 +13,8 @@ from scipy import stats
 from tests.training.tiny import TinyCorpus, tiny_config
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, epsilons, owned_users
+from uedp_ray.privacy.clipping import projection_margin, summation_shrink
+from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 
@@ -267,3 +269,33 @@ def test_calibration_pays_for_a_noisy_vocabulary_too():
     sections["vocabulary"]["noise_multiplier"] = 1.0
     with pytest.raises(InputError, match="vocabulary alone"):
         Plan.of(tiny_config(**sections))
+
+
+def test_rounding_stays_within_what_reweighted_sentences_may_move():
+    """A holder of an entity with H holders moves by K/H of the clip; rounding moves it as far as any other."""
+    users, size = 10_000, 1_000_000
+    chosen = Plan.of(
+        tiny_config(
+            privacy={"noise_multiplier": 1.0, "sentence_clip_norm": 0.01},
+            bounds={"mode": "enforced", "holder_bound": "reweight", "entity_bound": "truncate", "max_holders": 2},
+            corpus={"declared_num_users": users},
+        )
+    )
+    margin = projection_margin(1.0, size, chosen.grid.step)
+    assert margin > 0.0
+    for holders in (2, 100, users):
+        weight = 2 / holders
+        assert weight * chosen.sentence_clip(size) + margin <= weight * 0.01
+        for held in (1, 1000):
+            moved = weight * summation_shrink(held, chosen.least_share) + held**2 * 2.0**-52
+            assert moved <= weight * (1 + 1e-15)
+
+
+@pytest.mark.parametrize("name", ["l2_clip_norm", "sentence_clip_norm", "noise_multiplier"])
+@pytest.mark.parametrize("value", [1e-170, 1e300])
+def test_numbers_whose_products_are_none_are_refused(name, value):
+    """Squares of norms underflow below 1e-162, and a noise of infinite deviation is no noise once it is cut off."""
+    with pytest.raises(InputError, match=rf"privacy\.{name} = .*within 1e-20 and 1e20"):
+        plan(**{name: value})
+    with pytest.raises(ValueError, match="sums need numbers"):
+        SumGrid.of(bound=1.0, num_vectors=3, noise_std=math.inf)

@@ -31,6 +31,9 @@ _UNPLANNED = (
 )
 
 
+_MOST_RUNS = 100_000
+
+
 def parameter_epsilon(
     mechanism: RoundMechanism,
     *,
@@ -115,7 +118,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)
         total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
@@ -137,8 +140,11 @@ def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant:
         ]
         settings |= {name: terms[name] for name in ("mean", "law")}
     else:
-        files = [ledgers / f"{position:04d}.jsonl" for position in range(terms["runs"])]
-        settings["ledgers"] = [read_ledger(file) if file.exists() else [] for file in files]
+        found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}
+        if not len(found) <= terms["runs"] <= _MOST_RUNS:
+            raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
+        names = (f"{position:04d}.jsonl" for position in range(terms["runs"]))
+        settings["ledgers"] = [read_ledger(found[name]) if name in found else [] for name in names]
         settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, accountant=accountant)

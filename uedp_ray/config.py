@@ -247,6 +247,9 @@ class PrivacyConfig:
         positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
         positive("privacy.target_epsilon", self.target_epsilon, optional=True)
         positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
+        for name in ("l2_clip_norm", "sentence_clip_norm", "noise_multiplier"):  # products of these must be numbers too
+            if (value := getattr(self, name)) is not None and not 1e-20 <= value <= 1e20:
+                raise InputError(f"privacy.{name}", value, "must lie within 1e-20 and 1e20")
         at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
         at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
         _seed("privacy.test_noise_seed", self.test_noise_seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import typer
@@ -24,7 +24,8 @@ Show = Callable[[int, int | None, str], None]
 
 
 def say(message: str) -> None:
-    err.print(message, style="dim", markup=False, soft_wrap=True)
+    with suppress(OSError):  # whoever read it has gone, or its disk is full: no reason to end a run
+        err.print(message, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -64,7 +65,8 @@ def _shown_on(bar: Progress) -> Show:
         fifth = (done * 5 // total if total else 0, text.split()[0])
         if not err.is_terminal and fifth != printed[0] and fifth[0]:
             printed[0] = fifth
-            err.print(text, markup=False, highlight=False)
+            with suppress(OSError):
+                err.print(text, markup=False, highlight=False)
 
     return show
 

@@ -14,7 +14,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
     Raises: InputError if it is not that.
     """
     try:
-        value = json.loads(path.read_bytes()) if path.stat().st_size <= _MOST_JSON else None
+        found = path.stat()  # a pipe would be waited for
+        small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_JSON
+        value = json.loads(path.read_bytes()) if small else None
     except (ValueError, RecursionError):
         value = None
     except OSError as error:
@@ -103,11 +106,15 @@ def unreadable(error: OSError, field: str, path: Path, remedy: str) -> Exception
     return InputError(field, str(path), f"{reason}: {remedy}")
 
 
-def settle(folder: Path) -> None:
-    """Ends what a kill interrupted among the entries of ``folder``: each is as before, or as after."""
+def settle(folder: Path, names: Collection[str] | None = None) -> None:
+    """Ends what a kill interrupted among the entries of ``folder``: each is as before, or as after.
+
+    ``names``: of entries that are made here; none for a folder in which everything is. A folder that the user named may hold
+    anything.
+    """
     for entry in list(folder.iterdir()) if folder.is_dir() else ():
         name = entry.name[1:-4]
-        if entry.name in (f".{name}{_NEW}", f".{name}{_OLD}"):
+        if entry.name in (f".{name}{_NEW}", f".{name}{_OLD}") and (names is None or name in names):
             _settle(folder / name)
 
 

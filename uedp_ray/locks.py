@@ -32,7 +32,8 @@ def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # while it is held: who waits for it sees that it is gone, and makes another
-            path.unlink()
+            if not os.fstat(descriptor).st_size:  # else it is somebody's file of that name
+                path.unlink()
         os.close(descriptor)
 
 

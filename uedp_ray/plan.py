@@ -38,7 +38,8 @@ from uedp_ray.privacy.sampling import PoissonSampler
 
 _MOST_USERS = 1 << 31
 """Where no number of users is declared; sentence and user numbers would not fit anyway."""
-_MOST_MARGIN = 0.01
+_MOST_MARGIN = 0.1
+"""Of a sentence's clip, for rounding."""
 
 
 class Incidence(Protocol):
@@ -57,7 +58,8 @@ class Incidence(Protocol):
 class UserSelection(NamedTuple):
     """What one drawn user computes on: (n,) sentence numbers and their (n,) weights; ``weight`` is w_u.
 
-    ``num_held``: sentences that the user has, selected or not. It is the same without an entity, whose sentences are null.
+    ``num_held``: sentences that the user has within the bounds, selected or not: the same number without an entity, whose
+    sentences are null.
     """
 
     user: int
@@ -188,7 +190,8 @@ class Plan:
             kept = np.flatnonzero(used & (weight > 0))
             if len(kept):
                 user_weight = 1.0 if weights is None else float(weights.user[user])
-                yield UserSelection(user, first + kept, weight[kept], last - first, user_weight)
+                num_held = int(np.count_nonzero(sentence_weight[first:last]))
+                yield UserSelection(user, first + kept, weight[kept], num_held, user_weight)
 
     @cached_property
     def grid(self) -> SumGrid | None:
@@ -199,9 +202,19 @@ class Plan:
         num_users = self.config.corpus.declared_num_users or _MOST_USERS
         return SumGrid.of(bound=privacy.l2_clip_norm, num_vectors=num_users, noise_std=self.noise_std)
 
+    @property
+    def least_share(self) -> float:
+        """The least that all sentences of a user with one entity may weigh together: under ``reweight`` K over all users.
+
+        What they may move shrinks with it, and rounding does not: margins are divided by it.
+        """
+        bounds, users = self.config.bounds, self.config.corpus.declared_num_users
+        reweighted = bounds.mode == "enforced" and bounds.holder_bound == "reweight"
+        return min(1.0, bounds.max_holders / (users or _MOST_USERS)) if reweighted else 1.0
+
     def sentence_clip(self, num_params: int) -> float | None:
-        """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that one
-        sentence moves its user's update, as it is summed on the grid, by ``sentence_clip_norm`` at most.
+        """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that sentences
+        of a weight move their user's update, as it is summed on the grid, by that times ``sentence_clip_norm`` at most.
 
         Raises: InputError if the margin is not far below it.
         """
@@ -209,11 +222,11 @@ class Plan:
         bound = privacy.sentence_clip_norm
         if grid is None or bound is None:
             return None
-        margin = projection_margin(privacy.l2_clip_norm, num_params, grid.step)
+        margin = projection_margin(privacy.l2_clip_norm, num_params, grid.step) / self.least_share
         if margin > _MOST_MARGIN * bound:
             remedy = (
                 f"too small beside l2_clip_norm = {privacy.l2_clip_norm:g} for sums of {num_params:,} parameters over "
-                "corpus.declared_num_users: raise it, or lower one of these"
+                "corpus.declared_num_users: raise it, lower one of these, or use bounds.holder_bound truncate"
             )
             raise InputError("privacy.sentence_clip_norm", bound, remedy)
         return bound - margin

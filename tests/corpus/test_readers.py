@@ -533,3 +533,14 @@ def test_real_corpora(real_data: Path, file: str, format_: str, users: int | Non
 
 def test_real_speeches(real_data: Path) -> None:
     assert sum(1 for _ in speeches(real_data / "tinyshakespeare/input.txt")) == 7222
+
+
+def test_a_label_that_unpacks_without_end_is_refused_as_it_is_read(tmp_path):
+    """A dictionary holds a value once, whatever the number of rows that show it."""
+    count, label = 200, "x" * (1 << 20)
+    labels = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([label]))
+    table = pa.table({"user": ["u"] * count, "text": ["a b"] * count, "label": labels})
+    pq.write_table(table, tmp_path / "bomb.parquet", compression="zstd")
+    with pytest.raises(InputError, match="unpacks to more than"):
+        for _ in read_rows(SourceConfig(path=str(tmp_path / "bomb.parquet"), format="parquet")):
+            pass

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
 
 from tests.training.tiny import tiny_config
 from uedp_ray.config import RunConfig
@@ -25,7 +25,7 @@ from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.training import local
 from uedp_ray.training.local import LocalUpdate
-from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, split
+from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, rows_are_apart, split
 
 VOCABULARY, LENGTH = 40, 20
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -279,9 +279,29 @@ def shaky(kind: str, **privacy: object) -> LocalUpdate:
 def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch):
     monkeypatch.setattr(local, "_PROBED", {})
     monkeypatch.setattr(local, "check_exact", lambda *args: None)
+    monkeypatch.setattr(local, "rows_are_apart", lambda model: True)
     update = shaky(kind)
     update.probe()
     assert set(update._rows[8]) == rows
+
+
+def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
+    """In a mixture of experts the neighbours decide on the shapes of products: what a probe has not met may differ."""
+    monkeypatch.setattr(local, "_PROBED", {})
+    tiny = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    experts = MixtralForCausalLM(MixtralConfig(**tiny, num_key_value_heads=2, num_local_experts=2))
+    llama = LlamaForCausalLM(LlamaConfig(**tiny))
+    assert [rows_are_apart(model) for model in (experts, llama, make("gpt2").model)] == [False, True, True]
+    monkeypatch.setattr(local, "check_exact", lambda *args: None)
+    update = shaky("even")
+    update.probe()
+    assert set(update._rows[8]) == {1}
 
 
 def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):

@@ -178,7 +178,7 @@ def test_a_path_in_the_tokenizer_or_in_the_weights_is_not_exported(planted, tmp_
     )
     (run / "model" / "notes.txt").write_text("qxfolder")
     export(run, tmp_path / "out")
-    assert traces(tmp_path / "out", "qx") == []
+    assert traces(tmp_path / "out", "qxfolder") == []
     with safe_open(tmp_path / "out" / "model" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 

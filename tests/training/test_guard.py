@@ -70,7 +70,7 @@ def same_users(spelled: Callable[[str], str] = str) -> list[dict[str, str]]:
     return rows("held_out", user=lambda name: spelled(name.replace("h-", "p-")))
 
 
-USERS, TEXT = "some of its users", "shares 10% or more"
+USERS, TEXT = "some of its users", r"of its running text with corpus\.source"
 EVALUATIONS = {
     "the same file": (lambda source, to: source, "it is the text"),
     "another detector": (lambda source, to: prepared(source, to / "out", detector=("regex",)), USERS),
@@ -138,7 +138,7 @@ def test_private_text_is_no_public_text(name, key, private, corpora, tmp_path):
     tree = {section: {field: [PUBLIC[name](private, tmp_path)]}}
     if section == "pretrain":
         tree["vocabulary"] = {"public_text": []}
-    with pytest.raises(InputError, match=r"private text itself|shares 10% or more") as caught:
+    with pytest.raises(InputError, match=r"private text itself|of its running text with corpus\.source") as caught:
         prepare_run(run_config(corpora, corpus={"source": private}, **tree), tmp_path / "run", resume=False)
     assert caught.value.field == key
     assert not (tmp_path / "run" / "vocabulary").exists()
@@ -150,7 +150,7 @@ def test_a_model_pre_trained_on_private_text_is_refused(private, corpora, tmp_pa
     pretrain(run_config(corpora, pretrain={"text": [copy], "num_steps": 1}), tmp_path / "model")
     start = {"model": {**run_config(corpora).model.__dict__, "warm_start": str(tmp_path / "model" / "model")}}
     config = run_config(corpora, corpus={"source": private}, **start)
-    with pytest.raises(InputError, match=r"model\.warm_start.*shares 10% or more"):
+    with pytest.raises(InputError, match=r"model\.warm_start.*of its running text with corpus\.source"):
         prepare_run(config, tmp_path / "run", resume=False)
     (tmp_path / "model" / "model" / TEXT_SKETCH).write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"model\.warm_start.*damaged"):

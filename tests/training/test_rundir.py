@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.crashes.commands import Sweep
+from tests.sweep.sweeps import sweep_config
 from tests.training.runs import TREE, run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
 from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.price import fix_terms
 from uedp_ray.training import rundir
 from uedp_ray.training.compare import Comparison, compare
@@ -243,7 +245,7 @@ def test_a_start_that_fails_after_the_ledger_is_opened_can_be_mended(corpora, tm
         prepare_run(absent, tmp_path / "run", resume=False)
     mended = run_config(corpora)
     run = prepare_run(mended, tmp_path / "run", resume=False)
-    assert Ledger.open(run.ledger, config_digest=mended.digest()).header["private"] is True
+    assert Ledger.open(run.ledger, config_digest=rundir.ledger_digest(run, mended)).header["private"] is True
 
 
 def test_a_run_that_charged_anything_is_never_cleared(private_run, corpora):
@@ -256,3 +258,39 @@ def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora
     config = run_config(corpora, model={"warm_start": str(private_run.out / "model")})
     with pytest.raises(InputError, match="was trained on private text"):
         prepare_run(config, tmp_path / "run", resume=False)
+
+
+def test_workers_open_the_text_that_the_run_was_set_up_with_and_no_other(tmp_path):
+    """Bounds, guards and the declared number of users were checked on that one."""
+    prepare(SourceConfig(format="synthetic", num_users=8), tmp_path / "text", num_shards=2)
+    source = {"path": str(tmp_path / "text"), "format": "prepared"}
+    held_out = {"format": "synthetic", "num_users": 3, "part": "held_out"}
+    config = run_config(tmp_path, corpus={"source": source, "evaluation": held_out, "declared_num_users": 9})
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    prepare(SourceConfig(format="synthetic", num_users=8, seed=1), tmp_path / "text", num_shards=2)
+    with pytest.raises(InputError, match=r"corpus\.source = .*has changed since the run began"):
+        rundir.Prepared.open(run)
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain", "compare", "sweep", "prepare"])
+def test_what_a_refused_start_finds_in_a_strangers_folder_stays(corpora, tmp_path, command, monkeypatch):
+    home = tmp_path / "home"
+    for name in (".thesis.new", ".vault.old", "home"):
+        (home / name).mkdir(parents=True)
+        (home / name / "chapter").write_text("mine")
+    for name in (".bashrc.old", ".home.lock", "bashrc"):
+        (home / name).write_text("mine")
+    (tmp_path / ".home.lock").write_text("mine")
+    before = content(tmp_path)
+    text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+    config = run_config(corpora, pretrain={"text": text, "num_steps": 2})
+    starts = {
+        "train": lambda: train(config, home, workers=0),
+        "pretrain": lambda: pretrain(config, home),
+        "compare": lambda: compare(Comparison(config, {}), home, workers=0),
+        "sweep": lambda: sweep(sweep_config(corpora, tmp_path.parent), home),
+        "prepare": lambda: prepare(SourceConfig(format="synthetic", num_users=8), home),
+    }
+    with pytest.raises(InputError):
+        starts[command]()
+    assert content(tmp_path) == before

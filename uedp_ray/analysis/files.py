@@ -53,6 +53,8 @@ def run_dir(root: Path, name: object) -> Path:
 def read_text(root: Path, name: str) -> str:
     """A text file, of ``MAX_BYTES`` at most."""
     path = inside(root, name)
+    if path.exists() and not path.is_file():
+        raise InputError(name, str(root), "is no file")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

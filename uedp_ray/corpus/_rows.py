@@ -61,7 +61,9 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
             for batch in file.iter_batches(rows, columns=[name for name in _COLUMNS if name in names]):
                 for row in batch.to_pylist():
                     number += 1
-                    most -= len(row["text"]) if isinstance(row["text"], str) else 0
+                    most -= sum(len(cell) for cell in row.values() if isinstance(cell, str))
+                    most -= sum(len(cell) for cell in row.get("tags") or () if isinstance(cell, str))
+                    most -= 32 * len(row.get("entities") or ())
                     if most < 0:
                         raise bomb
                     yield checked_row(row, f"{path}:row {number}")
@@ -91,7 +93,11 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     if isinstance(user, int) and not isinstance(user, bool):
         user = str(user)
     if not isinstance(user, str) or not user.strip():
-        raise InputError("path", where, "user is missing or empty: every row needs its owner")
+        raise InputError(
+            "path",
+            where,
+            "user is missing or empty: every row needs its owner under the name user, and its text under the name text",
+        )
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
     if len(text) > LONGEST:

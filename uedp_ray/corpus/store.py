@@ -76,6 +76,8 @@ class Corpus:
         self.text_sketch = self._load("text_sketch")
         self.user_names = self._load("user_names") if self.names_users else np.zeros(0, np.uint64)
         self._check_graph()
+        if _manifest(self.path)["digest"] != self.digest:
+            raise InputError("path", str(self.path), "was prepared again while it was read: start again")
         self._kept: NDArray[np.bool_] | None = None
         if categories:
             self._keep(categories)

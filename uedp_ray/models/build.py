@@ -18,6 +18,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from transformers.utils import logging as transformers_logging
@@ -175,6 +176,6 @@ def load_model(path: str | Path) -> nn.Module:
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = AWDLSTM(AWDLSTMConfig(**settings))
         safetensors.torch.load_model(model, str(Path(path) / "model.safetensors"))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError("model", str(path), f"no model can be read here ({type(error).__name__})") from error
     return model.eval()

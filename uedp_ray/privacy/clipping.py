@@ -44,12 +44,13 @@ def wide_norms(rows: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.stack(row).sum() for row in squares]).sqrt() if squares else rows.new_zeros(0).double()
 
 
-def summation_shrink(num: int) -> float:
+def summation_shrink(num: int, share: float = 1.0) -> float:
     """What ``num`` vectors of norm at most c are scaled by, so that float64 rounding of two of their sums costs nothing.
 
-    A float64 sum of num vectors is off by at most num 2^-53 times the sum of their norms, so by num^2 2^-53 c.
+    A float64 sum of num vectors is off by at most num 2^-53 times the sum of their norms, so by num^2 2^-53 c. ``share``:
+    the least weight of what the two sums may differ by, which is all that the scaling takes something off.
     """
-    return max(0.0, 1.0 - num * num * 2.0**-52)
+    return max(0.0, 1.0 - num * num * 2.0**-52 / share)
 
 
 def projection_margin(bound: float, num_params: int, step: float) -> float:

@@ -19,6 +19,9 @@ from uedp_ray.privacy import dominating
 from uedp_ray.privacy.accounting import MIN_DELTA, compose
 from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism, is_finite
 
+_MOST_CHANGES = 64
+"""Of the mechanism within one ledger; a run has one, and each costs an accountant's work."""
+
 
 class UnsupportedEvent(InputError):
     """An event no accountant here can bound."""
@@ -114,6 +117,8 @@ def charges(events: Iterable[Mapping[str, Any]]) -> Charges:
                 rounds[-1] = (rounds[-1][0], rounds[-1][1] + 1)
             else:
                 rounds.append((RoundMechanism.from_dict(found), 1))
+                if len(rounds) > _MOST_CHANGES:
+                    raise InputError("round.mechanism", len(rounds), "changes more often than in any run: not a ledger")
             last = found
             if "round" in event:
                 _count(event, "round")

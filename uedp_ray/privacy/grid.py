@@ -49,6 +49,8 @@ class SumGrid:
     @classmethod
     def of(cls, *, bound: float, num_vectors: int, noise_std: float) -> SumGrid:
         """The finest grid on which ``num_vectors`` vectors of norm ``bound`` or less, and the noise, fit an int64."""
+        if not 1e-100 < bound * num_vectors + noise_std < 1e100:
+            raise ValueError(f"bound {bound}, noise_std {noise_std}: sums need numbers within 1e-100 and 1e100")
         exponent = math.frexp(bound * num_vectors + _NOISE_LIMIT * noise_std)[1] - _BITS
         released = math.frexp(noise_std)[1] - 1 - _RELEASED_BITS if noise_std else exponent
         return cls(math.ldexp(1.0, exponent), max(0, released - exponent))

@@ -10,12 +10,12 @@ What is in doubt is refused: no path through this module prints the smaller numb
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import read_json
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import planned_charges_of, price
@@ -124,7 +124,9 @@ def _ended_rows(folder: SweepDir) -> list[Row]:
     again = "go on with it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
-    rows: list[Row] = json.loads(folder.result.read_text())["trials"]
+    rows: list[Row] = read_json(folder.result, {"trials": (list,)}, "have it made anew by uedp-ray sweep … --resume")[
+        "trials"
+    ]
     known = {Path(name).name for row in rows for name in row["run_dirs"]}
     begun = {path.parent.name for path in folder.trials.glob("*/ledger.jsonl")}
     if any(row["state"] == "running" for row in rows) or not begun <= known:
@@ -136,10 +138,10 @@ def _terms(config: SweepConfig, folder: SweepDir, count: int, rule: str) -> tupl
     """What recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
     if rule == "public":
         return {}, {}
-    fixed, search = json.loads(folder.terms.read_text()), config.search
+    fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     if rule == "repeat_and_select":
-        candidates = json.loads(folder.pool.read_text())["candidates"]
+        candidates = read_json(folder.pool, {"candidates": (list,)}, "put the sweep's own back")["candidates"]
         return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}
     runs = [run for number in range(count) for run in folder.runs(number, search.seeds_per_trial)]
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs)}

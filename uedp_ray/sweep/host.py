@@ -72,8 +72,10 @@ def sweep(
     folder = SweepDir(storage.root, storage)
     with storage.exclusive():
         storage.clear()
-        for each in (folder.root, folder.private, folder.tokens):
-            settle(each)
+        settle(folder.root, folder.names)
+        if folder.config.exists():  # else it is not ours
+            for each in (folder.private, folder.tokens):
+                settle(each)
         restore(folder)
         _refuse(config, folder, resume)
         base = _searched_base(config)

@@ -29,6 +29,12 @@ class SweepDir:
         self.storage.get(self.config, self.trial_base, corpora / "private", corpora / "evaluation")
 
     @property
+    def names(self) -> set[str]:
+        """Of what is made in the folder itself."""
+        files = (self.config, self.journal, self.table, self.result, self.terms)
+        return {path.name for path in (*files, self.trials, self.winner, self.private, self.tensorboard)}
+
+    @property
     def config(self) -> Path:
         return self.root / "sweep.yaml"
 

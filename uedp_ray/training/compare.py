@@ -100,7 +100,7 @@ def _compare(
     progress: Progress,
     pretrain_progress: PretrainProgress,
 ) -> dict[str, Any]:
-    settle(out)
+    settle(out, {"base.yaml", "table.json", "corpora", "pretrained"})
     found = {path.name for path in out.iterdir()} - {INSIDE} if out.exists() else set()
     if found and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")

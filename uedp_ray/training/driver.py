@@ -24,7 +24,7 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
-from uedp_ray.training.rundir import COMMIT, RunDir
+from uedp_ray.training.rundir import COMMIT, RunDir, ledger_digest
 from uedp_ray.training.statement import covers, write_statement
 
 Observe = Callable[[dict[str, Any]], None]
@@ -48,7 +48,7 @@ class RunDriver:
         config = self.plan.config
         self._training = config.training
         self._digest = config.digest()
-        self._ledger = Ledger.open(self.run.ledger, config_digest=self._digest)
+        self._ledger = Ledger.open(self.run.ledger, config_digest=ledger_digest(self.run, config))
         self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0

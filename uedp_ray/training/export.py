@@ -16,17 +16,19 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from safetensors import SafetensorError
 
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
+from uedp_ray.files import read_json, write_json
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -74,7 +76,7 @@ class Finished:
             if not path.is_file():
                 raise InputError("RUN", str(run.root), remedy)
         config, events = run.load_config(), read_ledger(run.ledger)
-        result, setup = json.loads(run.result.read_text()), json.loads(run.setup.read_text())
+        result, setup = run.load_result(), run.load_setup()
         mechanism = setup["mechanism"] and RoundMechanism.from_dict(setup["mechanism"])
         plan = Plan(config, mechanism)
         spent = epsilons(plan, events)
@@ -83,7 +85,7 @@ class Finished:
         if len({event.get("round") for event in events if event["kind"] == "round"}) < result["rounds"]:
             remedy = f"holds fewer rounds than the {result['rounds']} that result.json says: put the whole ledger back"
             raise InputError("ledger.jsonl", str(run.ledger), remedy)
-        stated = result["epsilon"][config.privacy.protect]
+        stated = result["epsilon"].get(config.privacy.protect)
         if stated is None or found.epsilon * _PLAY < stated:
             remedy = f"its ledger gives less than the {stated} of result.json: put the whole ledger back"
             raise InputError("ledger.jsonl", found.epsilon, remedy)
@@ -136,9 +138,10 @@ def export_run(
     config, privacy = published(found.config), found.config.privacy
     if name is not None:
         config = replace(config, name=name)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "model").mkdir(parents=True)
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    (temporary / "model").mkdir()
     try:
         _write_model(found.run.model, temporary / "model")
         _copy_ledger(found.run.ledger, temporary / "ledger.jsonl")
@@ -184,7 +187,7 @@ def _write_model(model: Path, into: Path) -> None:
     """Weights and tokenizer. Libraries note where they read from, in settings and in the header of the weights."""
     for name in _SETTINGS:
         if (model / name).exists():
-            settings = json.loads((model / name).read_text(encoding="utf-8"))
+            settings = read_json(model / name, {}, "put the run's own back")
             for key in _FOLDERS:
                 settings.pop(key, None)
             text = json.dumps(settings, indent=2, ensure_ascii=False)
@@ -193,7 +196,11 @@ def _write_model(model: Path, into: Path) -> None:
         if (model / name).exists():
             shutil.copyfile(model / name, into / name)
     for weights in sorted(model.glob("*.safetensors")):
-        safetensors.torch.save_file(safetensors.torch.load_file(weights), into / weights.name, {"format": "pt"})
+        try:
+            tensors = safetensors.torch.load_file(weights)
+        except SafetensorError as error:
+            raise InputError("model", str(weights), f"is damaged ({error}): put the run's own back") from None
+        safetensors.torch.save_file(tensors, into / weights.name, {"format": "pt"})
 
 
 def _copy_ledger(ledger: Path, to: Path) -> None:

@@ -65,8 +65,10 @@ def check_public(private: Corpus, sketch: Hashes, field: str, named: Sequence[st
 def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: object, remedy: str) -> float | None:
     share = shared_text(private.text_sketch, sketch)
     if share is not None and share >= MOST_SHARED:
-        found = f"shares {MOST_SHARED:.0%} or more of its running text with corpus.source"
-        raise InputError(field, named, f"{found}: {remedy}")
+        found = (
+            f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may be alike"
+        )
+        raise InputError(field, named, f"{found}: {remedy}, and take out what a template wrote in both")
     return share
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.files import read_json
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
@@ -97,8 +98,17 @@ def train(
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
         run.storage.get(run.speed)
-        speed = json.loads(run.speed.read_text()) if run.speed.exists() else {"tokens_per_second": None}
-        return run.load_result() | speed | {"run_dir": storage.address(run.root)}
+        speed: dict[str, Any] = {"tokens_per_second": None}
+        with suppress(InputError):  # of this machine only; nothing rests on it
+            speed = read_json(run.speed, {"tokens_per_second": (int, float, type(None))}, "delete it")
+        result = run.load_result()
+        before, after = result.get("initial_perplexity"), result["perplexity"]
+        if isinstance(before, int | float) and (after is None or after > before):
+            say(
+                f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {after}): "
+                "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
+            )
+        return result | speed | {"run_dir": storage.address(run.root)}
 
 
 @contextmanager

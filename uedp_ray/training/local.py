@@ -29,7 +29,7 @@ from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.privacy.clipping import summation_shrink, wide_norms
 from uedp_ray.privacy.grid import parts
-from uedp_ray.training.shapes import agreeing_rows, padded_length, padded_lengths, row_counts, split
+from uedp_ray.training.shapes import agreeing_rows, padded_length, padded_lengths, row_counts, rows_are_apart, split
 
 _HELD = 1 << 26
 """Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
@@ -110,6 +110,8 @@ class LocalUpdate:
         most = self._training.batch_tokens
         if self._dropout and self._awd_lstm is None:
             most = 1  # its masks come from one stream: each sentence passes alone
+        if not rows_are_apart(self.model):
+            most = 1
         tokens = min(most, _CPU_TOKENS * torch.get_num_threads()) if self.device.type == "cpu" else most
         units = [] if self._awd_lstm is None else self._awd_lstm.layer_sizes
         found = {}
@@ -152,7 +154,10 @@ class LocalUpdate:
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate(
-                [each.weights.astype(np.float64) * summation_shrink(each.num_held) for each in group]
+                [
+                    each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share)
+                    for each in group
+                ]
             )
             for chosen, shape in self._packed(numbers):
                 sentences = [self.sentence(int(x)) for x in numbers[chosen]]

@@ -55,7 +55,7 @@ def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, 
         "--out", str(out), "another process is at work in this folder: wait for it, or stop one of the two"
     )
     with folder_locked(out, wait=0.0, busy=busy):
-        settle(out)
+        settle(out, {"model"})
         if out.exists() and not {path.name for path in out.iterdir()} <= {INSIDE}:
             raise InputError("--out", str(out), "is not empty: name another folder")
         return pretrain_into(config, out, progress=progress)

@@ -10,10 +10,11 @@ being set up resumes like any other.
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
-from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -149,6 +150,12 @@ class RunDir:
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
+    @property
+    def names(self) -> set[str]:
+        """Of what is made in the folder itself."""
+        public = (self.config, self.ledger, self.rounds, self.checkpoint, self.model, self.vocabulary)
+        return {path.name for path in (*public, self.statement, self.result, self.progress, self.private)}
+
     def load_setup(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
         return read_json(self.setup, _SETUP, _MADE_ANEW)
@@ -205,7 +212,7 @@ class Prepared:
         config, setup = run.load_config(), run.load_setup()
         vocabulary = Vocabulary.load(run.vocabulary)
         mechanism = setup["mechanism"]
-        corpus = open_corpus(run.root / setup["corpus"], config.corpus.categories)
+        corpus = _unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
@@ -216,7 +223,7 @@ class Prepared:
             sentence_weight=_load_weights(run, corpus.num_sentences),
             evaluation=None
             if evaluation is None
-            else _encode(tokens, open_corpus(run.root / evaluation), vocabulary, config),
+            else _encode(tokens, _unchanged(run, setup, "evaluation"), vocabulary, config),
             evaluation_size=None if evaluation is None else TextSize(**setup["evaluation_size"]),
             vocabulary=vocabulary,
         )
@@ -268,8 +275,10 @@ def _set_up(
     storage = run.storage
     _refuse_private_start(used)
     storage.clear()
-    for folder in (run.root, run.private, run.checkpoint, run.tokens):
-        settle(folder)
+    settle(run.root, run.names)
+    if run.config.exists():  # else it is not ours
+        for folder in (run.private, run.checkpoint, run.tokens):
+            settle(folder)
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
     plan = None
@@ -290,11 +299,11 @@ def _set_up(
             dump_config(written, new)
     storage.put(run.config, run.used)
     if run.setup.exists():
-        Ledger.open(run.ledger, config_digest=config.digest())
+        Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
         setup = run.load_setup()
-        for name, key in (("corpus", "corpus.source"), ("evaluation", "corpus.evaluation")):
-            if setup[name] is not None and open_corpus(run.root / setup[name]).digest != setup[f"{name}_digest"]:
-                raise InputError(key, setup[name], "has changed since the run began: put it back")
+        for name in ("corpus", "evaluation"):
+            if setup[name] is not None:
+                _unchanged(run, setup, name)
         return
     say("reading the corpus")
     with within("corpus.source"):
@@ -311,18 +320,20 @@ def _set_up(
             evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder, protected=False), folder)
         compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
+    _tell_what_counts(config, corpus, bounded, say)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
     plan = plan or Plan.of(config, corpus)
     if run.ledger.exists():
-        ledger = Ledger.open(run.ledger, config_digest=config.digest())
+        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
     else:
         if any(path.exists() for path in run.outcomes):
             raise InputError("ledger", str(run.ledger), "is gone, and what it pays for is not: put the run's own back")
         # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
         write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
         storage.put(run.key)
-        header = plan.header() | ({"part_of": part_of} if part_of else {})
+        header = plan.header() | {"config_digest": ledger_digest(run, config)}
+        header |= {"part_of": part_of} if part_of else {}
         ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
         storage.append(run.ledger)
     if not run.vocabulary.exists():
@@ -370,6 +381,15 @@ def _set_up(
         private=True,
     )
     storage.put(run.sentence_weight, run.setup)
+
+
+def _unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequence[str] = ()) -> Corpus:
+    """The corpus that the run was set up with. Raises: InputError if it is another: its bounds were never looked at."""
+    corpus = open_corpus(run.root / setup[name], categories)
+    if corpus.digest != setup[f"{name}_digest"]:
+        key = {"corpus": "corpus.source", "evaluation": "corpus.evaluation"}[name]
+        raise InputError(key, setup[name], "has changed since the run began: put it back")
+    return corpus
 
 
 def _within(run: RunDir, path: Path) -> str:
@@ -465,17 +485,34 @@ def _load_weights(run: RunDir, num_sentences: int) -> np.ndarray:
     return weights
 
 
+def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, say: Say) -> None:
+    """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
+    if not corpus.num_entities and config.privacy.protect != "user":
+        what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
+        say(f"caution: {what}; check corpus.source.detector and corpus.categories")
+    if bounded.dropped_share >= 0.05:
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
+        say(f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)")
+
+
+def ledger_digest(run: RunDir, config: RunConfig) -> str:
+    """The config's digest under the run's secret key: the ledger is published, and the paths in a config may be guessed."""
+    return hmac.new(_read_key(run), config.digest().encode(), "sha256").hexdigest()
+
+
 def sampling_key(run: RunDir) -> bytes:
     """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared.
 
     Raises: InputError if it is damaged: what it drew cannot be drawn again, so another one must not take its place.
     """
     seed = run.load_config().privacy.test_noise_seed
-    if seed is not None:
-        return f"test sampling key {seed:>16}".encode()
+    return _read_key(run) if seed is None else f"test sampling key {seed:>16}".encode()
+
+
+def _read_key(run: RunDir) -> bytes:
     remedy = "put the run's own back, or train in another folder"
     try:
-        key = run.key.read_bytes()
+        key = run.key.read_bytes() if not run.key.exists() or run.key.is_file() else b""
     except OSError as error:
         raise unreadable(error, run.key.name, run.key, remedy) from None
     if not re.fullmatch(rb"[0-9a-f]{64}", key):

@@ -5,7 +5,8 @@ depends on it alone, and batches have few numbers of rows, fixed by public setti
 such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
 every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
-shows on any sentence. What may show on few values alone, ``row_counts`` avoids.
+shows on any sentence. What may show on few values alone, ``row_counts`` avoids; where values decide on shapes
+(``rows_are_apart``), each sentence passes alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from uedp_ray.models.awd_lstm import AWDLSTM
 from uedp_ray.models.gradients import SentenceGradients
 
 Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], SentenceGradients]
@@ -26,6 +28,35 @@ Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], Sentence
 _SHORTEST = 8
 _VECTOR = 64
 _SENTENCES = 3
+
+
+ROWS_APART = frozenset(
+    [
+        "gpt2",
+        "gpt_neox",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "smollm3",
+    ]
+)
+"""Architectures of transformers (``model_type``) in which no shape depends on values."""
+
+
+def rows_are_apart(model: nn.Module) -> bool:
+    """Whether several sentences may share a pass: the shapes of all products are known to follow from the batch's alone.
+
+    A mixture of experts sends tokens where their values say: how many rows an expert's product has, and so in which order
+    it adds, depends on the neighbours, which made-up tokens need not show. What is not listed passes alone.
+    """
+    known = getattr(getattr(model, "config", None), "model_type", None)
+    return isinstance(model, AWDLSTM) or known in ROWS_APART
 
 
 def padded_length(length: int, max_length: int) -> int:

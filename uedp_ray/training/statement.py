@@ -16,7 +16,7 @@ from typing import Any
 
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.redact import named_detector
@@ -167,6 +167,7 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
+    lines += [line for caution in cautions(config) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]
     alone = "this run alone: " if total or part_of(events) else ""
