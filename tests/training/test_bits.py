@@ -297,7 +297,11 @@ def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
     }
     experts = MixtralForCausalLM(MixtralConfig(**tiny, num_key_value_heads=2, num_local_experts=2))
     llama = LlamaForCausalLM(LlamaConfig(**tiny))
-    assert [rows_are_apart(model) for model in (experts, llama, Worker(make("gpt2"), sentences()).model)] == [False, True, True]
+    assert [rows_are_apart(model) for model in (experts, llama, Worker(make("gpt2"), sentences()).model)] == [
+        False,
+        True,
+        True,
+    ]
     monkeypatch.setattr(local, "check_exact", lambda *args: None)
     update = shaky("even")
     update.probe()
