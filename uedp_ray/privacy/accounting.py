@@ -5,7 +5,8 @@
     epsilon(round_, rounds=50, delta=1e-5, kind="entity")    # 0.943
 
 Every number is an upper bound, within 1 % of what a fine grid gives (unless delta is near rounds times 2^-50). Unit: the
-accountant's (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public. docs/accounting.md holds theorem and proof.
+accountant's (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
+docs/accounting.md holds theorem and proof.
 References: Doroshenko et al., "Connect the Dots", arXiv 2207.04380 (discretisation); dp_accounting (convolution).
 """
 
