@@ -36,7 +36,6 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import RecurrentLinear
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, Task
-from uedp_ray.privacy.clipping import wide_norms
 
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. One row at least."""
@@ -125,7 +124,7 @@ class SentenceGradients:
 
     def norms(self) -> Tensor:
         """(B,) float64 L2 norms."""
-        norms = [wide_norms(rows) for _, rows in self.chunks()]
+        norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for _, rows in self.chunks()]
         return torch.cat([*norms, self.losses.new_zeros(0, dtype=torch.float64)])
 
 
