@@ -339,20 +339,16 @@ def _check_target(out: Path) -> None:
 
 
 @contextmanager
-def _checked(out: Path) -> Iterator[None]:
-    """Before anything beside the folder is touched."""
-    _check_target(out)
-    yield
-
-
-@contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
     """A fresh folder, renamed to ``out`` if the block ends well. ``out/cache`` is there throughout, and stays.
 
     One process at a time; its lock ends with it, and what a killed one left is put back or cleared away by the next.
     """
     busy = InputError("out", str(out), "another process is at work in this folder: wait for it, or name another")
-    with folder_locked(out, wait=0.0, busy=busy), _checked(out), replacing(out, private=True) as work:
+    with ExitStack() as held:
+        held.enter_context(folder_locked(out, wait=0.0, busy=busy))
+        _check_target(out)  # before anything beside the folder is touched
+        work = held.enter_context(replacing(out, private=True))
         cache = out / "cache"
         try:
             make_folder(out.parent)

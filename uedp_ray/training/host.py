@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 import uuid
@@ -196,7 +195,7 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
     )
     failed = None
     try:
-        with _interruptible():
+        with handlers_kept():  # Ray Train takes Ctrl-C over for good, and then ends the process
             trainer.fit()
     except TrainingFailedError as failure:
         failed = failure
@@ -250,19 +249,6 @@ def _free(run: RunDir) -> None:
         if held.hex().endswith(ray.get_runtime_context().get_job_id()):
             ray.util.remove_placement_group(PlacementGroup(held))
         group.unlink()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ray Train takes Ctrl-C over for good, to stop its workers, and then ends the process: here it stays an exception."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit:
-        raise KeyboardInterrupt from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
 
 
 def _ray_worker(settings: dict[str, Any]) -> None:
