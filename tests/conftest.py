@@ -17,10 +17,29 @@ from tests.training.runs import NUM_USERS, run_config
 from uedp_ray.cli import main
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
+
+
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_left_alone() -> Iterator[None]:
+    """Whatever ran before or within the test: a handler that Ray leaves behind would swallow a later Ctrl-C."""
+    _check_handlers()
+    yield
+    _check_handlers()
+
+
+def _check_handlers() -> None:
+    found = {number: signal.getsignal(number) for number in _HANDLERS}
+    for number, handler in _HANDLERS.items():
+        signal.signal(number, handler)
+    assert found == _HANDLERS
 
 
 def _shared(variable: str, folder: str) -> Path:
@@ -85,7 +104,8 @@ def local_ray() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+        with handlers_kept():
+            ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield
         ray.shutdown()
 
@@ -98,14 +118,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])
         capsys.readouterr()
         code: Any = 0
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handlers_kept():
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code
         return code, *capsys.readouterr()
 
     return run

@@ -15,6 +15,7 @@ from tests.sweep.test_preflight import nodes_of
 from tests.sweep.test_sweep import journal_states
 from tests.training.runs import run_config
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.sweep import tuning
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.config import ResourceConfig
@@ -154,7 +155,8 @@ def two_gpus():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-        ray.init(address="local", num_cpus=4, num_gpus=2, **quiet)
+        with handlers_kept():
+            ray.init(address="local", num_cpus=4, num_gpus=2, **quiet)
         yield
         ray.shutdown()
 

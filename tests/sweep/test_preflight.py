@@ -16,6 +16,7 @@ import pytest
 import ray.cloudpickle
 
 from uedp_ray.errors import InputError
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.sweep import preflight
 from uedp_ray.sweep.preflight import Node, RayCluster, check_cluster, make_probe
 
@@ -229,11 +230,12 @@ def two_nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         # A session of its own turns Ray's tokens on in this process; a cluster without them is open to the network.
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-        ray.shutdown()
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-        cluster.add_node(num_cpus=1, num_gpus=1)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        with handlers_kept():
+            ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+            ray.shutdown()
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            cluster.add_node(num_cpus=1, num_gpus=1)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield cluster
         ray.shutdown()
         cluster.shutdown()

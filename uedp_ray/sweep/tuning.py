@@ -14,6 +14,7 @@ from ray.tune.stopper import Stopper
 
 from uedp_ray.config import to_dict
 from uedp_ray.configio import named_variables
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir, trial_id
@@ -70,7 +71,8 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
     )
     for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite perplexity of failed trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with redirect_stdout(io.StringIO()):  # Tune prints banners even when told not to; the table says how trials ended
+    # Tune prints banners even when told not to (the table says how trials ended), and leaves its handler of Ctrl-C behind.
+    with redirect_stdout(io.StringIO()), handlers_kept():
         try:
             tuner.fit()
         except Exception:
