@@ -89,7 +89,7 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
     except (ValueError, RecursionError):
         value = None
     except OSError as error:
-        raise unreadable(error, path.name, path, remedy) from None
+        raise unusable(error, path.name, path, remedy) from None
     if not isinstance(value, dict):
         raise InputError(path.name, str(path), f"is damaged: {remedy}")
     for name, types in fields.items():
@@ -98,7 +98,7 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
     return value
 
 
-def unreadable(error: OSError, field: str, path: Path, remedy: str) -> Exception:
+def unusable(error: OSError, field: str, path: Path, remedy: str) -> Exception:
     """What to raise for a file that cannot be read: the user's mistake, unless the machine is short of something."""
     if error.errno in _SPENT:
         return error

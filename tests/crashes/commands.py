@@ -29,6 +29,7 @@ from tests.sweep.sweeps import Here
 from tests.training.runs import TREE
 from uedp_ray import cli
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.interrupts import handlers_kept
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.driver import RunDriver
@@ -87,7 +88,8 @@ class Command:
         arguments = self.arguments()
         if "--resume" in cli_options(arguments[0]) and self.begun():
             arguments.append("--resume")
-        with mock.patch.object(sys, "argv", ["uedp-ray", *arguments, "--json"]), self.recorded(), self.played():
+        argv = mock.patch.object(sys, "argv", ["uedp-ray", *arguments, "--json"])
+        with argv, self.recorded(), self.played(), handlers_kept():
             try:
                 cli.main()
             except SystemExit as end:
@@ -179,7 +181,8 @@ class PrepareAgain(Prepare):
 
     def set_up(self) -> None:
         super().set_up()
-        with mock.patch.object(sys, "argv", ["uedp-ray", *self.arguments()[:5], "7", "--out", str(self.out)]):
+        argv = mock.patch.object(sys, "argv", ["uedp-ray", *self.arguments()[:5], "7", "--out", str(self.out)])
+        with argv, handlers_kept():
             cli.main()
         (self.out / "cache" / "kept.parquet").write_bytes(b"")
         (self.out / "cache" / "kept.parquet").chmod(0o600)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 
 import pytest
 import torch
 import yaml
 
 from tests.training.runs import TREE, events, run_config, run_tree
-from uedp_ray.cli import main
 from uedp_ray.console import refuse_short, say
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.training.driver import RunDriver
@@ -107,21 +105,15 @@ def test_memory_that_runs_out_in_a_round_ends_the_run_and_it_goes_on_when_told_t
     assert (result["rounds"], result["planned_rounds"]) == (5, 6)
 
 
-def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tmp_path, failing, monkeypatch, capsys):
+def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tmp_path, failing, command):
     """Played as Ray Train would: three starts lose a charged round each, and what is left of the budget buys no more."""
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(run_tree(corpora, **SIX, **BUDGET)))
     failing(4)
-    words = ["uedp-ray", "train", str(path), "--workers", "0", "--out", str(tmp_path / "run"), "--json"]
-    codes = []
-    for start in range(5):
-        monkeypatch.setattr(sys, "argv", words + ["--resume"] * (start > 0))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        codes.append(ended.value.code)
-    out, err = capsys.readouterr()
-    assert codes == [2, 2, 2, 2, 1]
+    words = ["train", path, "--workers", "0", "--out", tmp_path / "run", "--json"]
+    ends = [command(*words, *["--resume"] * (start > 0)) for start in range(5)]
+    _, out, err = ends[-1]
+    assert [code for code, _, _ in ends] == [2, 2, 2, 2, 1]
     assert len(events(tmp_path / "run")) == 6
     answer = json.loads(out)
     assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= answer.items()

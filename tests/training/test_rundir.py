@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.price import fix_terms
-from uedp_ray.training import rundir
+from uedp_ray.training import mirror, rundir
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
@@ -69,18 +73,40 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def _told(start, args, kwargs):
+    """In another process: what the error, or the terminal, says."""
+    mirror._FOLDER_WAIT = 0.0
+    with redirect_stderr(io.StringIO()) as screen, redirect_stdout(io.StringIO()):
+        try:
+            start(*args, **kwargs)
+        except InputError as error:
+            return str(error)
+    return screen.getvalue()
+
+
+@pytest.fixture(scope="module")
+def refused():
+    """refused(start, …): a start in another process ends, and says that the folder is somebody's."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.sweep.host", "uedp_ray.training.compare"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+
+        def start(start, *args, **kwargs):
+            told = pool.submit(_told, start, args, kwargs).result(120)
+            assert "another process is at work in this folder" in told
+
+        yield start
+
+
 @pytest.mark.parametrize("rounds", [5, 9], ids=["same config", "another"])
-def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_path, monkeypatch, rounds):
-    """A lock is of its file's descriptor: to the second start this process is another one."""
-    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
+def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_path, monkeypatch, refused, rounds):
     out, met = tmp_path / "run", []
     other = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
 
     def start_again(moment):
         before = content(out)
         for resume in (False, True):
-            with pytest.raises(InputError, match="another process is at work in this folder"):
-                train(other, out, workers=0, resume=resume)
+            refused(train, other, out, workers=0, resume=resume)
         assert content(out) == before
         met.append(moment)
 
@@ -108,48 +134,43 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "the lock is gone"
 
 
-def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
+def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, refused):
     text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
     config = run_config(corpora, pretrain={"text": text, "num_steps": 2, "batch_size": 4}, training={"num_rounds": 1})
     comparison = Comparison(config, {"with": ("uedp", {})})
-    source, refused = SourceConfig(format="synthetic", num_users=9), []
+    source, met = SourceConfig(format="synthetic", num_users=9), set()
     starts = {
-        "pretrained": lambda again: pretrain(config, tmp_path / "pretrained", progress=again),
-        "prepared": lambda again: prepare(source, tmp_path / "prepared", progress=again),
-        "compared": lambda again: compare(comparison, tmp_path / "compared", workers=0, resume=True, say=again),
+        "pretrained": (pretrain, (config,), {}, "progress"),
+        "prepared": (prepare, (source,), {}, "progress"),
+        "compared": (compare, (comparison,), {"workers": 0, "resume": True}, "say"),
     }
-    for name, start in starts.items():
+    for name, (start, args, kwargs, observer) in starts.items():
 
-        def again(*_, name=name):
+        def again(*_, name=name, start=start, args=args, kwargs=kwargs):
             before = content(tmp_path)
-            for other in starts.values():
-                if other is starts[name]:
-                    with pytest.raises(InputError, match="another process is at work"):
-                        other(lambda *_: None)
+            refused(start, *args, tmp_path / name, **kwargs)
             assert content(tmp_path) == before
-            refused.append(name)
+            met.add(name)
 
-        start(again)
-    assert set(refused) == set(starts)
+        start(*args, tmp_path / name, **kwargs, **{observer: again})
+    assert met == set(starts)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(starts)
 
 
-def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("uedp_ray.training.mirror._FOLDER_WAIT", 0.0)
-    command, codes = Sweep(tmp_path), []
+def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused):
+    command, met = Sweep(tmp_path), []
     command.set_up()
 
-    def again(*_):
+    def again(*args):
         before = content(command.work)
-        monkeypatch.setattr("uedp_ray.sweep.host.fix_terms", fix_terms)
-        codes.append(command.call())
+        refused(command.call)
         assert content(command.work) == before
+        met.append("fixing the terms")
+        fix_terms(*args)
 
     monkeypatch.setattr("uedp_ray.sweep.host.fix_terms", again)
-    command.call()
-    assert codes == [2]
-    assert "another process is at work in this folder" in capsys.readouterr().err
+    assert command.call() == 0
+    assert met
 
 
 def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):

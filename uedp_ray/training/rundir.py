@@ -31,7 +31,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import make_folder, read_json, replacing, settle, unreadable, write_atomically, write_json
+from uedp_ray.files import make_folder, read_json, replacing, settle, unusable, write_atomically, write_json
 from uedp_ray.locks import INSIDE, locked
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
@@ -479,7 +479,7 @@ def _load_weights(run: RunDir, num_sentences: int) -> np.ndarray:
     except (ValueError, EOFError):
         good = False
     except OSError as error:
-        raise unreadable(error, run.sentence_weight.name, run.sentence_weight, _MADE_ANEW) from None
+        raise unusable(error, run.sentence_weight.name, run.sentence_weight, _MADE_ANEW) from None
     if not good:
         raise InputError(run.sentence_weight.name, str(run.sentence_weight), f"is damaged: {_MADE_ANEW}")
     return weights
@@ -514,7 +514,7 @@ def _read_key(run: RunDir) -> bytes:
     try:
         key = run.key.read_bytes() if not run.key.exists() or run.key.is_file() else b""
     except OSError as error:
-        raise unreadable(error, run.key.name, run.key, remedy) from None
+        raise unusable(error, run.key.name, run.key, remedy) from None
     if not re.fullmatch(rb"[0-9a-f]{64}", key):
         raise InputError(run.key.name, str(run.key), f"is damaged: {remedy}")
     return bytes.fromhex(key.decode())
