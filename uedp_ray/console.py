@@ -73,10 +73,10 @@ def _shown_on(bar: Progress) -> Show:
 
 def _status_table(status: dict[str, Any]) -> Table:
     table = Table(title=f"{status['done'] + status['stopped'] + status['failed']} of {status['wanted']} trials")
-    for name in (*_STATES, "best so far", "perplexity", "ε of it alone"):
+    for name in (*_STATES, "best so far", "perplexity", "bits/byte", "ε of it alone"):
         table.add_column(name, justify="right")
     best = status["best"]
-    cells = ("-", "-", "-") if best is None else _best_cells(best)
+    cells = _best_cells(best) if best else ["-"] * 4
     table.add_row(*(str(status[state]) for state in _STATES), *cells)
     return table
 
@@ -86,28 +86,29 @@ def _status_line(status: dict[str, Any]) -> str:
     counts = ", ".join(f"{status[state]} {state}" for state in _STATES if status[state])
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
-    trial, perplexity, epsilon = _best_cells(best)
-    found = f"best so far {trial}: perplexity {perplexity}, ε of that run alone {epsilon}"
+    trial, perplexity, bits_per_byte, epsilon = _best_cells(best)
+    found = f"best so far {trial}: perplexity {perplexity} ({bits_per_byte} bits/byte), ε of that run alone {epsilon}"
     return f"trials: {counts} of {status['wanted']}; {found}"
 
 
 _STATES = ("done", "running", "stopped", "failed", "refused")
 
 
-def _best_cells(best: dict[str, Any]) -> tuple[str, str, str]:
-    return best["trial"], f"{best['perplexity']:.1f}", show_epsilon(best["epsilon"], "∞")
+def _best_cells(best: dict[str, Any]) -> list[str]:
+    scores = f"{best['perplexity']:.1f}", f"{best['bits_per_byte']:.3f}"
+    return [best["trial"], *scores, show_epsilon(best["epsilon"], "∞")]
 
 
 def on_round(show: Show) -> Callable[[dict[str, Any]], None]:
-    """Shows round, rounds a second, epsilon of the planned end, last perplexity and time left."""
+    """Shows round, rounds a second, epsilon of the planned end, last perplexity, bits per byte and time left."""
 
     def show_round(row: dict[str, Any]) -> None:
-        spent = row["epsilon"]
+        spent, perplexity = row["epsilon"], row["perplexity"]
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
             "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if row["perplexity"] is None else f"perplexity {row['perplexity']:.1f}",
+            "" if perplexity is None else f"perplexity {perplexity:.1f} ({row['bits_per_byte']:.3f} bits/byte)",
             f"{row['seconds_left']:.0f} s left",
         ]
         show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))

@@ -294,5 +294,5 @@ def _status(rows: list[Row], wanted: int) -> dict[str, Any]:
     return {
         **count_states(rows),
         "wanted": wanted,
-        "best": found and {key: found[key] for key in ("trial", "perplexity", "epsilon", "unit")},
+        "best": found and {key: found[key] for key in ("trial", "perplexity", "bits_per_byte", "epsilon", "unit")},
     }

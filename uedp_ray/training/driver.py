@@ -195,6 +195,7 @@ class RunDriver:
             "rounds_per_second": 1 / self._seconds_a_round(),
             "epsilon": epsilons(self.plan, self._charged, [unit])[unit],
             "perplexity": latest["perplexity"],
+            "bits_per_byte": latest["bits_per_byte"],
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
         }
