@@ -210,10 +210,13 @@ def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tm
 
 
 def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpora, tmp_path):
-    config = sweep_config(corpora, tmp_path, space={"corpus.categories": {"choice": [["person"], ["iban"]]}})
+    base = sweep_tree(corpora)["base"]
+    base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    space, told = {"corpus.categories": {"choice": [["person"], ["iban"]]}}, []
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        sweep(config, tmp_path / "out")
+        sweep(sweep_config(corpora, tmp_path, base=base, space=space), tmp_path / "out", say=told.append)
     assert not (tmp_path / "out" / "trials").exists()
+    assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
 
 
 def prepared_again(source, out):

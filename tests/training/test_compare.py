@@ -146,9 +146,11 @@ def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training
     variants = {"ibans": {"method": "uedp", "set": {"corpus.categories": ["iban"]}}}
     text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
     base = run_tree(corpora, pretrain={"text": text, "num_steps": 2})
-    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
+    base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    comparison, told = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), []), []
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        compare(comparison, tmp_path / "out", workers=0)
+        compare(comparison, tmp_path / "out", workers=0, say=told.append)
+    assert f"{tmp_path / 'out' / 'corpora'} holds a copy of the private text" in told[-1]
 
 
 @pytest.mark.parametrize(

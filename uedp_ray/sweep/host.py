@@ -37,7 +37,7 @@ from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_warm_start
 from uedp_ray.training.host import Progress
-from uedp_ray.training.rundir import Say
+from uedp_ray.training.rundir import Say, copies_told
 from uedp_ray.training.storage import open_storage
 
 Show = Callable[[dict[str, Any]], None]
@@ -179,7 +179,8 @@ def _search(
         return
     changed = _teller(study, rows, config, folder, wanted, show)
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
-    _lay_ground(config, base, folder, beside, say, pretrain_progress)
+    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials):
+        _lay_ground(config, base, folder, beside, say, pretrain_progress)
     each = f", {gpus:g} GPU each" if gpus else ""
     say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None

@@ -37,7 +37,7 @@ from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, publ
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.rundir import Say
+from uedp_ray.training.rundir import Say, copies_told
 from uedp_ray.training.storage import Storage, folder_only
 
 
@@ -116,16 +116,17 @@ def _compare(
             with within(f"variants.{name}"):
                 check_model(for_use(methods.apply(comparison.base, *variant)))
     _same_base(comparison.base, out / "base.yaml")
-    say("preparing the corpora")
-    untrained = prepare_corpora(comparison.base, out / "corpora")
-    private = untrained.corpus.source.path
-    for method, settings in comparison.variants.values():  # before hours of work
-        open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
-    say("pre-training on public text")
-    config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
-    start = config.model.warm_start
-    if config.privacy.noise == "calibrated":
-        check_warm_start(open_corpus(private), start)
+    with copies_told(out / "corpora", say, "private", "evaluation", unless=out / "table.json"):
+        say("preparing the corpora")
+        untrained = prepare_corpora(comparison.base, out / "corpora")
+        private = untrained.corpus.source.path
+        for method, settings in comparison.variants.values():  # before hours of work
+            open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
+        say("pre-training on public text")
+        config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
+        start = config.model.warm_start
+        if config.privacy.noise == "calibrated":
+            check_warm_start(open_corpus(private), start)
     rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
     with ray_session(num_workers) if num_workers else nullcontext():
         rows += [

@@ -14,8 +14,8 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -249,16 +249,23 @@ def prepare_run(
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
-    try:
+    with copies_told(run.private, say, "corpus", "evaluation", "tokens", unless=run.setup):
         _set_up(run, config, used, named, resume, tokens, part_of, public_source, say)
-    except InputError:
-        copies = [path for path in (run.private / "corpus", run.private / "evaluation", run.tokens) if path.exists()]
-        if copies and not run.setup.exists():
-            say(
-                f"refused; {run.private} holds a copy of the private text for another start: delete it if there is none"
-            )
-        raise
     return run
+
+
+@contextmanager
+def copies_told(folder: Path, say: Say, *names: str, unless: Path) -> Iterator[None]:
+    """Where the block is refused, and ``unless`` is not there, says that ``folder`` holds a copy of private text.
+
+    ``names``: of the copies in ``folder``.
+    """
+    try:
+        yield
+    except InputError:
+        if not unless.exists() and any((folder / name).exists() for name in names):
+            say(f"refused; {folder} holds a copy of the private text for another start: delete it if there is none")
+        raise
 
 
 def _set_up(
