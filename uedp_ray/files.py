@@ -55,11 +55,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         if failure is None:
             raise
         reason = failure.strerror or str(failure)
-        raise OSError(
-            failure.errno,
-            f"{reason}; {path.name} keeps its last whole state: {_remedy(failure)} and run again with --resume",
-            str(path),
-        ) from error
+        again = f"{_remedy(failure)} and run again (train, compare and sweep with --resume)"
+        message = f"{reason}; {path.name} keeps its last whole state: {again}"
+        raise OSError(failure.errno, message, str(path)) from error
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -300,6 +300,13 @@ def test_a_sweep_without_a_result_is_reported_too(copies, tmp_path):
     assert found.heads == [head for head in SECTIONS if head not in SECTIONS[2:4]]
 
 
+def test_a_folder_is_no_page(copies, tmp_path):
+    (tmp_path / "page" / "mine").mkdir(parents=True)
+    with pytest.raises(InputError, match="is a folder: name a file"):
+        report([copies["small"]], tmp_path / "page")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["page", "page/mine"]
+
+
 def test_nothing_to_report_is_an_error(tmp_path):
     with pytest.raises(InputError, match="at least one sweep directory"):
         report([])

@@ -22,6 +22,7 @@ from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
 from uedp_ray.errors import InputError
+from uedp_ray.locks import folder_locked
 from uedp_ray.models.build import load_model
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.export import DATE
@@ -247,6 +248,9 @@ def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, expor
         export(private_run.out, exported[0])
     with pytest.raises(InputError, match="not a folder that uedp-ray export wrote"):
         export_epsilon(private_run.out)
+    held = folder_locked(tmp_path / "held", wait=0, busy=InputError("", "", "mine"))
+    with held, pytest.raises(InputError, match="another process is at work in this folder"):
+        export(private_run.out, tmp_path / "held")
 
 
 def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_own(corpora, tmp_path):

@@ -30,6 +30,7 @@ from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
+from uedp_ray.files import replacing
 from uedp_ray.redact import published
 
 _MARKDOWN = (
@@ -70,6 +71,8 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     if out is None and len(sweeps) > 1:
         raise InputError("--out", None, "name a file for the page of several sweeps")
     page = Path(out) if out is not None else sweeps[0].path / "report.html"
+    if page.is_dir() and not page.is_symlink():
+        raise InputError("--out", str(page), "is a folder: name a file")
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
     _write(page, _render(sections, joint_picture(sweeps), private), private)
@@ -89,12 +92,10 @@ def _is_private(sweep: Sweep) -> bool:
 def _write(path: Path, text: str, private: bool) -> None:
     """Takes the place of what was there: a symbolic link is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    with open(temporary, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
-        file.write(text)
-    temporary.chmod(0o600 if private else 0o644)
-    os.replace(temporary, path)
+    with replacing(path) as new:
+        with open(new, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            file.write(text)
+        new.chmod(0o600 if private else 0o644)
 
 
 def _render(sections: list[Section], joint: Picture | None, private: bool) -> str:

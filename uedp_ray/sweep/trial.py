@@ -34,9 +34,11 @@ DONE, NO_SPACE = "done", "no space"
 FAILED = "failed"
 """The point is to blame: it diverges, it needs more memory than there is, it asks for what cannot be."""
 CRASHED = "crashed"
-"""Something else is: a mistake in the code, a file that is missing."""
+"""Something else is: a mistake in the code, a file that is missing, a folder that is busy, too few open files."""
 DEVICE = "device"
 """The GPU is, and this process is of no more use: what CUDA lost, it does not get back."""
+_SETTINGS = {section.name for section in dataclasses.fields(RunConfig)} - {"corpus"}
+"""Sections of a run file that say what a point asks for; of the text, which all points share, none does."""
 
 
 def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpus: float = 0.0) -> str:
@@ -58,7 +60,7 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
     except DeviceError as error:
         outcome, reason = DEVICE, str(error)
     except InputError as error:
-        outcome, reason = FAILED, str(error)
+        outcome, reason = FAILED if error.field.split(".")[0] in _SETTINGS else CRASHED, str(error)
     except Exception as error:  # its message might hold private text
         last = traceback.extract_tb(error.__traceback__)[-1]
         outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,8 @@ from safetensors import SafetensorError
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.files import read_json, write_json
+from uedp_ray.files import read_json, replacing, write_json
+from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -132,55 +132,67 @@ def export_run(
     gives the stated total again.
     Raises: InputError where ``out`` holds something.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not over:
-        raise InputError("--out", str(out), "is not empty: name another folder")
     assert total.epsilon >= found.epsilon
     config, privacy = published(found.config), found.config.privacy
     if name is not None:
         config = replace(config, name=name)
     out = out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    (temporary / "model").mkdir()
-    try:
-        _write_model(found.run.model, temporary / "model")
-        _copy_ledger(found.run.ledger, temporary / "ledger.jsonl")
-        for position, ledger in (ledgers or {}).items():
-            (temporary / "ledgers").mkdir(exist_ok=True)
-            _copy_ledger(ledger, temporary / "ledgers" / f"{position:04d}.jsonl")
-        dump_config(config, temporary / "config.yaml")
-        stated = {"rule": total.rule, "delta": privacy.delta, "unit": privacy.protect, "epsilon": total.epsilon}
-        write_json(temporary / "selection.json", stated | dict(terms))
-        write_statement(
-            temporary / "privacy.md",
-            Plan(config, found.plan.mechanism),
-            found.events,
-            found.spent,
-            rounds=found.result["rounds"],
-            detectors=found.setup["detectors"],
-            categories=found.setup["categories"],
-            compared=found.setup["compared"],
-            total=total,
-        )
-        transformers = config.model.architecture != "awd_lstm"
-        text = card(config, found.result, total, transformers=transformers)
-        (temporary / "README.md").write_text(text, encoding="utf-8")
-        _refuse_traces(temporary, found)
-        if not math.isclose(export_epsilon(temporary)["epsilon"], total.epsilon, rel_tol=1e-9):
-            raise RuntimeError(f"{out}: the exported files do not give the total of {total.epsilon} again")
-        _settle(temporary)
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    busy = InputError("--out", str(out), "another process is at work in this folder: wait for it, or name another")
+    with folder_locked(out, wait=0.0, busy=busy):
+        if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {INSIDE}) and not over:
+            raise InputError("--out", str(out), "is not empty: name another folder")
+        with replacing(out) as new:
+            _write(found, config, total, terms, ledgers or {}, new)
     return {
-        "out": str(out.resolve()),
+        "out": str(out),
         "epsilon": total.epsilon,
         "epsilon_of_run": found.epsilon,
         "rule": total.rule,
         "delta": privacy.delta,
         "unit": privacy.protect,
     }
+
+
+def _write(
+    found: Finished,
+    config: RunConfig,
+    total: Total,
+    terms: Mapping[str, Any],
+    ledgers: Mapping[int, Path],
+    new: Path,
+) -> None:
+    (new / "model").mkdir(parents=True)
+    _write_model(found.run.model, new / "model")
+    _copy_ledger(found.run.ledger, new / "ledger.jsonl")
+    for position, ledger in ledgers.items():
+        (new / "ledgers").mkdir(exist_ok=True)
+        _copy_ledger(ledger, new / "ledgers" / f"{position:04d}.jsonl")
+    dump_config(config, new / "config.yaml")
+    stated = {
+        "rule": total.rule,
+        "delta": config.privacy.delta,
+        "unit": config.privacy.protect,
+        "epsilon": total.epsilon,
+    }
+    write_json(new / "selection.json", stated | dict(terms))
+    write_statement(
+        new / "privacy.md",
+        Plan(config, found.plan.mechanism),
+        found.events,
+        found.spent,
+        rounds=found.result["rounds"],
+        detectors=found.setup["detectors"],
+        categories=found.setup["categories"],
+        compared=found.setup["compared"],
+        total=total,
+    )
+    transformers = config.model.architecture != "awd_lstm"
+    text = card(config, found.result, total, transformers=transformers)
+    (new / "README.md").write_text(text, encoding="utf-8")
+    _refuse_traces(new, found)
+    if not math.isclose(export_epsilon(new)["epsilon"], total.epsilon, rel_tol=1e-9):
+        raise RuntimeError(f"{found.run.root}: the exported files do not give the total of {total.epsilon} again")
+    _neutral(new)
 
 
 def _write_model(model: Path, into: Path) -> None:
@@ -230,7 +242,7 @@ def _paths(tree: Any) -> Iterator[str]:
                 yield str(path)
 
 
-def _settle(folder: Path) -> None:
+def _neutral(folder: Path) -> None:
     """One date, and readable by all, whatever this machine's habits are."""
     for path in [*folder.rglob("*"), folder]:
         path.chmod(0o755 if path.is_dir() else 0o644)
