@@ -34,6 +34,10 @@ class DeviceError(InputError):
     """A GPU failed: no setting did. Its process is of no more use; the same work may succeed on another device."""
 
 
+class TextError(InputError):
+    """The private text does not allow it. Its message may tell of that text: it is for its owner, and nothing published."""
+
+
 def unreadable(error: OSError, field: str, value: object) -> InputError:
     """What the system said of a file that the user named. Too few open files are named as such: no file is at fault."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -50,7 +54,7 @@ def within(section: str) -> Iterator[None]:
     except InputError as error:
         if error.field == _OPEN_FILES:  # no setting
             raise
-        raise InputError(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
+        raise type(error)(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
 
 
 def one_line(text: str, limit: int) -> str:

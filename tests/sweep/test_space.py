@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import optuna
 import pytest
 
 from uedp_ray import methods
-from uedp_ray.config import CorpusConfig, PrivacyConfig, RunConfig
+from uedp_ray.config import BoundsConfig, CorpusConfig, PrivacyConfig, RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.space import Space, settings_of
 
@@ -43,6 +45,9 @@ CONDITIONAL = {
         ({"method": {"choice": ["uedp", "magic"]}}, "space.method", "choose one of"),
         ({"privacy.delta": {"log_uniform": [1e-6, 1e-5]}}, "space.privacy.delta", "the budget says it"),
         ({"corpus.source": {"choice": ["a"]}}, "space.corpus.source", "same text"),
+        ({"bounds.mode": {"choice": ["none", "declared"]}}, "space.bounds.mode", "promised of the text"),
+        ({"pretrain.text": {"choice": ["a"]}}, "space.pretrain.text", "once, before the first trial"),
+        ({"vocabulary.public_text": {"choice": ["a"]}}, "space.vocabulary.public_text", "once, before the first trial"),
         ({"training.seed": {"integer": [0, 9]}}, "space.training.seed", "seeds_per_trial"),
         ({"model.lora_rank": {"choice": [2], "when": {"model.trainable": "lora"}}}, "space.model.lora_rank.when", "before"),
         (
@@ -93,6 +98,17 @@ def test_suggested_points_are_points_of_the_space_and_a_begun_trial_keeps_its_va
         assert space.suggest(trial) == point
         seen.add(grid.index(point))
     assert len(seen) > len(grid) / 2
+
+
+def test_bounds_are_searched_only_where_they_are_enforced():
+    """A trial whose declared bound the text breaks would fail, and which trials fail is not charged for."""
+    tree = {"bounds.max_holders": {"integer": [1, 6]}}
+    with pytest.raises(InputError, match=r"set base.bounds.mode: enforced"):
+        Space.parse(tree, dataclasses.replace(BASE, bounds=BoundsConfig(mode="declared")))
+    unprotected = PrivacyConfig(protect="user", sentence_clip_norm=None, noise_multiplier=1.0)
+    unbounded = dataclasses.replace(BASE, bounds=BoundsConfig(mode="none"), privacy=unprotected)
+    with pytest.raises(InputError, match="has no effect"):
+        Space.parse(tree, unbounded)
 
 
 def test_values_at_a_point_are_those_that_exist_there():

@@ -19,7 +19,7 @@ from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.training.runs import events
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.sweep.host import sweep
@@ -217,6 +217,26 @@ def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpor
         sweep(sweep_config(corpora, tmp_path, base=base, space=space), tmp_path / "out", say=told.append)
     assert not (tmp_path / "out" / "trials").exists()
     assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
+
+
+BROKEN = {
+    "users": {"corpus": {"declared_num_users": 8}},
+    "bounds": {"bounds": {"mode": "declared", "max_holders": 1, "max_sentences_per_entity": 9}},
+    "public text": {"vocabulary": {"public_text": [{"format": "synthetic", "num_users": 9}]}},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, name):
+    """Which trials failed for it would tell of the text, exactly and uncharged."""
+    base, told = sweep_tree(corpora)["base"], []
+    base["corpus"] |= {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 30}
+    for section, settings in BROKEN[name].items():
+        base[section] = {**base.get(section, {}), **settings}
+    with pytest.raises(TextError):
+        sweep(sweep_config(corpora, tmp_path, base=base), tmp_path / "out", say=told.append)
+    assert not (tmp_path / "out" / "trials").exists()
+    assert "holds a copy of the private text" in told[-1]
 
 
 def prepared_again(source, out):

@@ -13,7 +13,7 @@ import torch
 
 from tests.sweep.sweeps import sweep_config
 from uedp_ray.config import dump_config
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, TextError
 from uedp_ray.files import make_folder
 from uedp_ray.sweep import feed as feed_module
 from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
@@ -81,6 +81,11 @@ def test_trials_may_protect_different_categories_of_one_corpus(folder, corpora, 
         (InputError("--out", "x", "another process is at work in this folder"), "crashed", "another process"),
         (InputError("ulimit -n", 8, "too few files may be open at once"), "crashed", "ulimit -n"),
         (InputError("corpus.source", "x", "has changed since the run began"), "crashed", "has changed"),
+        (
+            TextError("bounds.max_holders", 3, "17 entities have"),
+            "crashed",
+            "^bounds.max_holders is refused .* stays private$",
+        ),
         (ValueError("Ann met Ben in Oslo"), "crashed", r"ValueError in \w+.py, line \d+"),
         (OSError(errno.ENOSPC, "No space left on device"), "no space", "No space left"),
         (OSError(errno.EACCES, "Permission denied"), "crashed", "Permission denied"),

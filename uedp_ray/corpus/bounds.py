@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uedp_ray.config import BoundsConfig
-from uedp_ray.errors import InputError
+from uedp_ray.errors import TextError
 
 
 class IncidenceGraph(Protocol):
@@ -59,12 +59,12 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
     A sentence weighs as little as the entity that allows it least: the minimum over its entities of factors 2 times 3.
 
     Guarantees: a function of the graph and the stable hashes only, so the same on every machine; time O(I log I).
-    Raises: InputError if there are more users than declared, or, when ``declared``, if a bound is broken (by how
+    Raises: TextError if there are more users than declared, or, when ``declared``, if a bound is broken (by how
     many users or entities, never which).
     """
     num_users, num_sentences = len(corpus.user_hash), len(corpus.sentence_words)
     if declared_num_users is not None and num_users > declared_num_users:
-        raise InputError(
+        raise TextError(
             "corpus.declared_num_users", declared_num_users, f"the corpus has {num_users} users: declare at least that"
         )
     if bounds.mode == "none":
@@ -126,7 +126,7 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
 
 def _refuse(field: str, value: int, count: int, what: str) -> None:
     if count:
-        raise InputError(f"bounds.{field}", value, f"{count} {what}: declare more, or use bounds.mode enforced")
+        raise TextError(f"bounds.{field}", value, f"{count} {what}: declare more, or use bounds.mode enforced")
 
 
 def _least(factor_I: NDArray[np.float64], order: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
-from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared
+from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
 
 
@@ -25,7 +25,7 @@ def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], N
             check_comparable(searched)
     if searched.pretrain.text:
         with within("base"):
-            check_public(searched)
+            check_pretraining(searched)
     if config.references.noiseless is not None:
         with within("references.noiseless"):
             check_unshared(searched, methods.apply(searched, "noiseless", config.references.noiseless))

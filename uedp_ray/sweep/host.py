@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
+from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import make_folder, replacing, settle
@@ -35,10 +37,11 @@ from uedp_ray.sweep.space import setting
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
-from uedp_ray.training.guard import check_other, check_warm_start
+from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
 from uedp_ray.training.rundir import Say, copies_told
 from uedp_ray.training.storage import open_storage
+from uedp_ray.training.words import public_sentences, public_text
 
 Show = Callable[[dict[str, Any]], None]
 """Told counts of trials by state, and the best so far, after every change."""
@@ -203,7 +206,7 @@ def _lay_ground(
     else:
         named = base.corpus
         base = prepared(base, folder, folder.private / "corpora")
-        _check_categories(config, base)
+        _check_text(config, base)
         private = _private_text(config, base, named, folder)
         with replacing(folder.trial_base, private=True) as new:
             dump_config(base, new)
@@ -214,14 +217,39 @@ def _lay_ground(
         beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
         start = str(folder.pretrained(base) / "model")
     if private is not None:
-        check_warm_start(private, start)
+        for model in {start, *_values(config, "model.warm_start")}:
+            check_warm_start(private, model)
+        _check_words(private, base)
 
 
-def _check_categories(config: SweepConfig, base: RunConfig) -> None:
-    """Raises: InputError for a category of the space that the corpus does not have."""
-    dimension = config.parsed_space.get("corpus.categories")
-    for value in dimension.values if dimension else ():
-        open_corpus(base.corpus.source.path, setting("corpus.categories", value))
+def _values(config: SweepConfig, key: str) -> Sequence[Any]:
+    dimension = config.parsed_space.get(key)
+    return [setting(key, value) for value in dimension.values] if dimension else []
+
+
+def _check_text(config: SweepConfig, run: RunConfig) -> None:
+    """Whether the corpus has the categories of the space, and keeps what is declared of it: for all trials at once.
+
+    A trial that was refused for it would tell of the private text, and nothing charges for that.
+    Raises: InputError, of which ``TextError``.
+    """
+    for categories in (run.corpus.categories, *_values(config, "corpus.categories")):
+        corpus = open_corpus(run.corpus.source.path, categories)
+        apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
+
+
+def _check_words(private: Corpus, base: RunConfig) -> None:
+    """Compares text that only a vocabulary is made of with the private text, as ``check_warm_start`` does what pre-trains.
+
+    Raises: TextError.
+    """
+    field, sources = public_text(base)
+    if base.pretrain.text or base.model.warm_start or not sources:
+        return
+    sketch = Sketch()
+    for _ in public_sentences(sources, sketch=sketch, field=field):
+        pass
+    check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
 
 
 def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, folder: SweepDir) -> Corpus:
@@ -232,7 +260,9 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
     """
     if config.search.rule != "public":
         return open_corpus(base.corpus.source.path)
-    private = open_corpus(prepared(config.base, folder, folder.private / "winner").corpus.source.path)
+    winner = prepared(config.base, folder, folder.private / "winner")
+    _check_text(config, winner)
+    private = open_corpus(winner.corpus.source.path)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
     assert named.evaluation is not None

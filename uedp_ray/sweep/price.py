@@ -133,8 +133,14 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
         "unit": sweep.budget.unit,
         "accountant": _accountant(rule, sweep.search.adaptive),
         "releasable": RELEASABLE[rule] + _but_noiseless(rule, sweep),
-        "text": _text(rule, epsilon, sweep, sum(bool(events) for events in ledgers)) + note,
+        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note,
     }
+
+
+def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[list[dict[str, Any]]]) -> int:
+    """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
+    planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
+    return planned or sum(map(bool, ledgers))
 
 
 def _but_noiseless(rule: str, sweep: SweepConfig) -> str:

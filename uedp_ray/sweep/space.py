@@ -37,9 +37,14 @@ COHORT = "expected_cohort_size"
 _MAX_GRID = 10_000
 _KINDS = ("uniform", "log_uniform", "integer", "choice")
 _OPTIONS = {"uniform": {"points"}, "log_uniform": {"points"}, "integer": {"step"}, "choice": set[str]()}
+_CHECKED = "public text is compared with the private text once, before the first trial"
 _FIXED = {
     "name": "trials have names of their own",
     "corpus": "every trial reads the same text",
+    "bounds.mode": "what is promised of the text holds for all trials",
+    "vocabulary.public_text": _CHECKED,
+    "pretrain.text": _CHECKED,
+    "pretrain.max_words": _CHECKED,
     "privacy.delta": "the budget says it",
     "privacy.protect": "the budget says it",
     "privacy.noise": "search method: it says which noise",
@@ -197,9 +202,16 @@ def _check_key(key: str, defaults: dict[str, Any]) -> None:
 
 
 def _check_used(key: str, base: RunConfig) -> None:
-    """Refuses what no trial would look at: a public model brings its own vocabulary, and is trained where there is text."""
+    """Refuses what no trial would look at: a public model brings its own vocabulary, and is trained where there is text.
+
+    And bounds that a trial would hold against the private text: which trials fail would tell of it, and is not charged.
+    """
     section = key.partition(".")[0]
-    if section == "pretrain" and not base.pretrain.text:
+    if section == "bounds" and base.bounds.mode == "declared":
+        remedy = "cannot be searched: declared bounds are promises about the text; set base.bounds.mode: enforced"
+    elif section == "bounds" and base.bounds.mode == "none":
+        remedy = "has no effect: base.bounds.mode is none"
+    elif section == "pretrain" and not base.pretrain.text:
         remedy = "has no effect: base.pretrain.text names no public text to train on"
     elif section == "vocabulary" and base.model.warm_start and not base.pretrain.text:
         remedy = "has no effect: base.model.warm_start brings its vocabulary"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
-from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.errors import DeviceError, InputError, TextError
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
@@ -59,6 +59,8 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         outcome, reason = NO_SPACE if no_space else CRASHED, str(error)
     except DeviceError as error:
         outcome, reason = DEVICE, str(error)
+    except TextError as error:  # all points were checked before the first trial: the text has changed
+        outcome, reason = CRASHED, f"{error.field} is refused since the text was read again; how it fails stays private"
     except InputError as error:
         outcome, reason = FAILED if error.field.split(".")[0] in _SETTINGS else CRASHED, str(error)
     except Exception as error:  # its message might hold private text

@@ -53,7 +53,7 @@ def check_comparable(config: RunConfig, say: Callable[[str], None] = lambda mess
     check_run(config, say)
 
 
-def check_public(config: RunConfig) -> None:
+def check_pretraining(config: RunConfig) -> None:
     """Raises: InputError for whatever of pre-training can be refused without its text."""
     used = for_use(config)
     if not used.pretrain.text:

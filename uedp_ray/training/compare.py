@@ -32,7 +32,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.files import make_folder, replacing, settle, write_json
 from uedp_ray.locks import INSIDE
-from uedp_ray.training.checks import check_comparable, check_model, check_public, check_unshared, check_workers
+from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
@@ -111,7 +111,7 @@ def _compare(
     if not (out / "base.yaml").exists():
         with within("base"):
             check_comparable(comparison.base, say)
-            check_public(comparison.base)
+            check_pretraining(comparison.base)
         for name, variant in comparison.variants.items():
             with within(f"variants.{name}"):
                 check_model(for_use(methods.apply(comparison.base, *variant)))

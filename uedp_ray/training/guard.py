@@ -19,7 +19,7 @@ import numpy as np
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
 from uedp_ray.corpus.store import Corpus
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, TextError
 
 TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
@@ -27,16 +27,18 @@ TEXT_SKETCH = "text_sketch.npy"
 
 @dataclass(frozen=True)
 class Compared:
-    """What of the private and another text could be compared. Public: it follows from formats and rough size."""
+    """What of the private and another text could be compared. Public: it follows from formats.
+
+    Whether there was running text enough to compare does not, so it is not told.
+    """
 
     users: bool
-    text: bool
 
 
 def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) -> Compared:
     """Refuses evaluation on protected text, as far as it can be told; ``source`` is the text as the user named it.
 
-    Raises: InputError naming ``corpus.evaluation``.
+    Raises: TextError naming ``corpus.evaluation``.
     """
     remedy = "the private corpus cannot evaluate its own model, name text of other users"
     return check_other(private, evaluation, "corpus.evaluation", source, remedy)
@@ -45,31 +47,30 @@ def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) 
 def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig, remedy: str) -> Compared:
     """Refuses ``other`` where it shares users, or much text, with the private corpus.
 
-    Raises: InputError naming ``field`` and its ``source``.
+    Raises: TextError naming ``field`` and its ``source``.
     """
     named = source.path or source.format
     if other.digest == private.digest:
-        raise InputError(field, named, f"it is the text of corpus.source: {remedy}")
+        raise TextError(field, named, f"it is the text of corpus.source: {remedy}")
     users = shared_users(private.user_names, other.user_names)
     if users:
-        raise InputError(field, named, f"some of its users are in corpus.source: {remedy}")
-    text = _refuse_shared_text(private, other.text_sketch, field, named, remedy)
-    return Compared(users is not None, text is not None)
+        raise TextError(field, named, f"some of its users are in corpus.source: {remedy}")
+    _refuse_shared_text(private, other.text_sketch, field, named, remedy)
+    return Compared(users is not None)
 
 
 def check_public(private: Corpus, sketch: Hashes, field: str, named: Sequence[str] | str) -> None:
-    """Refuses public text that shares much with the private corpus. Raises: InputError naming ``field``."""
+    """Refuses public text that shares much with the private corpus. Raises: TextError naming ``field``."""
     _refuse_shared_text(private, sketch, field, named, "its epsilon would not be counted, name public text")
 
 
-def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: object, remedy: str) -> float | None:
+def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: object, remedy: str) -> None:
     share = shared_text(private.text_sketch, sketch)
     if share is not None and share >= MOST_SHARED:
         found = (
             f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may be alike"
         )
-        raise InputError(field, named, f"{found}: {remedy}, and take out what a template wrote in both")
-    return share
+        raise TextError(field, named, f"{found}: {remedy}, and take out what a template wrote in both")
 
 
 def check_warm_start(private: Corpus, model: str) -> None:

@@ -24,7 +24,7 @@ from uedp_ray.files import make_folder, replacing, settle
 from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.models.build import build_model, save_model
 from uedp_ray.models.task import NextWord
-from uedp_ray.training.checks import check_public
+from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH
@@ -49,7 +49,7 @@ def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, 
       checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` holds something already.
     """
-    check_public(config)
+    check_pretraining(config)
     out = folder_only(out).resolve()
     busy = InputError(
         "--out", str(out), "another process is at work in this folder: wait for it, or stop one of the two"
@@ -65,7 +65,7 @@ def pretrain_into(
     config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None
 ) -> dict[str, Any]:
     """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
-    check_public(config)
+    check_pretraining(config)
     config = for_use(config)
     settings = config.pretrain
     make_folder(out)  # not after hours of training

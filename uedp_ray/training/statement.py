@@ -36,11 +36,8 @@ _PART_OF_SWEEP = (
     "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
 )
 
-_COMPARED = {"users": "no user in common", "text": f"less than {MOST_SHARED:.0%} of the running text in common"}
-_NOT_COMPARED = {
-    "users": "users, since one of the two does not name them",
-    "text": "running text, of which there is too little",
-}
+_USERS = {True: "no user in common", False: "not compared: users, since one of the two does not name them"}
+_RUNNING_TEXT = f"less than {MOST_SHARED:.0%} of the running text in common, where there is enough of it to tell"
 
 _NOT_COVERED = """\
 - An entity that the detector missed in several sentences is protected sentence by sentence, not as a whole: each such
@@ -228,12 +225,9 @@ def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
     """On what perplexity is computed, and how far that was checked against the private text."""
     if compared is None:
         return "- No perplexity is computed."
-    parts = [_COMPARED[part] for part, done in compared.items() if done]
-    parts += [f"not compared: {_NOT_COMPARED[part]}" for part, done in compared.items() if not done]
-    found = "; ".join(parts)
     return (
         f"- Perplexity is computed on {_BASES[basis]}. That text is not protected, nor are entities where they occur in it. "
-        f"Compared with the private text before training: {found}."
+        f"Compared with the private text before training: {_RUNNING_TEXT}; {_USERS[compared['users']]}."
     )
 
 
