@@ -23,7 +23,7 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import epsilon_of_choosing
-from uedp_ray.privacy.statement import state
+from uedp_ray.privacy.statement import covers, part_of, state
 
 _UNPLANNED = (
     "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
@@ -77,6 +77,8 @@ def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity",
         raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
     events = read_ledger(path)
     answer = _of_ledger(events, delta, accountant, kind)
+    if part_of(events):
+        answer["text"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
     return answer | {"kind": kind, "events": len(events)}
 
 

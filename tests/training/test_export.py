@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.training.runs import TEST_NOISE, TREE, run_config, run_tree
 from tests.training.test_statement import table
 from uedp_ray import export
-from uedp_ray.accountant import export_epsilon
+from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
 from uedp_ray.errors import InputError
@@ -262,5 +262,7 @@ def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_
     assert {name for name in table(text) if "alone" in name} == {
         f"this run alone: {unit}" for unit in ("user-entity", "user", "entity")
     }
+    said = ledger_epsilon(run / "ledger.jsonl", delta=1e-5)
+    assert "Not the price of a chosen model: one run of a sweep, by itself" in said["text"]
     with pytest.raises(InputError, match="is one run of a sweep, whose total it costs"):
         export(run, tmp_path / "out")

@@ -8,9 +8,26 @@ All inputs are public.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from uedp_ray.privacy.mechanism import RoundMechanism
+
+_PART_OF_SWEEP = (
+    "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
+    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
+)
+
+
+def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the run of a ledger is one of several of, if it is."""
+    return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None
+
+
+def covers(header: Mapping[str, Any]) -> str:
+    """What the epsilon of one run speaks of, from its ledger's header."""
+    return _PART_OF_SWEEP if header.get("part_of") else "this run alone, as if it was not chosen among others"
 
 
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:

@@ -16,13 +16,14 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.files import read_json
+from uedp_ray.privacy.statement import part_of
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import planned_charges_of, price
 from uedp_ray.sweep.results import Row, best
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
-from uedp_ray.training.statement import Total, part_of
+from uedp_ray.training.statement import Total
 from uedp_ray.training.storage import folder_only, open_storage
 
 _PLAY = 1 + 1e-9

@@ -21,11 +21,12 @@ from uedp_ray.plan import ACCOUNTANTS, Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.privacy.statement import covers
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir, ledger_digest
-from uedp_ray.training.statement import covers, write_statement
+from uedp_ray.training.statement import write_statement
 
 Observe = Callable[[dict[str, Any]], None]
 """Told a row of ``rounds.parquet``: round, perplexity, bits_per_byte, unk_share, noise_std, epsilon_UNIT."""

@@ -18,7 +18,7 @@ from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.events import charges
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import covers, part_of, show_epsilon
 from uedp_ray.redact import named_detector
 
 _UNITS = {
@@ -31,11 +31,6 @@ _BASES = {
     "public": "text that its owner declares public",
     "held_out_users": "text of users whom its owner declares to be outside the protected set",
 }
-_PART_OF_SWEEP = (
-    "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
-    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
-)
-
 _USERS = {True: "no user in common", False: "not compared: users, since one of the two does not name them"}
 _RUNNING_TEXT = f"less than {MOST_SHARED:.0%} of the running text in common, where there is enough of it to tell"
 
@@ -80,16 +75,6 @@ class Total:
     @property
     def row(self) -> str:
         return "**TOTAL**, training" + ("" if self.rule == "none" else f" and choosing (rule {self.rule})")
-
-
-def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the run of a ledger is one of several of, if it is."""
-    return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None
-
-
-def covers(header: Mapping[str, Any]) -> str:
-    """What the epsilon of one run speaks of, from its ledger's header."""
-    return _PART_OF_SWEEP if header.get("part_of") else "this run alone, as if it was not chosen among others"
 
 
 def _row(what: str, unit: str, epsilon: float, delta: float) -> str:
