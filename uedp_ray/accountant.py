@@ -145,11 +145,21 @@ def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant:
         found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}
         if not len(found) <= terms["runs"] <= _MOST_RUNS:
             raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
-        names = (f"{position:04d}.jsonl" for position in range(terms["runs"]))
-        settings["ledgers"] = [read_ledger(found[name]) if name in found else [] for name in names]
+        settings["ledgers"] = [_run(ledgers, position, terms["without_ledger"]) for position in range(terms["runs"])]
         settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, accountant=accountant)
+
+
+def _run(ledgers: Path, position: int, without: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:
+    """The ledger of a run, or what is charged for one that left none. Raises: InputError if it is missing."""
+    path = ledgers / f"{position:04d}.jsonl"
+    if path.exists():
+        return read_ledger(path)
+    if str(position) not in without:
+        raise InputError("--export", str(path), "is missing, and part of the price: get the whole folder")
+    whole = without[str(position)]
+    return [] if whole is None else Charges.from_dict(whole)
 
 
 def calibrated(

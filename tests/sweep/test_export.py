@@ -95,6 +95,16 @@ def test_what_is_asked_of_a_folder_inside_costs_the_same_or_is_refused(done, tmp
     assert told["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
 
 
+def test_a_ledger_that_is_missing_is_refused_by_whoever_recomputes_the_price(done, handed_on, tmp_path):
+    out = shutil.copytree(handed_on[0], tmp_path / "copy")
+    for ledger in out.glob("ledgers/*0.jsonl"):
+        ledger.unlink()
+        with pytest.raises(InputError, match="is missing, and part of the price"):
+            export_epsilon(out)
+    if done.rule == "composition":
+        assert len(list(out.glob("ledgers/*"))) < len(list(handed_on[0].glob("ledgers/*")))
+
+
 def test_a_trial_says_that_it_is_one_of_several_and_a_copy_of_it_has_no_price(done, tmp_path):
     run = shutil.copytree(next((done.out / "trials").iterdir()), tmp_path / "copy")
     assert "Not the price of a chosen model" in (run / "privacy.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from dp_accounting import dp_event
@@ -42,6 +43,11 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
                 ledger.append(**plan.event(round_index=number, attempt=0))
 
 
+def rows(count, sweep=None, point=None, state="done"):
+    return [dict.fromkeys(sweep.parsed_space if sweep else ()) | (point or {}) | {"number": number, "state": state}
+            for number in range(count)]  # fmt: skip
+
+
 def all_events(folder):
     lines = [line for ledger in folder.root.glob("trials/*/ledger.jsonl") for line in ledger.read_text().splitlines()]
     return [event for event in map(json.loads, lines) if event["kind"] == "round"]
@@ -56,7 +62,7 @@ def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(cor
     points = planned_points(sweep, folder)
     assert len(points) == (4 if searcher == "grid" else 3)
     write_ledgers(sweep, folder, points, rounds=2)
-    found = price(sweep, folder, len(points))
+    found = price(sweep, folder, rows(len(points)))
     configs = [judge(sweep, point).config for point in points]
     whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
     assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, accountant="user-entity"))
@@ -80,11 +86,27 @@ def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(
     assert planned_points(sweep, folder) is None
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
-    four = price(sweep, folder, 4)
+    four = price(sweep, folder, rows(4))
     together = epsilon_of_events(all_events(folder), delta=1e-4)
     assert together < four["epsilon"] < 1.6 * together, "never below what fixed runs would cost"
-    assert price(sweep, folder, 1)["epsilon"] < four["epsilon"]
+    assert price(sweep, folder, rows(1))["epsilon"] < four["epsilon"]
     assert "8 runs" in four["text"]
+
+
+def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder):
+    """Deleting losers to save disk must not lower the price of the winner."""
+    sweep = sweep_config(corpora, tmp_path, search={"trials": 4})
+    fix_terms(sweep, folder)
+    point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
+    write_ledgers(sweep, folder, [point] * 4)
+    four = price(sweep, folder, rows(4))
+    shutil.rmtree(folder.runs(1, 1)[0])
+    for state in ("done", "stopped"):
+        with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is gone, and what it pays for is not"):
+            price(sweep, folder, rows(4, sweep, point, state))
+    for state in ("failed", "running"):
+        assert price(sweep, folder, rows(4, sweep, point, state)) == four
+    assert price(sweep, folder, rows(4, state="refused"))["epsilon"] < four["epsilon"]
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
@@ -97,7 +119,7 @@ def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_p
     assert {point["privacy.user_sampling_prob"] for point in pool["points"]} == {0.02, 0.05}
     assert all(point in pool["points"] for point in planned_points(sweep, folder))
     write_ledgers(sweep, folder, planned_points(sweep, folder))
-    found = price(sweep, folder, len(pool["draws"]))
+    found = price(sweep, folder, rows(len(pool["draws"])))
     each = [library_epsilon(sweep, point, law) for point in pool["points"]]
     assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
     assert found["rule"] == "repeat_and_select"
@@ -126,7 +148,7 @@ def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp
     ledger = Ledger.open(folder.runs(0, 1)[0] / "ledger.jsonl")
     for event in [event for event in ledger.events if event["kind"] == "round"][:3]:
         ledger.append("round", round=event["round"], attempt=1, mechanism=event["mechanism"], private=True)
-    found = price(sweep, folder, len(points))
+    found = price(sweep, folder, rows(len(points)))
     assert found["rule"] == "composition"
     assert "Not by repeat_and_select" in found["text"]
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
@@ -147,4 +169,4 @@ def test_repeat_and_select_refuses_a_vocabulary_from_private_text(corpora, tmp_p
 def test_the_noiseless_reference_is_not_among_what_may_be_published(corpora, tmp_path, folder, references, told):
     sweep = sweep_config(corpora, tmp_path, budget=USERS, space=METHOD, references=references)
     fix_terms(sweep, folder)
-    assert price(sweep, folder, 0)["releasable"].endswith(told)
+    assert price(sweep, folder, [])["releasable"].endswith(told)

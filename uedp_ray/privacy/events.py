@@ -92,12 +92,15 @@ class Charges(NamedTuple):
         return self._replace(rounds=rounds, private=self.private and one.private)
 
 
-def charges(events: Iterable[Mapping[str, Any]]) -> Charges:
+def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     """Reads one ledger's ``open`` (header), ``plan``, ``round`` (mechanism), ``vocabulary`` (noisy threshold) and
     ``unprotected`` events; or a list of such events without ``open``, which stands for itself.
 
-    Raises: UnsupportedEvent for any other; InputError for values out of range.
+    ``Charges`` stand for a ledger that is not there. Raises: UnsupportedEvent for any other event; InputError for values
+    out of range.
     """
+    if isinstance(events, Charges):
+        return events
     rounds: list[tuple[RoundMechanism, int]] = []
     vocabularies: list[Vocabulary] = []
     private = bounded = True

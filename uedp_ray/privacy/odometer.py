@@ -27,7 +27,7 @@ from scipy import optimize, special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating, renyi
-from uedp_ray.privacy.events import charges
+from uedp_ray.privacy.events import Charges, charges
 from uedp_ray.privacy.mechanism import RoundMechanism
 
 ORDERS = renyi.ORDERS[::3]
@@ -76,7 +76,7 @@ class Odometer:
     def _loss_delta(self) -> float:
         return self.delta - self._cut_delta - self.threshold_delta
 
-    def epsilon(self, ledgers: Sequence[Iterable[Mapping[str, Any]]]) -> float:
+    def epsilon(self, ledgers: Sequence[Iterable[Mapping[str, Any]] | Charges]) -> float:
         """epsilon at ``delta`` of everything that the ``ledgers`` charge together; infinity if any of it was not private.
 
         Args:

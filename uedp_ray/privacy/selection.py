@@ -81,7 +81,7 @@ def epsilon_of_choosing(
     delta: float,
     accountant: str = "user-entity",
     kind: str = "both",
-    ledgers: Sequence[Iterable[Event]] = (),
+    ledgers: Sequence[Iterable[Event] | Charges] = (),
     planned: Sequence[Charges] = (),
     odometer: Odometer | None = None,
     candidates: Sequence[Parts] = (),
@@ -91,8 +91,8 @@ def epsilon_of_choosing(
     """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, section 5.
 
     Args:
-      ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, and
-        none for a run that never began, in an order that was fixed before runs began.
+      ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, or what
+        it is charged if it left none, in an order that was fixed before runs began.
       planned: ``composition`` of a search that is not adaptive: for each ledger what its whole run charges, all fixed
         before the first one began.
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
@@ -124,7 +124,7 @@ def epsilon_of_choosing(
     return found
 
 
-def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event]]) -> Charges:
+def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event] | Charges]) -> Charges:
     """What is charged when every run is charged to its planned end, and beyond it what its ledger says.
 
     Runs that were not begun, or broke off, are charged in full: whether they went on may have depended on results.

@@ -38,7 +38,7 @@ def conclude(
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
     warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
-    selection = price(config, folder, len(rows))
+    selection = price(config, folder, rows)
     winner = _winner(config, folder, rows, selection, beside, say, progress)
     references = _references(config, folder, beside, say, progress)
     write_table(rows, config, folder.table)

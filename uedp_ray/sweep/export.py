@@ -16,10 +16,11 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.files import read_json
+from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import planned_charges_of, price
+from uedp_ray.sweep.price import charged_runs, planned_charges_of, price
 from uedp_ray.sweep.results import Row, best
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
@@ -67,7 +68,7 @@ def export_best(
     """Exports one run of a sweep at the price of choosing (``price.price`` of ``rows``)."""
     found = Finished.open(RunDir(run, folder.storage.part(run)))
     rule = priced["rule"]
-    terms, ledgers = _terms(config, folder, len(rows), rule)
+    terms, ledgers = _terms(config, folder, rows, rule)
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
         raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
@@ -116,7 +117,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
         raise InputError("RUN", str(run), remedy)
     else:
         run = folder.winner if rule == "public" else best_run
-    return export_best(config, folder, rows, price(config, folder, len(rows)), run, out)
+    return export_best(config, folder, rows, price(config, folder, rows), run, out)
 
 
 def _ended_rows(folder: SweepDir) -> list[Row]:
@@ -135,7 +136,9 @@ def _ended_rows(folder: SweepDir) -> list[Row]:
     return rows
 
 
-def _terms(config: SweepConfig, folder: SweepDir, count: int, rule: str) -> tuple[dict[str, Any], dict[int, Path]]:
+def _terms(
+    config: SweepConfig, folder: SweepDir, rows: Sequence[Row], rule: str
+) -> tuple[dict[str, Any], dict[int, Path]]:
     """What recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
     if rule == "public":
         return {}, {}
@@ -144,11 +147,16 @@ def _terms(config: SweepConfig, folder: SweepDir, count: int, rule: str) -> tupl
     if rule == "repeat_and_select":
         candidates = read_json(folder.pool, {"candidates": (list,)}, "put the sweep's own back")["candidates"]
         return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}
-    runs = [run for number in range(count) for run in folder.runs(number, search.seeds_per_trial)]
-    ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs)}
+    runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
+    ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}
     terms["runs"] = len(runs)
+    terms["without_ledger"] = {
+        str(position): charged.to_dict() if isinstance(charged, Charges) else None
+        for position, charged in enumerate(charged_runs(config, folder, rows))
+        if position not in ledgers
+    }
     if "odometer" in fixed:
         terms["odometer"] = fixed["odometer"]
     else:
         terms["planned"] = [whole.to_dict() for whole in planned_charges_of(config, folder)]
-    return terms, {position: ledger for position, ledger in ledgers.items() if ledger.exists()}
+    return terms, ledgers

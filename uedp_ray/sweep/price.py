@@ -29,6 +29,7 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.candidates import judge, random_points, run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.results import Row
 from uedp_ray.sweep.space import Point
 
 RELEASABLE = {
@@ -103,10 +104,14 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
-def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
-    """What reporting the best of trials 0 to ``count`` - 1 costs, attempts and unfinished trials included."""
+def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str, Any]:
+    """What reporting the best of the trials costs, attempts and unfinished ones included; ``rows``: of all that were asked.
+
+    Raises: InputError if a ledger is gone.
+    """
     terms = _read_terms(sweep, folder)
-    rule, ledgers, note = terms["rule"], _ledgers(sweep, folder, count), ""
+    rule, note = terms["rule"], ""
+    ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
     epsilon = terms.get("epsilon", math.inf)
     if rule == "repeat_and_select":
         try:
@@ -137,10 +142,10 @@ def price(sweep: SweepConfig, folder: SweepDir, count: int) -> dict[str, Any]:
     }
 
 
-def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[list[dict[str, Any]]]) -> int:
+def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
     """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
     planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
-    return planned or sum(map(bool, ledgers))
+    return planned or sum(map(bool, ledgers))  # ``Charges`` are true
 
 
 def _but_noiseless(rule: str, sweep: SweepConfig) -> str:
@@ -177,12 +182,38 @@ def _scored(sweep: SweepConfig) -> str:
     return "text of users whom the owner declares to be outside the protected set"
 
 
-def _ledgers(sweep: SweepConfig, folder: SweepDir, count: int) -> list[list[dict[str, Any]]]:
-    """Events of each run, at its fixed position; none for a run that never began."""
-    runs = [
-        run / "ledger.jsonl" for number in range(count) for run in folder.runs(number, sweep.search.seeds_per_trial)
-    ]
-    return [read_ledger(ledger) if ledger.exists() else [] for ledger in runs]
+def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> list[list[dict[str, Any]] | Charges]:
+    """The ledger of each run, at its fixed position; nothing for the runs of a refused point.
+
+    Whether a run without a ledger failed before the first line of it, or somebody removed its folder, cannot be told: it is
+    charged to its planned end. One that was trained may have been charged for more, so that its ledger is needed.
+
+    Raises: InputError for a trial that was trained, and whose ledger is gone.
+    """
+    found: list[list[dict[str, Any]] | Charges] = []
+    for row in rows:
+        for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
+            ledger = run / "ledger.jsonl"
+            if ledger.exists():
+                found.append(read_ledger(ledger))
+            elif row["state"] in ("done", "stopped"):
+                remedy = (
+                    "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
+                )
+                raise InputError("ledger.jsonl", str(ledger), remedy)
+            elif (
+                row["state"] == "refused" or not sweep.search.adaptive
+            ):  # what was fixed beforehand is charged as planned
+                found.append([])
+            else:
+                found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
+    return found
+
+
+def _whole(config: RunConfig) -> Charges:
+    """What a run charges to its planned end."""
+    mechanism = Plan.of(config).mechanism
+    return planned_charges(config, mechanism.noise_multiplier) if mechanism else Charges(())
 
 
 def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
@@ -190,9 +221,7 @@ def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
     found: list[Charges] = []
     for point in planned_points(sweep, folder) or []:
         config = judge(sweep, point).config
-        mechanism = config and Plan.of(config).mechanism
-        whole = planned_charges(config, mechanism.noise_multiplier) if config and mechanism else Charges(())
-        found += [whole] * sweep.search.seeds_per_trial
+        found += [_whole(config) if config else Charges(())] * sweep.search.seeds_per_trial
     return found
 
 
@@ -264,7 +293,7 @@ def _draw(sweep: SweepConfig, size: int) -> list[Point]:
     return points
 
 
-def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[list[dict[str, Any]]], mean: float) -> None:
+def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], mean: float) -> None:
     """Raises: InputError if a trial, all seeds of it together, spent more than every candidate may."""
     pool = _read_pool(folder)
     candidates = [
