@@ -351,12 +351,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
     ] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="For others: without the noiseless reference, which no epsilon pays for.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML page on one or several sweeps, and its figures."""
     from uedp_ray.analysis.report import report as run
 
-    emit({"html": str(run(sweeps, out))}, as_json)
+    emit({"html": str(run(sweeps, out, publish=publish))}, as_json)
 
 
 @app.command()

@@ -200,6 +200,17 @@ def test_the_noiseless_line_is_not_to_be_published(copies, page):
     assert label not in Page(copies["seeded"] / "report.html").text
 
 
+def test_a_page_to_publish_is_without_it_and_of_what_is_paid_for(copies, tmp_path):
+    sweep = shutil.copytree(copies["small"], tmp_path / "sweep")
+    found = report([sweep], publish=True)
+    for file in (found, *(sweep / "figures").glob("*.svg")):
+        assert "noiseless" not in file.read_text().replace("noiseless: {}", "")
+    with pytest.raises(InputError, match=r"--publish = .*pays for the winner alone"):
+        report([copies["private"]], tmp_path / "page.html", publish=True)
+    with pytest.raises(InputError, match=r"--publish = .*is not finished"):
+        report([write_sweep(tmp_path / "s", finished=False)], publish=True)
+
+
 @pytest.mark.parametrize(("name", "seeds"), [("small", 1), ("seeded", 2)])
 def test_the_price_of_choosing_by_every_rule(copies, name, seeds):
     sweep = load_sweep(copies[name])

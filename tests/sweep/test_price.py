@@ -160,13 +160,3 @@ def test_repeat_and_select_refuses_a_vocabulary_from_private_text(corpora, tmp_p
     sweep = sweep_config(corpora, tmp_path, base=tree, search={"searcher": "random"})
     with pytest.raises(InputError, match=r"base.vocabulary.kind.*public-words, or composition"):
         fix_terms(sweep, folder)
-
-
-@pytest.mark.parametrize(
-    ("references", "told"),
-    [({"noiseless": {}}, "the noiseless line of the report left out"), ({}, "holds paths and times)")],
-)
-def test_the_noiseless_reference_is_not_among_what_may_be_published(corpora, tmp_path, folder, references, told):
-    sweep = sweep_config(corpora, tmp_path, budget=USERS, space=METHOD, references=references)
-    fix_terms(sweep, folder)
-    assert price(sweep, folder, [])["releasable"].endswith(told)

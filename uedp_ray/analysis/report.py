@@ -9,6 +9,7 @@ says so, and is written owner-only.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -56,18 +57,22 @@ class Section:
     table: TrialTable
 
 
-def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publish: bool = False) -> Path:
     """Writes the page and the figures; returns the page's path.
 
     Args:
       paths: sweep directories.
       out: the page; ``report.html`` in the directory of a single sweep if left out.
+      publish: leave out what no price pays for: the noiseless reference, which was trained on the private text.
 
-    Raises: InputError for a folder that is no sweep, or several sweeps without ``out``.
+    Raises: InputError for a folder that is no sweep, several sweeps without ``out``, or a sweep whose page as a whole may
+    not be published.
     """
     if not paths:
         raise InputError("sweeps", [], "name at least one sweep directory")
     sweeps = [load_sweep(path) for path in paths]
+    if publish:
+        sweeps = [_published(sweep) for sweep in sweeps]
     if out is None and len(sweeps) > 1:
         raise InputError("--out", None, "name a file for the page of several sweeps")
     page = Path(out) if out is not None else sweeps[0].path / "report.html"
@@ -83,6 +88,18 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
             if picture.svg is not None:
                 _write(file, picture.svg, _is_private(section.sweep))
     return page
+
+
+def _published(sweep: Sweep) -> Sweep:
+    """What others may see of it. Raises: InputError if that is nothing, or not known yet."""
+    if _is_private(sweep):
+        remedy = "rule repeat_and_select pays for the winner alone: hand on what uedp-ray export writes"
+        raise InputError("--publish", str(sweep.path), remedy)
+    if not sweep.finished:
+        raise InputError(
+            "--publish", str(sweep.path), "is not finished, and its price is not settled: go on with it first"
+        )
+    return dataclasses.replace(sweep, references=sweep.references[sweep.references["name"] != "noiseless"])
 
 
 def _is_private(sweep: Sweep) -> bool:

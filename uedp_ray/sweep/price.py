@@ -37,8 +37,8 @@ RELEASABLE = {
     "epsilon, as `export` writes it",
     "repeat_and_select": "the winner alone, as `export` writes it (model, configuration, ledger, score): other trials, "
     "their scores and their number, and so this table and its report, are private",
-    "composition": "models, scores and settings of all trials, as `report` and `export` write them (the sweep's own folder "
-    "holds paths and times)",
+    "composition": "models, scores and settings of all trials, as `report --publish` and `export` write them (the sweep's "
+    "own folder holds paths, times and the noiseless reference)",
 }
 COVERS = {
     "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
@@ -137,7 +137,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "accountant": _accountant(rule, sweep.search.adaptive),
-        "releasable": RELEASABLE[rule] + _but_noiseless(rule, sweep),
+        "releasable": RELEASABLE[rule],
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note,
     }
 
@@ -146,12 +146,6 @@ def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
     """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
     planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
     return planned or sum(map(bool, ledgers))  # ``Charges`` are true
-
-
-def _but_noiseless(rule: str, sweep: SweepConfig) -> str:
-    """Under rule ``public`` that reference is of public text, and under ``repeat_and_select`` all of it is private."""
-    private = rule == "composition" and sweep.references.noiseless is not None
-    return "; the noiseless line of the report left out" if private else ""
 
 
 def _accountant(rule: str, adaptive: bool) -> str:
