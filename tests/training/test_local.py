@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -221,3 +222,27 @@ def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, model, par
     assert relative(total(worker, corpus), expected) < 3e-6
     whole = sum(p.numel() for p in worker.model.parameters())
     assert worker.params.num < whole if part != "full" else worker.params.num == whole
+
+
+@pytest.mark.parametrize("how", ["gradient", "local_sgd"])
+def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus, how):
+    """A run that stopped for want of memory would tell how many were drawn, or how long their sentences are."""
+    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of())
+    shapes, task = [], Mock(wraps=worker.task)
+
+    def collate(sentences, *shape):
+        shapes.append((len(sentences), max(map(len, sentences))))
+        return worker.task.collate(sentences, *shape)
+
+    task.collate = collate
+    update = LocalUpdate(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    update.probe()
+    most, held = max(shapes, default=(0, 0)), update._sums  # shapes of a network that was tried before are known
+    chosen, shapes[:] = selections(worker, corpus), []
+    for cohort in (chosen[:1], chosen):
+        update.sum_updates(worker.parameters, cohort, 0)
+        assert update._sums is held
+    if how == "gradient":
+        assert len(held) < 64, "not what memory allows, but hardly more than are drawn"
+    else:
+        assert all(rows <= most[0] and length <= most[1] for rows, length in shapes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,6 +34,7 @@ from uedp_ray.training.shapes import agreeing_rows, padded_length, padded_length
 
 _HELD = 1 << 26
 """Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
+_MOST_AT_ONCE = 1 << 12
 _CPU_TOKENS = 512
 """Padded tokens of a batch, for each thread of a CPU: more would be no faster and leave more rows empty."""
 _PROBED: dict[str, dict[int, list[int]]] = {}
@@ -67,16 +69,27 @@ class LocalUpdate:
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self._sentence_clip = self.plan.sentence_clip(self.params.num)
         self._rows: dict[int, list[int]] = {}
+        self._sums: torch.Tensor | None = None
 
     def probe(self) -> None:
         """Tries the network on made-up tokens and parameters: are its per-sentence gradients exact, and each its own?
 
-        Fixes the numbers of rows in use; see ``shapes``. Needs no data.
+        Fixes the numbers of rows in use (see ``shapes``), and takes the memory that a round needs at most: a run that
+        stopped for want of it later would tell how many users were drawn, or how long their sentences are. Needs no data.
 
         Raises: InputError if a gradient is not exact, or, for a private run, if not even repeating a pass gives its bits.
         """
-        if self._rows or self._training.local_update == "local_sgd":
-            return  # a step of local SGD reads one user's sentences alone, and its difference is clipped as it is
+        if self._sums is not None:
+            return
+        if self._training.local_update == "local_sgd":
+            self._try_step()  # it reads one user's sentences alone, and its difference is clipped as it is
+            self._sums = torch.zeros(0)
+        else:
+            self._probe_rows()
+            size = (self._users_at_once(), self.params.num)
+            self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
+
+    def _probe_rows(self) -> None:
         config, here = self.plan.config, self.params.get()
         sizes = (self.params.shapes, self.params.num, torch.get_num_threads(), type(self.model))
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
@@ -149,8 +162,9 @@ class LocalUpdate:
         Users are taken a group at a time, so that their sentences share batches. A user's own are added one by one, by
         padded length and then by number: an order that nobody else changes.
         """
-        for group in _groups(selections, max(1, self._held() // max(1, self.params.num))):
-            sums = torch.zeros(len(group), self.params.num, dtype=torch.float64, device=self.device)
+        assert self._sums is not None
+        for group in _groups(selections, len(self._sums)):
+            sums = self._sums[: len(group)].zero_()
             owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
             numbers = np.concatenate([each.sentences for each in group])
             weights = np.concatenate(
@@ -173,10 +187,14 @@ class LocalUpdate:
                                 summed.add_(part, alpha=-factor)
             yield from zip(group, sums, strict=True)
 
-    def _held(self) -> int:
-        if self.device.type != "cuda":
-            return _HELD
-        return max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 32)  # a quarter of what is free
+    def _users_at_once(self) -> int:
+        """Users whose sums are held at once: what memory allows, and hardly more than are drawn. From public figures."""
+        held, config = _HELD, self.plan.config
+        if self.device.type == "cuda":
+            held = max(held, torch.cuda.mem_get_info(self.device)[0] // 32)  # a quarter of what is free
+        declared = config.corpus.declared_num_users or _MOST_AT_ONCE
+        drawn = 2 * config.privacy.user_sampling_prob * declared / max(1, self._training.num_workers)
+        return max(1, min(held // max(1, self.params.num), _MOST_AT_ONCE, math.ceil(drawn) + 8))
 
     def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
         """(Positions of a batch's sentences, ascending: users in turn; the shape to fill up to)."""
@@ -223,13 +241,23 @@ class LocalUpdate:
                 for _ in range(self._training.local_epochs):
                     for start in range(0, len(selection.sentences), size):
                         which = slice(start, start + size)
-                        self._sgd_step(selection.sentences[which], selection.weights[which])
+                        sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
+                        self._sgd_step(sentences, selection.weights[which])
             yield selection, self.params.get().sub_(parameters).double()
         self.params.set(parameters)
 
-    def _sgd_step(self, numbers: np.ndarray, weights: np.ndarray) -> None:
+    def _try_step(self) -> None:
+        """A step on as many and as long sentences as there may be."""
+        here, longest = self.params.get(), self.plan.config.model.max_length
+        made_up = [np.ones(longest, np.int32)] * self._training.local_batch_size
+        self.model.train(self._dropout)
+        with seeded(self.device, 0):
+            self._sgd_step(made_up, np.zeros(len(made_up), np.float32))
+        self.params.set(here)
+
+    def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            batch = self.task.collate([self.sentence(int(x)) for x in numbers]).to(self.device)
+            batch = self.task.collate(sentences).to(self.device)
             losses = self.task.losses(self.model, batch)
         loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
         tensors = self.params.tensors
