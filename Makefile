@@ -15,7 +15,8 @@ quickstart: $(VENV)/.installed
 	$(BIN)/uedp-ray report $(OUT)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95 --durations=25
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/pytest -m slow --durations=25
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -16,9 +17,10 @@ from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import fix_terms, planned_points, price
+from uedp_ray.sweep.price import announced, fix_terms, planned_points, price
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
 METHOD = {"method": {"choice": ["user_dp"]}}
@@ -61,12 +63,14 @@ def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(cor
     fix_terms(sweep, folder)
     points = planned_points(sweep, folder)
     assert len(points) == (4 if searcher == "grid" else 3)
+    said = announced(sweep, folder)
     write_ledgers(sweep, folder, points, rounds=2)
     found = price(sweep, folder, rows(len(points)))
     configs = [judge(sweep, point).config for point in points]
     whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
     assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, accountant="user-entity"))
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
+    assert f"will cost epsilon = {show_epsilon(found['epsilon'])} at delta = 0.0001" in said
 
 
 def test_points_fixed_beforehand_stay_as_they_are(corpora, tmp_path, folder):
@@ -84,6 +88,7 @@ def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(
     odometer = json.loads(folder.terms.read_text())["odometer"]
     assert (odometer["runs"], odometer["delta"], odometer["accountant"]) == (8, 1e-4, "user-entity")
     assert planned_points(sweep, folder) is None
+    assert re.search(r"will cost about epsilon = \d+\.\d+ .* each run alone is at most 8$", announced(sweep, folder))
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
     four = price(sweep, folder, rows(4))
@@ -123,6 +128,7 @@ def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_p
     each = [library_epsilon(sweep, point, law) for point in pool["points"]]
     assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
     assert found["rule"] == "repeat_and_select"
+    assert f"will cost epsilon = {show_epsilon(found['epsilon'])} " in announced(sweep, folder)
 
 
 def library_epsilon(sweep, point, law):

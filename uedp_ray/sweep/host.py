@@ -31,7 +31,7 @@ from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
-from uedp_ray.sweep.price import fix_terms, planned_points
+from uedp_ray.sweep.price import announced, fix_terms, planned_points
 from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
 from uedp_ray.sweep.space import setting
 from uedp_ray.sweep.study import Study
@@ -94,6 +94,7 @@ def sweep(
         _claim(config, folder)
         fix_terms(config, folder)
         keep_terms(folder)
+        say(announced(config, folder))
         study = Study.open(config, folder.journal)
         _refuse_cut(folder, len(study.trials))
         rows = GatheredRows(config, folder)

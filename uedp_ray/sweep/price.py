@@ -119,17 +119,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
-        odometer = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
-        epsilon = epsilon_of_choosing(
-            rule,
-            searcher=sweep.search.searcher,
-            early_stopping=sweep.search.stops_early,
-            ledgers=ledgers,
-            planned=planned_charges_of(sweep, folder),
-            odometer=odometer,
-            delta=sweep.budget.delta,
-            accountant=sweep.budget.unit,
-        )
+        epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
     return {
         "rule": rule,
         "covers": COVERS[rule],
@@ -140,6 +130,51 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "releasable": RELEASABLE[rule],
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note,
     }
+
+
+def announced(sweep: SweepConfig, folder: SweepDir) -> str:
+    """What the answer of the search will cost, to be said before any of it is spent. An adaptive one may try dearer points
+    than the base, and is given more trials: its price is an estimate."""
+    terms, about = _read_terms(sweep, folder), ""
+    rule, odometer = terms["rule"], _fixed_odometer(terms)
+    if rule == "public":
+        return "the search is charged nothing, as it reads public text; its winner costs the epsilon of its own run"
+    if rule == "repeat_and_select":
+        epsilon = terms["epsilon"]
+    elif odometer is None:
+        planned = planned_charges_of(sweep, folder)
+        epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
+    else:
+        about, runs = "about ", [Charges(tuple(odometer.planned))] * odometer.runs
+        epsilon = _together(sweep, rule, runs, [], odometer)
+    shown = show_epsilon(epsilon, "infinite")
+    return (
+        f"training and choosing together will cost {about}epsilon = {shown} at delta = {sweep.budget.delta:g} "
+        f"({sweep.budget.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
+    )
+
+
+def _together(
+    sweep: SweepConfig,
+    rule: str,
+    ledgers: Sequence[list[dict[str, Any]] | Charges],
+    planned: Sequence[Charges],
+    odometer: Odometer | None,
+) -> float:
+    return epsilon_of_choosing(
+        rule,
+        searcher=sweep.search.searcher,
+        early_stopping=sweep.search.stops_early,
+        ledgers=ledgers,
+        planned=planned,
+        odometer=odometer,
+        delta=sweep.budget.delta,
+        accountant=sweep.budget.unit,
+    )
+
+
+def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
+    return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
 
 
 def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
