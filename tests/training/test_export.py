@@ -41,6 +41,7 @@ FILES = {
     "model/model.safetensors",
     "model/tokenizer.json",
     "model/tokenizer_config.json",
+    "model/trained_on_private_text",
 }
 PLANTED = ("qxfolder", "qxuser", "qxword", "qxentity", "qxlist", "qxheld", "qxpublic")
 

@@ -275,10 +275,18 @@ def test_a_run_that_charged_anything_is_never_cleared(private_run, corpora):
     assert (private_run.out / "result.json").exists()
 
 
-def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora, tmp_path):
-    config = run_config(corpora, model={"warm_start": str(private_run.out / "model")})
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora, tmp_path, copied):
+    model = private_run.out / "model"
+    if copied:
+        model = shutil.copytree(model, tmp_path / "elsewhere")
+    for settings in ({"warm_start": str(model)}, {"architecture": "pretrained", "path": str(model)}):
+        text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+        config = run_config(corpora, model=settings, pretrain={"text": text, "num_steps": 1, "batch_size": 2})
+        with pytest.raises(InputError, match="was trained on private text"):
+            prepare_run(config, tmp_path / "run", resume=False)
     with pytest.raises(InputError, match="was trained on private text"):
-        prepare_run(config, tmp_path / "run", resume=False)
+        pretrain(config, tmp_path / "public")
 
 
 def test_workers_open_the_text_that_the_run_was_set_up_with_and_no_other(tmp_path):

@@ -34,13 +34,14 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.redact import published
 from uedp_ray.training.card import card
+from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total, write_statement
 
 DATE = 946684800
 """Of every exported file: 2000-01-01. Its own would say when the run ended, and so how long it took."""
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
-_AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja")
+_AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja", TRAINED_HERE)
 _FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
 _PLAY = 1 + 1e-9
 

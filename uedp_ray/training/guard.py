@@ -16,13 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from uedp_ray.config import SourceConfig
+from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError
 
 TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
+
+TRAINED_HERE = "trained_on_private_text"
+"""Beside a model that a run trained, wherever it is copied: it is no public one."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,22 @@ def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: obje
             f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may be alike"
         )
         raise TextError(field, named, f"{found}: {remedy}, and take out what a template wrote in both")
+
+
+def check_start(config: RunConfig) -> None:
+    """Refuses to start from the model of a run, whose epsilon would not be counted.
+
+    Raises: InputError naming ``model.warm_start`` or ``model.path``.
+    """
+    for key, start in (("warm_start", config.model.warm_start), ("path", config.model.path)):
+        folder = Path(start)
+        if (
+            start
+            and folder.is_dir()
+            and ((folder.parent / "ledger.jsonl").exists() or (folder / TRAINED_HERE).exists())
+        ):
+            remedy = "was trained on private text, whose epsilon this run would not count: start from public text"
+            raise InputError(f"model.{key}", start, remedy)
 
 
 def check_warm_start(private: Corpus, model: str) -> None:

@@ -27,7 +27,7 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.guard import TEXT_SKETCH
+from uedp_ray.training.guard import TEXT_SKETCH, check_start
 from uedp_ray.training.local import seeded
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -67,6 +67,7 @@ def pretrain_into(
     """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
     check_pretraining(config)
     config = for_use(config)
+    check_start(config)
     settings = config.pretrain
     make_folder(out)  # not after hours of training
     sketch = Sketch()

@@ -38,7 +38,7 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.evaluate import TextSize, text_size
-from uedp_ray.training.guard import check_evaluation, check_public, check_warm_start
+from uedp_ray.training.guard import check_evaluation, check_public, check_start, check_warm_start
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary
@@ -280,7 +280,7 @@ def _set_up(
     say: Say,
 ) -> None:
     storage = run.storage
-    _refuse_private_start(used)
+    check_start(used)
     storage.clear()
     settle(run.root, run.names)
     if run.config.exists():  # else it is not ours
@@ -454,13 +454,6 @@ def _clear(run: RunDir) -> None:
             if path.exists():
                 os.replace(path, aside / path.name)
         settle(run.private)
-
-
-def _refuse_private_start(config: RunConfig) -> None:
-    start = config.model.warm_start
-    if start and (Path(start).parent / "ledger.jsonl").exists():
-        remedy = "was trained on private text, whose epsilon this run would not count: start from public text"
-        raise InputError("model.warm_start", start, remedy)
 
 
 def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True) -> Path:

@@ -23,6 +23,7 @@ from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
+from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.local import LocalUpdate, exact_arithmetic
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
@@ -118,6 +119,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         with replacing(run.model) as new:
             save_model(model, new)
             vocabulary.save(new)
+            (new / TRAINED_HERE).touch()
         driver.finish()
 
 
