@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -389,13 +390,50 @@ def test_text_is_split_and_tokenised_stops_too(tmp_path: Path) -> None:
 
 
 def test_splitting_never_cuts_an_entity_and_loses_none() -> None:
-    text = "  At Yahoo! Inc. Ann rests.\n1. Definitions follow. End"
+    text = "  At Yahoo! Ltd! Ann rests.\n1. Definitions follow. End"
     mentions = (Mention("org", 5, 16), Mention("person", 17, 20))
     pieces = [s for (s,) in cut(Sentence("u", text, running=True), mentions, 128)]
-    assert [s.text for s in pieces] == ["At Yahoo! Inc.", "Ann rests.", "1. Definitions follow.", "End"]
+    assert [s.text for s in pieces] == ["At Yahoo! Ltd!", "Ann rests.", "1. Definitions follow.", "End"]
     assert pieces[0].mentions == (Mention("org", 3, 14),)
     assert pieces[1].mentions == (Mention("person", 0, 3),)
     assert list(cut(Sentence("u", " \n ", running=True), (), 128)) == []
+
+
+SENTENCES = """
+    Am 16. Juni hat Frau Vogel die Akte verloren. | Niemand fand sie.
+    Wir trafen uns am 3. Mai in Köln. | Es war Freitag, der 4. Mai.
+    Die Fa. Meyer zahlt lt. Vertrag Nr. 5 Abs. 2. | Das ist neu.
+    Siehe Buchst. A und Hr. Koch. | Er weiß, z. B. Anna.
+    Im 2. Weltkrieg, im 3. Stock und im XIV. Kapitel. | Das kostet 16. | Er ist 42. | Sie ist 39.
+    Dipl.-Ing. Weber und Prof. Dr. Kurz helfen bzw. Herr Koch hilft. | Gut.
+    Die Müller & Co. KG haftet für 5 Mio. Euro. | Dann kam Brot, Käse usw. | Wir zahlen.
+    Am 16.06. Frau Vogel besucht. | Wir zahlen bis 30.06. | Danke.
+    Er mietet ab 1. Jan. Zimmer bei Fam. Lang. | Er bleibt bis 31. Dez. | Das ist lang.
+    „Ich gehe.“ | Er blieb. | „Nein.“ | So war's. | »Gut.« | Ende.
+    Kestrel & Co. LLC paid. | Nobody knew St. Mary's. | Ann didn't. | Bob did.
+    In Vogel vs. Kestrel Ltd. Judge Koch ruled. | It cost approx. Ten.
+    It was due on Jan. 5 or 5. January, see No. 7 on p. 12. | He paid.
+    I am 16. | She works for Kestrel Inc. | They met Dr. J. Lee.
+    Boeing Co. Chief Executive Ann Lee met Lt. Col. Brown of Mt. Vernon. | She left.
+    Section 4. Definitions. | See Fig. A1. | She loves art. | No. | That is wrong.
+    Mme. Leroy est partie. | La Sra. Gil y el Lic. Ruiz. | Il Dott. Rossi, due anni fa. | Ora no.
+    Mevr. De Vries komt. | Hr. Olsen, f.eks. Anna. | Mgr Nowak, św. Jana. | JUDr. Nová.
+"""
+
+
+@pytest.mark.parametrize("line", SENTENCES.strip().split("\n"))
+def test_sentences_end_at_no_ordinal_initial_or_abbreviation(line: str) -> None:
+    sentences = line.strip().split(" | ")
+    row = Sentence("u", " ".join(sentences), running=True)
+    assert [piece.text for (piece,) in cut(row, (), 128)] == sentences
+
+
+@pytest.mark.parametrize("text", ["Dr. " * 25_000, "x" + "\u00a0" * 100_000 + ". A"])
+def test_splitting_takes_linear_time(text: str) -> None:
+    begin = time.process_time()
+    cuts = list(cut(Sentence("u", text, running=True), (), sys.maxsize))
+    assert len(cuts) <= 2
+    assert time.process_time() - begin < 3  # takes a tenth of a second
 
 
 LINES = {
@@ -406,6 +444,10 @@ LINES = {
     "> > deep\n> less": "> > deep\n> less",
     "Bring\n- Ann\n- Bob and\n  Cleo": "Bring\n- Ann\n- Bob and   Cleo",  # a list
     "1. Ann\n2) Bob": "1. Ann\n2) Bob",
+    "traf Ann am\n16. Juni im\n3. Stock": "traf Ann am 16. Juni im 3. Stock",  # ordinals
+    "Köln, den\n3. Mai": "Köln, den 3. Mai",
+    "Freitag,\n3. Mai": "Freitag, 3. Mai",
+    "3. Mai Ann\n4. Mai Bob": "3. Mai Ann\n4. Mai Bob",
     "# Ann\nLee\n= Bob =\nCleo": "# Ann\nLee\n= Bob =\nCleo",  # headings
     "Ann\n---\nLee": "Ann\n---\nLee",
     "Ann: hi Bob\nand Cleo\nBob: hi": "Ann: hi Bob and Cleo\nBob: hi",  # chat

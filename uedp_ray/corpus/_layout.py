@@ -3,15 +3,18 @@
     join_lines("met Angela\nMerkel in\n\n> New\n> York")      # "met Angela Merkel in\n\n> New   York"
 
 Lines belong together until one of these: a blank line; another depth of quoting (``>``); a line that opens with a bullet,
-a number or another mark of an item; a heading or a ruler; in a block that opens with ``Ann:``, ``[10:32]`` or ``<ann>``,
-every line that opens so too. A block of four lines or more stays line by line (chat, verse, a table) where most of its
-lines end although the next word would have fitted in: nobody wrapped those.
+a number (but no ordinal of the sentence above: ``am`` / ``16. Juni``) or another mark of an item; a heading or a ruler; in
+a block that opens with ``Ann:``, ``[10:32]`` or ``<ann>``, every line that opens so too. A block of four lines or more
+stays line by line (chat, verse, a table) where most of its lines end although the next word would have fitted in: nobody
+wrapped those.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from uedp_ray.corpus._abbreviations import goes_on_with_ordinal
 
 _LINE = re.compile(r"([ \t]*(?:>[ \t]?)*)([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•◦▪‣·–—|]|\d{1,3}[.)](?=[ \t]+\D)|\(?[A-Za-z]\)|#{1,6})[ \t]")
@@ -50,7 +53,7 @@ def _goes_on(block: list[_Line], line: _Line) -> bool:
         not body.strip()
         or not above.strip()
         or (quoted != before and quoted.count(">") != before.count(">"))
-        or _ITEM.match(body)
+        or (_ITEM.match(body) and not goes_on_with_ordinal(above, body))
         or _ALONE.fullmatch(body)
         or _ALONE.fullmatch(above)
         or (_TURN.match(body) and _TURN.match(block[0][1]))

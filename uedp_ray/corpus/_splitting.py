@@ -1,5 +1,6 @@
 """Rows become sentences: running text is cut at line ends that ``_layout`` left, and after ``.``, ``!`` or ``?`` before a
-capital (or ``<unk>``); what is longer than ``max_words`` becomes consecutive pieces. No cut falls inside a mention."""
+capital (or ``<unk>``), unless the full stop is that of an ordinal, an initial or an abbreviation; what is longer than
+``max_words`` becomes consecutive pieces. No cut falls inside a mention."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from uedp_ray.corpus._abbreviations import goes_on
 from uedp_ray.corpus.records import Mention, Sentence
 
-_CUT = re.compile(r"[\r\n]+|[.!?][\"')\]”’]*[^\S\r\n]+(?=[\"'(\[“‘]*(\w|<unk>))|[。！？][”’」』）]*")
-_TITLE = re.compile(r"\b(?:[^\W\d_]|mr|mrs|ms|dr|prof|st|sen|gen|rep|gov|col|capt)$", re.IGNORECASE)
+_CUT = re.compile(r"[\r\n]+|[.!?][\"')\]”’“‘»«]*[^\S\r\n]+(?=[\"'(\[“‘„‚«»¿¡]*(\w|<unk>))|[。！？][”’」』）]*")
+_NUMBER = re.compile(r"[\W\d_]*(?:[^\W\d_]+\s[\W\d_]*\d)?")  # and a word before it at most: no sentence of its own
 _WORD = re.compile(r"\S+")
 
 Span = tuple[int, int]
@@ -59,10 +61,10 @@ def _cuts(text: str) -> Iterator[int]:
         follower = match[1]
         if follower is not None and not (follower.isupper() or follower == "<unk>"):
             continue
-        if text[match.start()] == "." and _TITLE.search(text, max(0, match.start() - 8), match.start()):
-            continue  # an initial or a title: "J. Smith", "Mr. Smith"
-        if follower is not None and not any(map(str.isalpha, text[begin : match.start()])):
-            continue  # the number of a clause: "1. Definitions"
+        if text[match.start()] == "." and goes_on(text, match.start(), match.start(1)):
+            continue
+        if follower is not None and _NUMBER.fullmatch(text, begin, match.start()):
+            continue  # "1. Definitions", "Section 4. Definitions", "Am 16.06. Frau Vogel"
         begin = match.end()
         yield begin
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from uedp_ray.corpus._splitting import sentence_spans
 from uedp_ray.corpus.records import Mention, Sentence
 
-WINDOWS_VERSION = "1"
+WINDOWS_VERSION = "2"
 """Raised when the windows of a text change: findings kept from earlier runs are then no longer those of its windows."""
 
 _BLANKS = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
