@@ -174,6 +174,14 @@ def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number(
     assert chosen.expected_cohort == 0.5 * 12
 
 
+def test_noise_that_a_seed_fixes_does_not_release_what_claims_to_be_private():
+    private, seeded = plan(test_noise_seed=None), plan()
+    for chosen, noise in ((private, GaussianNoise()), (seeded, GaussianNoise(0))):
+        chosen.release(chosen.zeros(3, torch.device("cpu")), noise, round_index=0)
+    with pytest.raises(ValueError, match="a test seed fixes this noise"):
+        private.release(private.zeros(3, torch.device("cpu")), GaussianNoise(0), round_index=0)
+
+
 PRIVACY = {
     "noise_multiplier": 3.0,
     "user_sampling_prob": 0.25,

@@ -303,6 +303,8 @@ class Plan:
         self, total: torch.Tensor, noise: GaussianNoise, *, round_index: int, denominator: float | None = None
     ) -> torch.Tensor:
         """(P,) sum of updates -> (P,) float64 noised average, in the same memory: the only thing that leaves a round."""
+        if self.private:
+            noise.require_private()
         denominator = self.expected_cohort if denominator is None else denominator
         if self.grid is None:
             return total.div_(denominator)

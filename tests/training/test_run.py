@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,7 +18,10 @@ from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.models.build import load_model
 from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.training import words
 from uedp_ray.training.host import train
+from uedp_ray.training.rundir import RunDir, sampling_key
 
 PUBLIC = {
     "config.yaml",
@@ -28,6 +33,10 @@ PUBLIC = {
     "privacy.md",
     "result.json",
 }
+NOISY_WORDS = {
+    "kind": "noisy-threshold", "noise_multiplier": 0.05, "threshold_delta": 1e-5, "max_words_per_user": 50,
+    "public_text": [],
+}  # fmt: skip
 
 
 def public_bytes(run):
@@ -65,6 +74,7 @@ def test_the_resolved_config_is_complete_and_loads(private_run, corpora):
 def test_the_key_is_in_no_public_file_and_differs_between_runs(private_run, corpora, tmp_path):
     key = (private_run.out / "private" / "sampling.key").read_text()
     assert len(bytes.fromhex(key)) == 32
+    assert sampling_key(RunDir(private_run.out)) == bytes.fromhex(key)
     for name, content in public_bytes(private_run.out).items():
         assert key.encode() not in content, name
         assert bytes.fromhex(key) not in content, name
@@ -163,13 +173,49 @@ def test_other_networks_train_and_export(corpora, tmp_path, model):
     load_model(tmp_path / "run" / "model")
 
 
-def test_two_private_runs_of_one_config_differ_and_two_test_runs_do_not(private_run, corpora, tmp_path):
-    train(run_config(corpora), tmp_path / "private", workers=0)
-    assert not torch.equal(parameters(tmp_path / "private"), parameters(private_run.out))
+@pytest.mark.parametrize(
+    ("fixed", "differ"), [({"noise"}, True), ({"sampling"}, True), ({"noise", "sampling"}, False)], ids=str
+)
+def test_noise_and_sampling_are_each_secret_and_nothing_else_of_a_private_run_is(
+    corpora, tmp_path, monkeypatch, fixed, differ
+):
+    if "noise" in fixed:
+        monkeypatch.setattr("secrets.randbits", lambda bits: 5)
+    if "sampling" in fixed:
+        monkeypatch.setattr("secrets.token_hex", lambda size: "5" * 2 * size)
+    for name in ("one", "two"):
+        train(run_config(corpora, training={"num_rounds": 1}), tmp_path / name, workers=0)
+    assert torch.equal(parameters(tmp_path / "one"), parameters(tmp_path / "two")) != differ
+
+
+def test_two_runs_with_a_test_seed_are_the_same(corpora, tmp_path):
     fixed = run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE}, training={"num_rounds": 2})
     for name in ("one", "two"):
         train(fixed, tmp_path / name, workers=0)
     assert torch.equal(parameters(tmp_path / "one"), parameters(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("module", ["driver", "words"])
+def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_that_is_not(
+    corpora, tmp_path, monkeypatch, module
+):
+    monkeypatch.setattr(f"uedp_ray.training.{module}.GaussianNoise", lambda seed: GaussianNoise(0))
+    config = run_config(corpora, vocabulary=NOISY_WORDS, training={"num_rounds": 1})
+    with pytest.raises(ValueError, match="a test seed fixes this noise"):
+        train(config, tmp_path / "run", workers=0)
+    kinds = [event["kind"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")]
+    assert kinds == {"driver": ["open", "vocabulary"], "words": ["open"]}[module]
+
+
+def test_the_noise_of_a_private_vocabulary_is_secret(corpora, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(words, "build_vocabulary", lambda *args, noise, **kwargs: drawn.append(noise(8, 1.0).tolist()))
+    ledger = SimpleNamespace(append=lambda *args, **kwargs: None)
+    for _ in range(2):
+        words.make_vocabulary(
+            run_config(corpora, vocabulary=NOISY_WORDS), open_corpus(corpora / "private"), np.ones(1), ledger
+        )
+    assert drawn[0] != drawn[1]
 
 
 def test_public_training_starts_from_the_warm_start(pretrained, corpora, tmp_path):
@@ -180,11 +226,7 @@ def test_public_training_starts_from_the_warm_start(pretrained, corpora, tmp_pat
 
 
 def test_a_noisy_vocabulary_is_in_the_ledger_before_it_is_used(corpora, tmp_path):
-    vocabulary = {
-        "kind": "noisy-threshold", "noise_multiplier": 0.05, "threshold_delta": 1e-5, "max_words_per_user": 50,
-        "public_text": [],
-    }  # fmt: skip
-    config = run_config(corpora, vocabulary=vocabulary, training={"num_rounds": 1})
+    config = run_config(corpora, vocabulary=NOISY_WORDS, training={"num_rounds": 1})
     result = train(config, tmp_path / "run", workers=0)
     kinds = [event["kind"] for event in Ledger.open(tmp_path / "run" / "ledger.jsonl").events]
     assert kinds == ["open", "vocabulary", "round"]

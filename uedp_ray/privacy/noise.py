@@ -31,6 +31,11 @@ class GaussianNoise:
     def private(self) -> bool:
         return self._test_seed is None
 
+    def require_private(self) -> None:
+        """For whatever claims to be private. Raises: ValueError if a test seed fixes the noise."""
+        if not self.private:
+            raise ValueError("a test seed fixes this noise, and what claims to be private needs secret noise")
+
     def sample(self, size: int, *, std: float, round_index: int) -> torch.Tensor:
         """Returns (size,) float64 noise on the CPU."""
         return torch.cat(list(self.blocks(size, std=std, round_index=round_index)))

@@ -72,6 +72,8 @@ def make_vocabulary(
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
     max_holders = vocabulary_holders(config)
     noise = GaussianNoise(config.privacy.test_noise_seed)
+    if config.privacy.test_noise_seed is None:
+        noise.require_private()
     ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
     charged()
     return build_vocabulary(
