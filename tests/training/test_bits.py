@@ -7,6 +7,7 @@ alone, in this and any other split. It also says that removing a user moves the 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -329,6 +330,25 @@ def test_sentences_that_influence_each_other_are_found_before_the_first_round(mo
     update.model.forward = mixed
     with pytest.raises(InputError, match="not exact"):
         update.sum_updates(update.params.get(), [], 0)
+
+
+@dataclass(frozen=True)
+class Contrast(NextWord):
+    """A task whose losses depend on the batch: it has the fields of another."""
+
+    def losses(self, model, batch):
+        losses = super().losses(model, batch)
+        return losses * losses.mean()
+
+
+def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
+    worker = Worker(make("gpt2"), sentences())
+    update = worker.update()
+    update.probe()
+    other = worker.update()
+    other.task = Contrast(update.task.eos_id, update.task.pad_id, update.task.max_length)
+    with pytest.raises(InputError, match="not exact"):
+        other.probe()
 
 
 def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):

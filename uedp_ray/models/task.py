@@ -38,7 +38,10 @@ class Batch:
 
 
 class Task(Protocol):
-    """What training needs of a task; a new one (classification, tagging) is one more class with these methods."""
+    """What training needs of a task; a new one (classification, tagging) is one more class with these methods.
+
+    It can be hashed, and what equals it computes the same: what was found out about one is taken to hold for the other.
+    """
 
     def length(self, sentence: np.ndarray) -> int:
         """Positions that a sentence takes."""

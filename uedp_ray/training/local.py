@@ -37,8 +37,8 @@ _HELD = 1 << 26
 _MOST_AT_ONCE = 1 << 12
 _CPU_TOKENS = 512
 """Padded tokens of a batch, for each thread of a CPU: more would be no faster and leave more rows empty."""
-_PROBED: dict[str, dict[int, list[int]]] = {}
-"""What earlier probes of this process found, by all that shapes and kernels depend on."""
+_PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
+"""What earlier probes of this process found, by network, task, and all that shapes and kernels depend on."""
 
 
 @dataclass
@@ -91,9 +91,9 @@ class LocalUpdate:
 
     def _probe_rows(self) -> None:
         config, here = self.plan.config, self.params.get()
-        sizes = (self.params.shapes, self.params.num, torch.get_num_threads(), type(self.model))
+        sizes = (self.params.shapes, self.params.num, torch.get_num_threads())
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
-        key = repr((sizes, settings))
+        key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         if key not in _PROBED:
             noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
             self.params.set(here + 0.02 * noise)  # not LoRA's zeros
