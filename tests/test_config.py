@@ -58,6 +58,11 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
         ({"bounds__mode": "none"}, "bounds.mode", "declared or enforced"),
         ({"privacy__sentence_clip_norm": None}, "privacy.sentence_clip_norm", "reweight"),
         ({"training__local_update": "local_sgd"}, "bounds.holder_bound", "truncate"),
+        (
+            {"training__local_update": "local_sgd", "bounds": {"holder_bound": "truncate", "entity_bound": "truncate"}},
+            "privacy.sentence_clip_norm",
+            "local_sgd cannot use it",
+        ),
         ({"training__num_rounds": 0}, "training.num_rounds", "1 or more"),
         ({"training__num_rounds": "ten"}, "training.num_rounds", "expected int"),
         ({"training__server_optimizer": "adagrad"}, "training.server_optimizer", "adam"),
