@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import create_trial
 
 from tests.training.runs import run_tree
@@ -74,15 +74,15 @@ class Here:
         return work(*arguments, tell)
 
 
-def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
-    """A whole sweep in this process, without Ray: points as the rule fixes them, or spread by number."""
+def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A whole sweep in this process, without Ray: these points, or as the rule fixes them, or spread by number."""
     folder = SweepDir(out)
     make_folder(folder.private, private=True)
     dump_sweep_config(config, folder.config)
     fix_terms(config, folder)
     base = _searched_base(config)
     dump_config(prepared(base, folder, folder.private / "corpora"), folder.trial_base)
-    points = planned_points(config, folder)
+    points = points or planned_points(config, folder)
     if points is None:
         rates = [0.01 * (1 + number) for number in range(config.num_trials)]
         points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in rates]
@@ -95,9 +95,6 @@ def search_here(config: SweepConfig, out: Path) -> dict[str, Any]:
 
 
 def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: IntDistribution(*config.parsed_space[key].values)
-        if config.parsed_space[key].kind == "integer"
-        else FloatDistribution(*config.parsed_space[key].values)
-        for key in point
-    }
+    kinds = {"integer": IntDistribution, "choice": lambda *choices: CategoricalDistribution(choices)}
+    dimensions = {key: config.parsed_space[key] for key in point}
+    return {key: kinds.get(each.kind, FloatDistribution)(*each.values) for key, each in dimensions.items()}

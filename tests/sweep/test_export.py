@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.sweep.sweeps import search_here, sweep_config
+from tests.sweep.sweeps import search_here, sweep_config, sweep_tree
 from tests.training.test_export import FILES, files, traces
 from uedp_ray import export
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.config import load_config
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training.predict import predict
 
@@ -155,3 +157,25 @@ def test_a_smaller_price_in_the_result_changes_nothing(done, tmp_path):
     result["selection"]["epsilon"] = result["best"]["epsilon_with_choice"] = 0.001
     (copy / "result.json").write_text(json.dumps(result))
     assert export(copy, tmp_path / "x")["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
+
+
+def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, tmp_path):
+    """And not the base's value, as where a setting does not exist at the point."""
+    clip, absent = "privacy.sentence_clip_norm", "training.server_learning_rate"
+    truncate = {"max_holders": 3, "holder_bound": "truncate", "entity_bound": "truncate"}
+    space = {clip: {"choice": [0.1, None]}, absent: {"choice": [0.5], "when": {clip: 0.1}}}
+    base = sweep_tree(corpora)["base"] | {"bounds": truncate}
+    config = sweep_config(corpora, tmp_path, base=base, space=space, search=RULES["public"])
+    best = search_here(config, tmp_path / "out", [{clip: None}])["best"]
+    assert best["params"] == {clip: None}
+    winner = tmp_path / "out" / "winner"
+    trained = load_config(winner / "config.yaml")
+    assert trained.privacy.sentence_clip_norm is None
+    assert trained.training.server_learning_rate == config.base.training.server_learning_rate
+    events = read_ledger(winner / "ledger.jsonl")
+    assert {event["mechanism"]["entity_clip"] for event in events if "round" in event} == {2.0}
+    assert best["epsilon_with_choice"] == epsilon_of_events(events, delta=1e-4)
+    assert (
+        "a sentence's gradient none; so one entity moves one user's update by at most 2."
+        in (winner / "privacy.md").read_text()
+    )

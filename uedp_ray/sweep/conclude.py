@@ -84,7 +84,7 @@ def _winner(
     if config.search.rule == "repeat_and_select":
         return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), say)
     say(f"training the winner, trial {found['trial']}, on private text")
-    point = {key: found[key] for key in config.parsed_space if found[key] is not None}
+    point = config.parsed_space.at(found)
     base = prepared(config.base, folder, folder.private / "winner")
     winner = run_config(dataclasses.replace(config, base=base), point)
     return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)

@@ -180,7 +180,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
         "epsilon_with_choice": None,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
-        "params": {key: found[key] for key in sweep.parsed_space if found[key] is not None},
+        "params": sweep.parsed_space.at(found),
         "run_dir": min(found["run_dirs"]),
         "tied": None if found["tied_with_best"] is None else tied,
     }
