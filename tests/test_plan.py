@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from tests.training.tiny import TinyCorpus, tiny_config
+from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, epsilons, owned_users
 from uedp_ray.privacy.clipping import projection_margin, summation_shrink
@@ -222,6 +223,31 @@ def test_the_accountant_is_told_what_is_done(privacy, bounds, changed):
         "max_users": 12,
     }
     assert told.to_dict() == pytest.approx(everything | changed)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_done"),
+    [
+        ("privacy.selection_rule", lambda chosen: select(chosen, TinyCorpus.random(0))),
+        ("privacy.entity_draw", lambda chosen: select(chosen, TinyCorpus.random(0))),
+        ("privacy.normalizer", lambda chosen: chosen.weights(TinyCorpus.random(0))),
+        ("privacy.estimator", lambda chosen: select(chosen, TinyCorpus.random(0))),
+        ("bounds.mode", lambda chosen: apply_bounds(TinyCorpus.random(0), chosen.config.bounds, None)),
+        ("bounds.holder_bound", lambda chosen: apply_bounds(TinyCorpus.random(0), chosen.config.bounds, None)),
+        ("bounds.entity_bound", lambda chosen: apply_bounds(TinyCorpus.random(0), chosen.config.bounds, None)),
+    ],
+)
+def test_a_value_that_is_new_to_a_setting_is_neither_done_nor_accounted_for_as_an_old_one(setting, is_done):
+    chosen, (section, name) = plan(), setting.split(".")
+    object.__setattr__(getattr(chosen.config, section), name, "new")
+    with pytest.raises(AssertionError, match="'new'"):
+        is_done(chosen)
+    if name not in ("normalizer", "entity_bound"):  # of which the accountant is told nothing
+        with pytest.raises((AssertionError, InputError), match="'new'"):
+            Plan.of(chosen.config)
+    if section == "bounds" and name != "entity_bound":
+        with pytest.raises(AssertionError, match="'new'"):
+            _ = chosen.least_share
 
 
 def test_calibration_meets_the_target_and_the_event_says_what_was_added():

@@ -18,13 +18,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uedp_ray.config import RunConfig
+from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
@@ -128,6 +128,8 @@ class Plan:
         privacy = self.config.privacy
         if privacy.normalizer == "public":
             return None
+        if privacy.normalizer != "published":
+            assert_never(privacy.normalizer)
         user = _user_weights(self.config, incidence)
         held = np.bincount(incidence.entity_ids, minlength=incidence.num_entities)
         entity = np.minimum(held / privacy.entity_weight_cap, 1.0)
@@ -162,9 +164,12 @@ class Plan:
         where = {"round_index": round_index, "attempt": attempt}
         num_users = len(incidence.user_offsets) - 1
         in_cohort = sampler.draw(privacy.user_sampling_prob, num_users, kind="user", **where)
-        shared = None
         if privacy.entity_draw == "global":
             shared = sampler.draw(privacy.entity_sampling_prob, incidence.num_entities, kind="entity", **where)
+        elif privacy.entity_draw == "per_user":
+            shared = None
+        else:
+            assert_never(privacy.entity_draw)
         extended_prob = _extended_sampling_prob(self.config)
         for user in users[in_cohort[users]].tolist():
             first, last = int(incidence.user_offsets[user]), int(incidence.user_offsets[user + 1])
@@ -180,7 +185,12 @@ class Plan:
             counts = np.diff(offsets)
             sentence_of = np.repeat(np.arange(last - first), counts)
             num_drawn = np.bincount(sentence_of, weights=drawn, minlength=last - first)
-            used = num_drawn == counts if privacy.selection_rule == "all" else num_drawn > 0
+            if privacy.selection_rule == "all":
+                used = num_drawn == counts
+            elif privacy.selection_rule == "any":
+                used = num_drawn > 0
+            else:
+                assert_never(privacy.selection_rule)
             extended = sampler.draw(extended_prob, last - first, kind="extended", owner=user, **where)
             used = np.where(counts > 0, used, extended)
             weight = np.asarray(sentence_weight[first:last], dtype=np.float32)
@@ -209,8 +219,9 @@ class Plan:
         What they may move shrinks with it, and rounding does not: margins are divided by it.
         """
         bounds, users = self.config.bounds, self.config.corpus.declared_num_users
-        reweighted = bounds.mode == "enforced" and bounds.holder_bound == "reweight"
-        return min(1.0, bounds.max_holders / (users or _MOST_USERS)) if reweighted else 1.0
+        if _holder_bound(bounds) == "truncate":
+            return 1.0
+        return min(1.0, bounds.max_holders / (users or _MOST_USERS))
 
     def sentence_clip(self, num_params: int) -> float | None:
         """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that sentences
@@ -323,12 +334,26 @@ def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64
 
 def _extended_sampling_prob(config: RunConfig) -> float:
     """q_s; the estimator f_E leaves sentences without a detected entity out."""
-    return 0.0 if config.privacy.estimator == "f_e" else config.privacy.extended_sampling_prob
+    if config.privacy.estimator == "f_e":
+        return 0.0
+    if config.privacy.estimator == "f_e_plus":
+        return config.privacy.extended_sampling_prob
+    assert_never(config.privacy.estimator)
+
+
+def _holder_bound(bounds: BoundsConfig) -> SurplusRule:
+    """What becomes of an entity's holders beyond K, as the accountant knows it; nobody has more where none is enforced."""
+    if bounds.mode == "none" or bounds.mode == "declared":
+        return "truncate"
+    if bounds.mode != "enforced":
+        assert_never(bounds.mode)
+    if bounds.holder_bound == "truncate" or bounds.holder_bound == "reweight":
+        return bounds.holder_bound
+    assert_never(bounds.holder_bound)
 
 
 def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
     privacy, bounds = config.privacy, config.bounds
-    reweighted = bounds.mode == "enforced" and bounds.holder_bound == "reweight"
     return RoundMechanism(
         noise_multiplier=noise_multiplier,
         user_sampling_prob=privacy.user_sampling_prob,
@@ -339,7 +364,7 @@ def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
         max_holders=None if bounds.mode == "none" else bounds.max_holders,
         entity_clip=config.entity_clip_norm / privacy.l2_clip_norm,
         extended_clip=config.extended_clip_norm / privacy.l2_clip_norm,
-        holder_bound="reweight" if reweighted else "truncate",
+        holder_bound=_holder_bound(bounds),
         max_users=config.corpus.declared_num_users,
     )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, dominating
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon, pld
+from uedp_ray.privacy.dominating import HolderGroups
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.statement import state
 
@@ -455,6 +457,20 @@ def test_bad_mechanisms(fields):
     with pytest.raises(InputError) as caught:
         change(**fields)
     assert caught.value.field in {*fields, "max_users"}
+
+
+@pytest.mark.parametrize("field", ["selection_rule", "entity_draw", "holder_bound"])
+@pytest.mark.parametrize("draw", ["global", "per_user"])
+@pytest.mark.parametrize("rule", ["all", "any"])
+def test_a_rule_that_is_new_to_the_accountant_is_not_accounted_for_as_an_old_one(rule, draw, field):
+    mechanism = RoundMechanism(
+        noise_multiplier=1.0, user_sampling_prob=0.1, entity_sampling_prob=0.5, selection_rule=rule, entity_draw=draw,
+        max_holders=2, entity_clip=0.2, holder_bound="reweight", max_users=9,
+    )  # fmt: skip
+    object.__setattr__(mechanism, field, "new")
+    for profile in (dominating.one_round, partial(HolderGroups, tail=1e-12, most=9)):
+        with pytest.raises(AssertionError, match="'new'"):
+            profile(mechanism, "user-entity", "entity")
 
 
 def test_mechanism_round_trip():

@@ -14,7 +14,7 @@ Shape legend: U users, N sentences, I incidences (sentence, entity), G pairs (us
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,19 +99,25 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
         _refuse("max_sentences_per_entity", m, users, "users hold an entity in more sentences")
         _refuse("max_holders", most_holders, int((holders_E > most_holders).sum()), "entities have more holders")
         return _outcome(corpus, {"max_sentences_per_user": np.ones(num_sentences)})
+    if bounds.mode != "enforced":
+        assert_never(bounds.mode)
 
     if bounds.entity_bound == "truncate":
         entity_factor_I = (rank_I < m).astype(np.float64)
-    else:
+    elif bounds.entity_bound == "reweight":
         entity_factor_I = np.minimum(1.0, m / np.maximum(surviving_G, 1.0))[pair_I]
+    else:
+        assert_never(bounds.entity_bound)
     if bounds.holder_bound == "truncate":
         tie = mix64(corpus.user_hash[user_G] ^ mix64(corpus.entity_hash[entity_G]))
         by_entity = np.lexsort((corpus.user_hash[user_G], tie, entity_G))
         rank_G = np.empty(len(pair_key_G), np.int64)
         rank_G[by_entity] = np.arange(len(pair_key_G)) - (np.cumsum(holders_E) - holders_E)[entity_G[by_entity]]
         holder_factor_G = (rank_G < most_holders).astype(np.float64)
-    else:
+    elif bounds.holder_bound == "reweight":
         holder_factor_G = np.minimum(1.0, most_holders / holders_E[entity_G])
+    else:
+        assert_never(bounds.holder_bound)
     factors = (entity_factor_I, entity_factor_I * holder_factor_G[pair_I])
     by_entity_bound, by_both = (_least(factor, order, corpus.entity_offsets) for factor in factors)
     return _outcome(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from scipy import special
@@ -148,21 +149,47 @@ def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[
     return holders, prob, clip
 
 
+def _reweights(mechanism: RoundMechanism) -> bool:
+    if mechanism.holder_bound == "reweight":
+        return True
+    if mechanism.holder_bound == "truncate":
+        return False
+    assert_never(mechanism.holder_bound)
+
+
 def _reweighting_is_void(mechanism: RoundMechanism) -> bool:
     """Scaling a sentence by K/H scales what it moves only if its own clip norm, not the user's, sets the bound."""
-    return mechanism.holder_bound == "reweight" and mechanism.entity_clip >= 2.0
+    return _reweights(mechanism) and mechanism.entity_clip >= 2.0
 
 
 def depends_on_holders(mechanism: RoundMechanism, accountant: str, kind: str) -> bool:
     """Whether the number of holders H is free above K, and matters."""
     holders, prob, _ = entity_part(mechanism, accountant, kind)
-    always = mechanism.user_sampling_prob == 1.0 and not _drawn_by_each(mechanism, prob)  # then H (K/H) = K moves
-    free = kind == "entity" and mechanism.holder_bound == "reweight" and not _reweighting_is_void(mechanism)
+    always = mechanism.user_sampling_prob == 1.0 and not _entity_draw(mechanism, prob).by_each  # then H (K/H) = K moves
+    free = kind == "entity" and _reweights(mechanism) and not _reweighting_is_void(mechanism)
     return free and holders not in (0, UNBOUNDED, mechanism.max_users) and not always
 
 
-def _drawn_by_each(mechanism: RoundMechanism, prob: float) -> bool:
-    return mechanism.selection_rule == "all" and mechanism.entity_draw == "per_user" and prob < 1.0
+class _EntityDraw(NamedTuple):
+    by_each: bool
+    """Whether each drawn holder draws the entity for itself."""
+    for_all: float
+    """Else: the probability that the drawn holders use it."""
+
+
+def _entity_draw(mechanism: RoundMechanism, prob: float) -> _EntityDraw:
+    """``plan.Plan.select``'s rules as the accountant has them; there as here, one that is not known raises."""
+    if mechanism.entity_draw == "global":
+        by_each = False
+    elif mechanism.entity_draw == "per_user":
+        by_each = prob < 1.0
+    else:
+        assert_never(mechanism.entity_draw)
+    if mechanism.selection_rule == "all":
+        return _EntityDraw(by_each, prob)
+    if mechanism.selection_rule == "any":
+        return _EntityDraw(False, 1.0)
+    assert_never(mechanism.selection_rule)
 
 
 def one_round(
@@ -186,7 +213,8 @@ def one_round(
         trials = max(trials, held_by[1])
     count_L, weight_L, cut = _counts(trials, mechanism.user_sampling_prob, tail, _MAX_LABELS)
     user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
-    if _drawn_by_each(mechanism, prob):
+    draw = _entity_draw(mechanism, prob)
+    if draw.by_each:
         # Components that are cut count as loss infinity, like labels.
         values, masses, cuts = zip(*(_counts(int(n), prob, tail, _MAX_COMPONENTS) for n in count_L), strict=True)
         width = max(map(len, values))
@@ -195,7 +223,7 @@ def one_round(
         cut += float(weight_L @ np.array(cuts))
         shifts_LJ = drawn_LJ * unit
     else:
-        shifts_LJ, probs_LJ = _all_or_none(count_L * unit, 1.0 if mechanism.selection_rule == "any" else prob)
+        shifts_LJ, probs_LJ = _all_or_none(count_L * unit, draw.for_all)
     family = Family(*_with_user(shifts_LJ, probs_LJ, user_prob), mechanism.noise_multiplier)
     return Profile(family, weight_L[None, :], np.array([cut]))
 
@@ -251,8 +279,9 @@ class HolderGroups:
         self._tail = tail
         self._exact: dict[tuple[int, int], Profile] = {}
         self._holders, prob, self._clip = entity_part(mechanism, accountant, kind)
-        self.relaxed = per_user = _drawn_by_each(mechanism, prob)
-        self._draw_prob = mechanism.user_sampling_prob * (prob if per_user else 1.0)
+        draw = _entity_draw(mechanism, prob)
+        self.relaxed = draw.by_each
+        self._draw_prob = mechanism.user_sampling_prob * (prob if draw.by_each else 1.0)
         mean = self._draw_prob * self._holders * self._clip
         top = self._largest_shift(most)
         step = 0.004
@@ -261,8 +290,7 @@ class HolderGroups:
         self._shift_L = np.append(np.concatenate([small, large]), top)
         self._shift_L = np.unique(self._shift_L[self._shift_L <= top])
         user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
-        entity_prob = 1.0 if mechanism.selection_rule == "any" or per_user else prob
-        parts = _with_user(*_all_or_none(self._shift_L, entity_prob), user_prob)
+        parts = _with_user(*_all_or_none(self._shift_L, 1.0 if draw.by_each else draw.for_all), user_prob)
         self._family = Family(*parts, mechanism.noise_multiplier)
 
     def _largest_shift(self, most: int) -> float:
