@@ -114,6 +114,17 @@ def test_a_replayed_round_draws_a_fresh_cohort():
     assert first != again
 
 
+def test_sentences_held_are_counted_drawn_or_not():
+    """Else an entity's absence would change how far rounding lowers the sentences that stay."""
+    chosen, corpus = plan(user_sampling_prob=1.0, entity_sampling_prob=0.5), TinyCorpus.random(1, num_users=40)
+    weight = np.random.default_rng(0).choice([0.0, 0.4, 1.0], corpus.num_sentences).astype(np.float32)
+    where = {"round_index": 0, "attempt": 0, "sentence_weight": weight}
+    found = list(chosen.select(corpus, np.arange(40), PoissonSampler(b"k" * 32), **where))
+    within = np.bincount(corpus.user_of, weights=weight > 0, minlength=40)
+    assert [each.num_held for each in found] == [within[each.user] for each in found]
+    assert any(len(each.sentences) < each.num_held for each in found)
+
+
 def test_sentences_of_weight_zero_are_left_out():
     chosen, corpus = plan(user_sampling_prob=1.0), TinyCorpus.random(1)
     weight = np.zeros(corpus.num_sentences, dtype=np.float32)
@@ -257,10 +268,25 @@ def test_calibration_meets_the_target_and_the_event_says_what_was_added():
     assert (event["kind"], event["round"], event["attempt"], event["private"]) == ("round", 4, 1, True)
 
 
+@pytest.mark.parametrize(
+    ("privacy", "private"),
+    [
+        ({"test_noise_seed": None}, True),
+        ({"test_noise_seed": 0}, False),
+        ({"test_noise_seed": None, "noise": "published"}, False),
+    ],
+)
+def test_header_and_events_each_say_whether_the_noise_protects(privacy, private):
+    chosen = plan(**privacy)
+    assert chosen.header()["private"] is private
+    assert chosen.event(round_index=0, attempt=0)["private"] is private
+
+
 def test_without_noise_the_ledger_is_told_so():
     config = tiny_config(privacy={"noise": "none", "noise_multiplier": None, "clip": False}, bounds={"mode": "none"})
     bare = Plan.of(config)
     assert bare.event(round_index=0, attempt=0)["kind"] == "unprotected"
+    assert bare.header()["private"] is False
     assert torch.equal(
         bare.release(torch.ones(3).double(), GaussianNoise(), round_index=0),
         torch.ones(3).double() / bare.expected_cohort,
@@ -300,6 +326,8 @@ def test_calibration_pays_for_a_noisy_vocabulary_too():
     rounds = [chosen.event(round_index=t, attempt=0) for t in range(config.training.num_rounds)]
     spent = epsilons(chosen, [vocabulary, *rounds])["user-entity"]
     assert 3.9 < spent <= 4.0
+    begun = epsilons(chosen, [{"kind": "open", "header": chosen.header()}])
+    assert begun["user-entity"] == pytest.approx(spent), "broken off at once, it is charged for its words too"
     sections["vocabulary"]["noise_multiplier"] = 1.0
     with pytest.raises(InputError, match="vocabulary alone"):
         Plan.of(tiny_config(**sections))

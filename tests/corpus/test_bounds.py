@@ -123,13 +123,14 @@ def test_weights_depend_on_the_graph_alone_whatever_the_order_of_users(graph: Gr
 
 
 def test_truncation_keeps_exactly_k_holders() -> None:
-    graph: Graph = [[{0}, set()] for _ in range(50)]
+    graph: Graph = [[{0}, set(), {1}] for _ in range(50)]
     bounds = BoundsConfig(max_holders=7, holder_bound="truncate")
     bounded = apply_bounds(_incidences(graph), bounds, 50)
-    weight = bounded.sentence_weight.reshape(50, 2)
+    weight = bounded.sentence_weight.reshape(50, 3)
     assert weight[:, 0].sum() == 7
     assert weight[:, 1].all()  # sentences without an entity are nobody's surplus
     assert weight[:7, 0].sum() < 7  # by hash, not by place
+    assert (weight[:, 0] != weight[:, 2]).any()  # and by the entity's: not the same users everywhere
 
 
 def test_truncation_of_entities_is_not_greedy() -> None:

@@ -42,13 +42,13 @@ def test_sums_are_exact_and_vectors_are_never_lengthened():
 def test_rounding_noise_commutes_with_adding_it():
     """What is released is a function of the exact sum plus real noise: post-processing of the Gaussian mechanism."""
     grid = SumGrid.of(bound=1.0, num_vectors=10, noise_std=0.5)
-    noise = torch.tensor([0.1, -0.3, 1e300, -1e300], dtype=torch.float64)
-    total = torch.tensor([12345, -(2**60), 5, 7])
+    noise = torch.tensor([0.1, -0.3, 1e300, -1e300, 2.6 * grid.step, -2.6 * grid.step], dtype=torch.float64)
+    total = torch.tensor([12345, -(2**60), 5, 7, 10, 10])
     noised = total.clone()
     grid.add_noise(noised, iter([noise[:3].clone(), noise[3:].clone()]))
     assert noised[:2].tolist() == [12345 + round(0.1 / grid.step), -(2**60) + round(-0.3 / grid.step)]
-    assert noised[2:].tolist() == [5 + 2**62, 7 - 2**62]
-    with pytest.raises(ValueError, match="3 of 4"):
+    assert noised[2:].tolist() == [5 + 2**62, 7 - 2**62, 13, 7]
+    with pytest.raises(ValueError, match="3 of 6"):
         grid.add_noise(total, iter([noise[:3].clone()]))
 
 
@@ -56,7 +56,11 @@ def test_what_is_released_lies_on_a_grid_that_the_data_do_not_change():
     grid = SumGrid.of(bound=1.0, num_vectors=10, noise_std=0.5)
     coarse = grid.step * 2**grid.shift
     assert coarse == 2.0**-21
-    for total in (torch.arange(-50, 50) * 2**52 + 12345, torch.tensor([0, 1, 2**61, -(2**61)])):
+    for total in (
+        torch.arange(-50, 50) * 2**52 + 12345,
+        torch.arange(-50, 50) * 2**33 + 12345,
+        torch.tensor([0, 1, 2**61, -(2**61)]),
+    ):
         exact = total.double() * grid.step
         released = grid.value(grid.coarsen(total.clone()))
         assert (released / coarse == (released / coarse).round()).all()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.training.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
+from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.local import LocalUpdate
 
@@ -60,6 +61,10 @@ def total(worker, corpus, users=None, round_index=0):
     return worker.sum(corpus, weights_of(corpus), users=users, round_index=round_index, key=KEY)
 
 
+def update_of(worker, corpus):
+    return LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+
+
 def relative(a, b):
     return float(torch.linalg.vector_norm(a.double() - b.double()) / torch.linalg.vector_norm(b.double()))
 
@@ -101,15 +106,19 @@ def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, model, batch_tok
 
 
 @pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
-@pytest.mark.parametrize("model", [{**AWD, **DROPOUT}, {"dropout_output": 0.3, "dropout_hidden": 0.3}],
-                         ids=["awd_lstm", "gpt2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [{**AWD, **DROPOUT, "dropout_weight": 0.0}, {**AWD, "dropout_weight": 0.3}, {"dropout_output": 0.3}],
+    ids=["awd_lstm", "awd_lstm weights", "gpt2"],
+)
 def test_dropout_is_drawn_by_round_and_sentence(corpus, model, local_update):
     config = local_sgd() if local_update == "local_sgd" else config_of()
     worker = TinyWorker(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)))
-    whole = total(worker, corpus)
+    update, chosen = update_of(worker, corpus), selections(worker, corpus)
+    whole = update.sum_updates(worker.parameters, chosen, 0)
     torch.rand(5)  # whatever else draws from the default generator
-    assert torch.equal(total(worker, corpus), whole)
-    assert relative(total(worker, corpus, round_index=0), total(worker, corpus, round_index=1)) > 0.1
+    assert torch.equal(update.sum_updates(worker.parameters, chosen, 0), whole)
+    assert relative(update.sum_updates(worker.parameters, chosen, 1), whole) > 1e-3
 
 
 def test_dropout_is_on_in_local_updates(corpus):
@@ -173,7 +182,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_no_other_is_touched(co
     update = LocalUpdate(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
     summed = update.sum_updates(worker.parameters, chosen, 0)
     rest = [without(s, [i for i, x in enumerate(s.sentences) if corpus.tokens[x][0] == token]) for s in chosen]
-    clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+    clean = update_of(worker, corpus)
     expected = clean.sum_updates(worker.parameters, [s for s in rest if len(s.sentences)], 0)
     assert relative(summed, expected) < 1e-12  # a user's float64 sum of fewer sentences
     assert update.num_non_finite == len(hit) > 0
@@ -195,9 +204,23 @@ def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, value):
     update = LocalUpdate(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
     summed = update.sum_updates(worker.parameters, chosen, 0)
     untouched = [s for s in chosen if all(corpus.tokens[x][0] != token for x in s.sentences)]
-    clean = LocalUpdate(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+    clean = update_of(worker, corpus)
     assert torch.equal(summed, clean.sum_updates(worker.parameters, untouched, 0))
     assert update.num_non_finite == len(chosen) - len(untouched) > 0
+
+
+@pytest.mark.parametrize("holders", ["truncate", "reweight"])
+def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpus, holders):
+    """Of 12 declared users 3 may hold an entity: reweighted, a sentence may weigh as little as 3 / 12."""
+    bounds = {**BOUNDS, "holder_bound": holders}
+    worker = TinyWorker(tiny_config(privacy={"sentence_clip_norm": 0.3}, bounds=bounds))
+    one = UserSelection(0, np.array([2]), np.ones(1, np.float32), num_held=1)
+    few, many = (
+        update_of(worker, corpus).sum_updates(worker.parameters, [one._replace(num_held=held)], 0).double().norm()
+        for held in (1, 10**7)
+    )
+    lowered = 1e14 * 2.0**-52 / (3 / 12 if holders == "reweight" else 1)
+    assert float(many / few) == pytest.approx(1 - lowered, abs=1e-9)
 
 
 def test_nobody_drawn_gives_zeros(corpus):

@@ -92,6 +92,25 @@ def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, ur
     assert charged(url) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
 
 
+@pytest.mark.parametrize("step", ["write", "list"])
+def test_a_start_that_could_not_record_an_event_owns_nothing_from_then_on(url, tmp_path, monkeypatch, step):
+    """Whoever catches the error: what was not recorded for certain must not be followed by anything that is."""
+    monkeypatch.setattr(_objects, "_WAITS", ())
+    mirror = Mirror(url, tmp_path / "work")
+    mirror.take_over()
+    path = mirror.root / "ledger.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("round\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, step, lambda self, key, *content: self._tried(step, key, lambda: 1 / 0))
+        with pytest.raises(StorageError, match="not recorded for certain"):
+            mirror.append(path)
+    assert not mirror.owned
+    for act in (mirror.append, mirror.put, mirror.publish):  # the storage is there again
+        with pytest.raises(StorageError, match="not recorded for certain"):
+            act(path)
+
+
 def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
     monkeypatch.setattr(_objects, "_WAITS", (0.0, 0.0))
     answers = [OSError("reset"), RuntimeError("busy"), None]
