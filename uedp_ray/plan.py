@@ -1,11 +1,14 @@
-"""The plan of a run: the only place where sampling, clipping, noise and ledger events meet.
+"""The plan of a run: what is sampled, clipped, noised and charged in its rounds.
 
-One object made from one config, so that what is sampled, what is clipped, what noise is added and what the ledger says
-cannot disagree. Per round a worker asks ``select`` (who and what), ``sentence_factors`` and ``clip_user`` (bounds); the
-driver asks ``event`` (what to charge) and then ``release`` (noise, public normaliser).
+One object made from one config, so that what a round samples, what it clips, what noise it adds and what the ledger says of
+it cannot disagree. A worker asks ``select`` (who and what), ``sentence_factors`` and ``add_user`` (bounds); the driver asks
+``event`` (what to charge) and then ``release`` (noise, public normaliser). Not here: the norms that one entity and one
+sentence may move, which follow from the config (``RunConfig.entity_clip_norm``), the bounds on the text (``corpus.bounds``),
+and a vocabulary of private text, which adds its own noise and charge (``training.words``).
 
-    plan = Plan.of(config, counts)                       # calibrates the noise multiplier where epsilon is given
-    for user, sentences, weights in plan.select(incidence, users, sampler, round_index=0, attempt=0): ...
+    plan = Plan.of(config)                               # solves the noise multiplier where epsilon is given
+    for drawn in plan.select(corpus, users, sampler, round_index=0, attempt=0, sentence_weight=weight):
+        print(drawn.user, drawn.sentences, drawn.weights)
 
 What is public here: the config, the mechanism, ``noise_std``, ``denominator`` of the calibrated mode. The published
 mode (``normalizer: published``) divides by sums read off the private data, as printed; it claims nothing.

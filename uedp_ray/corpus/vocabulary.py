@@ -1,7 +1,7 @@
 """Text to token ids: a published tokenizer, the words of public text, or words released from private text with noise.
 
     vocabulary = build_vocabulary(VocabularyConfig(max_size=5000), public_text=lambda: iter(["the patient left ."]))
-    vocabulary.encode_batch(["The patient left ."])     # [array([3, 5, 4, 6], dtype=int32)]
+    vocabulary.encode_batch(["The patient left ."])     # [array([6, 5, 4, 3], dtype=int32)]
     vocabulary.save("model")                            # AutoTokenizer.from_pretrained("model") opens it
 
 Whatever the kind, it is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third

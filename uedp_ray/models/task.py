@@ -38,8 +38,9 @@ class Batch:
 
 
 class Task(Protocol):
-    """What training needs of a task; a new one (classification, tagging) is one more class with these methods.
+    """What the gradients of private training need of a task.
 
+    ``NextWord`` is the only one: what makes the tasks, pre-training and perplexity name it. Another one needs those too.
     It can be hashed, and what equals it computes the same: what was found out about one is taken to hold for the other.
     """
 

@@ -1,8 +1,8 @@
 """What a sweep computes beside its trials, pre-training, references, the winner, on a node that has what a trial takes.
 
-    with Beside(config, address, say) as beside:
+    with Beside(config, address) as beside:
         beside.open()                                            # the cluster, when it is first needed
-        row = beside.run(scored, base, folder, tell=print)
+        total = beside.run(add, 2, 3, tell=print)                # add(2, 3, tell), there; what it tells is printed here
 
 The driver's own node may have no GPU, and no CPU to spare. What runs elsewhere tells the driver how it goes, fails with the
 errors that it would fail with here, and ends with the driver.

@@ -1,8 +1,8 @@
 """What a sweep found: a row a trial, the best, the Pareto front. Read from the study and the run directories.
 
-    rows = trial_rows(sweep, SweepDir(root), study.trials)
+    rows = Rows(sweep, SweepDir(root)).read(study.trials)
     write_table(rows, sweep, root / "trials.parquet")
-    best(rows), pareto(rows)
+    best(rows), [row for row in rows if row["pareto"]]
 
 Perplexities are of released models on evaluation text; everything here is as public as the trials are.
 """

@@ -1,8 +1,8 @@
 """The Optuna study of a sweep, in ``study.journal``: asks for points, is told what became of them, and resumes.
 
     study = Study.open(sweep, Path("runs/s/study.journal"))
-    asked = study.ask()                                     # judged, and told, if it is refused
-    study.finish(asked.number, [151.7])
+    asked = study.ask()                                     # a point, judged; one that is refused has ended already
+    study.finish(asked.number, perplexity=151.7, epsilon=7.9)
 
 States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
 early; FAIL: diverged or crashed; RUNNING: begun. A trial that a dead process left RUNNING keeps its number and its point

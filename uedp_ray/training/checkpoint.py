@@ -1,7 +1,7 @@
 """Atomic checkpoints: one safetensors file of tensors and one JSON of state, the JSON's rename being the commit.
 
     checkpoint/round-000050.safetensors     trainable parameters and the server optimizer's tensors
-    checkpoint/state.json                   round, ledger position, sampler position, config digest, tensor file, SHA-256
+    checkpoint/state.json                   next round, ledger position, config digest, accountant, tensor file, SHA-256
 
 Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last whole checkpoint.
 """
