@@ -16,6 +16,7 @@ from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus, encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.task import NextWord
 
 
 @dataclasses.dataclass
@@ -55,12 +56,12 @@ def test_store_holds_the_tokens_of_every_sentence(
     monkeypatch.setattr(tokens, "_BATCH", 7)  # several batches, and one that is not full
     store = encode_corpus(corpus, vocabulary, tmp_path, max_length=9)  # type: ignore[arg-type]
     texts = [text for user in corpus.users for text in user]
-    direct = [ids[:8] for ids in vocabulary.encode_batch(texts)]
+    direct = [ids[:9] for ids in vocabulary.encode_batch(texts)]
     assert store.num_sentences == len(texts) == corpus.num_sentences
     assert all(np.array_equal(store.sentence(i), ids) for i, ids in enumerate(direct))
     assert store.sentence(0).dtype == np.int32
     assert store.lengths.tolist() == [len(ids) for ids in direct]
-    assert max(store.lengths) == 8, "one place is left for the end token"
+    assert max(store.lengths) == 9
     whole = sum(len(ids) for ids in vocabulary.encode_batch(texts))
     assert store.share_cut == (whole - len(store.tokens)) / whole > 0
     assert store.tokens.dtype == np.int32
@@ -72,8 +73,10 @@ def test_store_holds_the_tokens_of_every_sentence(
 
 def test_encoding_texts_cuts_and_keeps_empty_ones(vocabulary: Vocabulary) -> None:
     ids = encode_texts(iter(["the doctor signed the form", ". !", ""]), vocabulary, 4)
-    assert [len(one) for one in ids] == [3, 0, 0]
-    assert ids[0].tolist() == vocabulary.encode_batch(["the doctor signed"])[0].tolist()
+    assert [len(one) for one in ids] == [4, 0, 0]
+    assert ids[0].tolist() == vocabulary.encode_batch(["the doctor signed the"])[0].tolist()
+    learnt = NextWord(vocabulary.eos_id, vocabulary.pad_id, 4).collate(ids).targets[0]
+    assert learnt.tolist() == ids[0].tolist(), "no end that the text does not have"
 
 
 def test_empty_sentences_keep_their_slot(vocabulary: Vocabulary, tmp_path: Path) -> None:

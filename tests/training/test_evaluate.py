@@ -100,20 +100,21 @@ def words_of(texts):
 
 @pytest.mark.parametrize("max_length", [4, 50])
 def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
-    """Counted by hand: unknown words spelled out at 8 bits a byte, an end for each sentence, nothing beyond the cut."""
+    """Counted by hand: unknown words spelled out at 8 bits a byte, an end for each sentence that fits, nothing cut."""
     vocabulary = words_of(["the nurse called him", "the  über nurse"])
     texts = ["The  nurse saw Łódź twice", "über", "", "the nurse"]
     size = text_size(texts, vocabulary, max_length)
     sentences = encode_texts(texts, vocabulary, max_length)
     found = perplexity(model, NextWord(END, PAD, max_length), sentences, device=CPU)
-    if max_length == 4:  # three words and the end
-        kept, spelled = ["The  nurse saw", "über", "the nurse"], ["saw"]
-        assert (size.tokens, size.cut) == (6, 2)
+    if max_length == 4:  # four words, and no end that the text does not have
+        kept, spelled = ["The  nurse saw Łódź", "über", "the nurse"], ["saw", "Łódź"]
+        assert (size.tokens, size.cut, size.ends) == (7, 1, 2)
     else:
         kept, spelled = ["The  nurse saw Łódź twice", "über", "the nurse"], ["saw", "Łódź", "twice"]
-        assert (size.tokens, size.cut) == (8, 0)
-    num_bytes = sum(len(text.encode()) + 1 for text in kept)
-    total_bits = math.log2(found) * (sum(len(s) for s in sentences) + 3) + sum(8 * len(w.encode()) for w in spelled)
+        assert (size.tokens, size.cut, size.ends) == (8, 0, 3)
+    num_bytes = sum(len(text.encode()) for text in kept) + size.ends
+    predicted = sum(len(s) for s in sentences) + size.ends
+    total_bits = math.log2(found) * predicted + sum(8 * len(w.encode()) for w in spelled)
     scores = size.scores(found)
     assert scores["bits_per_byte"] == pytest.approx(total_bits / num_bytes, rel=1e-9)
     assert scores["unk_share"] == len(spelled) / size.tokens
@@ -138,7 +139,7 @@ def test_a_byte_level_tokenizer_knows_every_word(real_models):
     assert (size.unk_share, size.num_bytes) == (0.0, len(text.encode()) + 1)
     places = vocabulary.offsets(text)
     cut = text_size([text], vocabulary, 4)
-    assert (cut.tokens, cut.num_bytes) == (3, len(text[: places[2][1]].encode()) + 1)
+    assert (cut.tokens, cut.num_bytes) == (4, len(text[: places[3][1]].encode()))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_byte_level_tokenizer_knows_every_word(real_models):
     [
         ("the nurse called him", 20, []),
         ("the nurse called nobody", 20, ["25% of the words of the evaluation text are <unk>"]),
-        ("the nurse called him", 3, ["50% of the evaluation text lies beyond model.max_length"]),
+        ("the nurse called him", 2, ["50% of the evaluation text lies beyond model.max_length"]),
     ],
 )
 def test_much_unknown_or_cut_text_is_said(text, max_length, warned):

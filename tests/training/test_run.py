@@ -142,12 +142,12 @@ def hand_perplexity(model, tokenizer, corpora, max_length):
     end, total, count = tokenizer.eos_token_id, 0.0, 0
     for _, texts in open_corpus(corpora / "held_out").texts():
         for text in texts:
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"][: max_length - 1]
-            sequence = torch.tensor([[end, *ids, end]])
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            sequence = torch.tensor([[end, *ids, end][: max_length + 1]])
             with torch.no_grad():
                 logp = model(sequence[:, :-1]).logits.double().log_softmax(-1)
             total -= float(logp[0].gather(1, sequence[0, 1:, None]).sum())
-            count += len(ids) + 1
+            count += sequence.shape[1] - 1
     return float(torch.tensor(total / count).exp())
 
 

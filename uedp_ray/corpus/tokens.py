@@ -67,7 +67,7 @@ class TokenStore:
 
 
 def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> list[np.ndarray]:
-    """Token ids of each text, (T,) int32, cut to ``max_length - 1``: one place is left for the end token."""
+    """Token ids of each text, (T,) int32, ``max_length`` at most: one cut there has no end to predict (``NextWord``)."""
     return list(encoded(texts, vocabulary, max_length))
 
 
@@ -80,9 +80,9 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
     """
     if max_length < 2:
         raise InputError("model.max_length", max_length, "must be 2 or more: one token and the end token")
-    key = hashlib.sha256(json.dumps([2, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([3, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
     path = Path(directory) / key
-    shape = corpus.num_sentences, max_length - 1, vocabulary.size
+    shape = corpus.num_sentences, max_length, vocabulary.size
     store = _whole(path, *shape)
     if store is None:
         make_folder(path.parent, private=True)
@@ -130,8 +130,8 @@ def encoded(
     while batch := list(itertools.islice(remaining, _BATCH)):
         for ids in vocabulary.encode_batch(batch):
             if cut is not None:
-                cut[0] += max(len(ids) - (max_length - 1), 0)
-            yield ids[: max_length - 1]
+                cut[0] += max(len(ids) - max_length, 0)
+            yield ids[:max_length]
 
 
 def _write(folder: Path, sentences: Iterable[np.ndarray], num_sentences: int) -> None:

@@ -2,13 +2,13 @@
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of the text: words
 as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end a sentence; the sentence start is given.
-Sentences longer than ``max_length`` count up to the cut, which counts as their end; those without a token count nothing.
-Figures with different vocabularies do not compare.
+Of a sentence of ``max_length`` tokens or more the first ``max_length`` count, and no end; one without a token counts
+nothing. Figures with different vocabularies do not compare.
 
 Bits per byte = (total negative log-likelihood in bits + 8 bits for each byte of the words that became ``<unk>``) / bytes of
-the text that was predicted, in UTF-8, with one byte for each sentence end. It is the length of a code from which the text
-can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the letter case
-and the punctuation that a vocabulary is told to take away.
+the text that was predicted, in UTF-8, with one byte for each predicted sentence end. It is the length of a code from which
+the text can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the
+letter case and the punctuation that a vocabulary is told to take away.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def perplexity(
 class TextSize:
     """What a vocabulary makes of a text cut at ``max_length``. As private as the text."""
 
-    sentences: int
-    """Those with a token."""
+    ends: int
+    """Sentence ends that are predicted: of sentences with a token whose end is not cut off."""
     tokens: int
     """Predicted ones, sentence ends aside."""
     unknown: int
@@ -88,7 +88,7 @@ class TextSize:
     cut: int
     """Tokens beyond the cut, which are not predicted."""
     num_bytes: int
-    """Of what is predicted, in UTF-8, with one for each sentence end."""
+    """Of what is predicted, in UTF-8, with one for each of ``ends``."""
     unknown_bytes: int
     """Of the words that became ``<unk>``."""
 
@@ -99,7 +99,7 @@ class TextSize:
 
     def bits_per_byte(self, perplexity: float) -> float:
         """The same total of the same tokens as ``perplexity``, by another measure."""
-        bits = math.log2(perplexity) * (self.tokens + self.sentences) if perplexity > 0 else math.nan
+        bits = math.log2(perplexity) * (self.tokens + self.ends) if perplexity > 0 else math.nan
         return (bits + 8 * self.unknown_bytes) / max(self.num_bytes, 1)
 
     def scores(self, perplexity: float) -> dict[str, float]:
@@ -139,16 +139,16 @@ def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> 
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, _BATCH)):
         for text, ids in zip(batch, vocabulary.encode_batch(batch), strict=True):
-            kept = ids[: max_length - 1]
+            kept, ends = ids[:max_length], len(ids) < max_length
             if not len(kept):
                 continue
             unknown = kept == vocabulary.unk_id if vocabulary.unk_id is not None else np.zeros(len(kept), bool)
-            counts.update(sentences=1, tokens=len(kept), unknown=int(unknown.sum()), cut=len(ids) - len(kept))
+            counts.update(ends=int(ends), tokens=len(kept), unknown=int(unknown.sum()), cut=len(ids) - len(kept))
             end = len(text)
             if len(kept) < len(ids) or unknown.any():
                 places = vocabulary.offsets(text)
                 end = places[len(kept) - 1][1] if len(kept) < len(ids) else end
                 words = (text[slice(*places[i])] for i in np.flatnonzero(unknown))
                 counts["unknown_bytes"] += sum(len(word.encode()) for word in words)
-            counts["num_bytes"] += len(text[:end].encode()) + 1
+            counts["num_bytes"] += len(text[:end].encode()) + ends
     return TextSize(**counts)
