@@ -58,7 +58,7 @@ def as_document(detector: Detector, text: str, _: list[Sentence]) -> list[Mentio
 
 
 def joined(detector: Detector, text: str, _: list[Sentence]) -> tuple[Mention, ...]:
-    return find(detector, [Sentence("", join_lines(text), running=True)])[0]
+    return find("", detector, [Sentence("", join_lines(text), running=True)])[0]
 
 
 def own(detector: Detector, _: str, sentences: list[Sentence]) -> list[Mention]:

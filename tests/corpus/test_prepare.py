@@ -9,8 +9,10 @@ import stat
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -21,6 +23,7 @@ import ray
 import spacy
 
 from uedp_ray.config import SourceConfig
+from uedp_ray.corpus import detectors, readers
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
@@ -86,6 +89,53 @@ def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
     assert sorted(corpus.entity_table()["form"].to_pylist()) == ["ann", "bob smith", "rome"]
     assert sorted(corpus.entity_holders.tolist()) == [1, 2, 2]
     assert sorted(np.diff(corpus.entity_offsets).tolist()) == [0, 0, 1, 2, 2], "an entity counts once a sentence"
+
+
+def _reading(monkeypatch: pytest.MonkeyPatch, *mentions: tuple[str, int, int]) -> None:
+    """Puts a new reader in the place of ``jsonl``: one sentence, and marks that nothing has looked at."""
+    row = Sentence("u", "Ann met Bob", mentions=tuple(Mention(*mention) for mention in mentions))
+    monkeypatch.setitem(readers._READERS, "jsonl", readers.Reader(lambda path: iter([row])))
+
+
+def _detecting(monkeypatch: pytest.MonkeyPatch, find: Callable[[Sequence[Sentence]], Any]) -> None:
+    """Puts a new detector in the place of ``regex``."""
+    bare = SimpleNamespace(fingerprint="", cacheable=False, reads="sentences", categories={"DRUG"}, find=find)
+    monkeypatch.setattr(detectors, "Patterns", lambda: bare)
+
+
+def test_labels_of_a_new_reader_or_detector_are_known_by_our_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _reading(monkeypatch, ("PER", 0, 3))
+    found = prepare(_source(tmp_path, categories=("person",)), tmp_path / "read")
+    assert found["mentions"] == {"person": 1}
+    _detecting(monkeypatch, lambda sentences: [(Mention("Drug", 4, 7),) for _ in sentences])
+    source = _source(tmp_path, categories=("person", "drug"), detector=("annotated", "regex"))
+    assert prepare(source, tmp_path / "detected")["mentions"] == {"drug": 1, "person": 1}
+
+
+@pytest.mark.parametrize("span", [(8, 3), (3, 3), (-3, 3), (8, 12)], ids=["length", "empty", "negative", "beyond"])
+def test_marks_that_are_no_part_of_the_sentence_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: tuple[int, int]
+) -> None:
+    """They name something to protect, and where it stands is lost."""
+    _reading(monkeypatch, ("person", *span))
+    with pytest.raises(InputError, match=r"^detector = 'annotated': marks what is no part"):
+        prepare(_source(tmp_path), tmp_path / "out")
+    _reading(monkeypatch)
+    _detecting(monkeypatch, lambda sentences: [[Mention("drug", *span)] for _ in sentences])
+    with pytest.raises(InputError, match=r"^detector = 'regex': marks what is no part"):
+        prepare(_source(tmp_path, detector=("regex",)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("num", [0, 2])
+def test_a_detector_that_does_not_answer_each_sentence_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    _reading(monkeypatch)
+    _detecting(monkeypatch, lambda sentences: iter([()] * num))
+    with pytest.raises(InputError, match=r"^detector = 'regex': does not answer every sentence"):
+        prepare(_source(tmp_path, detector=("regex",)), tmp_path / "out")
 
 
 def test_shards_change_no_statistic(tmp_path: Path) -> None:

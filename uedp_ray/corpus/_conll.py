@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from uedp_ray.corpus._lines import LONGEST, Lines
-from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -80,7 +79,7 @@ def decode_tags(tokens: Sequence[str], tags: Sequence[str]) -> tuple[Mention, ..
         if kind and kind == previous and mark in "IEL":
             mentions[-1] = Mention(mentions[-1].category, mentions[-1].start, end)
         elif kind:
-            mentions.append(Mention(canonical(kind), position, end))
+            mentions.append(Mention(kind, position, end))
         previous = "" if mark in "ELSU" else kind
         position = end + 1
     return tuple(mentions)

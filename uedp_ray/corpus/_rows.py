@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST, Lines
-from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError, unreadable
 
@@ -137,12 +136,12 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
         if type(start) is int and type(end) is int:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
                 raise InputError("path", where, "an entity's start and end (in characters) hold no text")
-            yield Mention(canonical(category), start, end)
+            yield Mention(category, start, end)
         elif isinstance(form, str) and form.strip():
             words = r"\s+".join(map(re.escape, form.split()))
             found = [m.span() for m in re.finditer(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE)]
             if not found:
                 raise InputError("path", where, "an entity's text does not occur in the row: it would go unprotected")
-            yield from (Mention(canonical(category), *span) for span in found)
+            yield from (Mention(category, *span) for span in found)
         else:
             raise InputError("path", where, "an entity needs start and end (whole numbers), or text")

@@ -23,6 +23,7 @@ from uedp_ray.corpus._windows import WINDOWS_VERSION, Window, windows
 from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
+from uedp_ray.errors import InputError
 
 SHARD_SCHEMA = pa.schema(
     {
@@ -87,7 +88,8 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     for row, user in enumerate(table["user"].to_pylist()):
         rows_of.setdefault(user, []).append(row)
     table = table.take(pa.array([row for rows in rows_of.values() for row in rows], pa.int64()))
-    finders = [_Finder(detector, task.cache, table) for detector in build_detectors(task.detectors)]
+    detectors = zip(task.detectors, build_detectors(task.detectors), strict=True)
+    finders = [_Finder(spec, detector, task.cache, table) for spec, detector in detectors]
 
     sketch = Sketch()
     vocabulary: set[str] = set()
@@ -154,16 +156,33 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     )
 
 
-def find(detector: Detector, rows: list[Sentence]) -> Findings:
-    """What the detector finds in each row, in the windows that it reads, by place in the row."""
+def find(spec: str, detector: Detector, rows: list[Sentence]) -> Findings:
+    """What the detector finds in each row, in the windows that it reads, by place in the row.
+
+    Raises: InputError naming the detector by its ``spec``, where what it finds is not what ``Detector`` says: it would be
+    lost, or taken for the words of others, and stay unprotected.
+    """
     if detector.reads == "marks":
-        return [row.mentions for row in rows]
+        return _sound(spec, rows, [row.mentions for row in rows])
     seen = [list(windows(row) if detector.reads == "sentences" else (Window(row.text),)) for row in rows]
     flat = [Sentence(row.user, window.text) for row, held in zip(rows, seen, strict=True) for window in held]
-    findings = iter(detector.find(flat))
+    findings = iter(_sound(spec, flat, detector.find(flat)))
     return [  # a mention where two windows overlap is found in both
         tuple(dict.fromkeys(window.in_row(m) for window in held for m in next(findings))) for held in seen
     ]
+
+
+def _sound(spec: str, texts: list[Sentence], answers: Iterable[Iterable[Mention]]) -> Findings:
+    findings = [tuple(mentions) for mentions in answers]
+    if len(findings) != len(texts):
+        raise InputError(
+            "detector", spec, "does not answer every sentence with one tuple of mentions: it must, in order"
+        )
+    for sentence, mentions in zip(texts, findings, strict=True):
+        if not all(0 <= m.start < m.end <= len(sentence.text) for m in mentions):
+            remedy = "marks what is no part of its sentence: start and end count characters from 0, the end exclusive"
+            raise InputError("detector", spec, remedy)
+    return findings
 
 
 def sentences_of(table: pa.Table, mentions: str) -> list[Sentence]:
@@ -214,8 +233,8 @@ class _ShardWriter:
 class _Finder:
     """A detector on one shard, batch after batch, or its findings kept from an earlier run on the same text."""
 
-    def __init__(self, detector: Detector, cache: Path, rows: pa.Table):
-        self._detector, self._seen, self.found = detector, 0, 0
+    def __init__(self, spec: str, detector: Detector, cache: Path, rows: pa.Table):
+        self._spec, self._detector, self._seen, self.found = spec, detector, 0, 0
         self._path: Path | None = None
         self._kept: Findings = []
         self._known = False
@@ -235,7 +254,7 @@ class _Finder:
             findings = self._kept[self._seen : self._seen + len(batch)]
             self._seen += len(batch)
         else:
-            findings = find(self._detector, batch)
+            findings = find(self._spec, self._detector, batch)
             if self._path is not None:
                 self._kept += findings
         self.found += sum(map(len, findings))

@@ -78,7 +78,7 @@ def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozens
 
     Raises: InputError for a name that is neither ours, nor an alias, nor in ``also_known``.
     """
-    known = KNOWN | frozenset(also_known)
+    known = KNOWN | frozenset(map(canonical, also_known))
     covered: set[str] = set()
     for name in categories:
         category = canonical(name)

@@ -47,7 +47,7 @@ class Detector(Protocol):
     categories: frozenset[str]
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
-        """One tuple of mentions a sentence, in order."""
+        """One tuple of mentions a sentence, in order; ``start`` and ``end`` of each are places in the sentence's text."""
 
 
 class Annotated:
@@ -127,7 +127,7 @@ class SpacyPipeline:
         texts = [sentence.text for sentence in sentences]
         self._pipeline.max_length = max(self._pipeline.max_length, max(map(len, texts), default=0) + 1)
         return [
-            tuple(Mention(canonical(e.label_), e.start_char, e.end_char) for e in document.ents)
+            tuple(Mention(e.label_, e.start_char, e.end_char) for e in document.ents)
             for document in self._pipeline.pipe(texts, batch_size=_SPACY_BATCH)
         ]
 

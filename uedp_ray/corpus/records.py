@@ -10,14 +10,20 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass, field
 
+from uedp_ray.corpus.categories import canonical
+
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """One occurrence of an entity: ``text[start:end]``, in characters."""
+    """One occurrence of an entity: ``text[start:end]``, in characters. Whatever a source or a model calls its category, it
+    is kept under our name of it: by any other it would not be found among those to protect."""
 
     category: str
     start: int
     end: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "category", canonical(self.category))
 
 
 @dataclass(frozen=True, slots=True)
