@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from uedp_ray import config
 from uedp_ray.cli import app
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
+from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.sweep import config as sweep_config
 from uedp_ray.training.compare import Comparison
@@ -110,6 +111,16 @@ def test_accounting_commands_run():
 def test_the_run_file_of_the_readme_loads(tmp_path):
     (tmp_path / "run.yaml").write_text(re.search(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1])
     assert config.load_config(tmp_path / "run.yaml").privacy.target_epsilon == 8
+
+
+def test_the_conversion_of_a_csv_file_runs_as_written(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "your-own-text.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "csv" in block)
+    monkeypatch.chdir(tmp_path)
+    Path("notes.csv").write_text('\ufeffday,author,message\n1,ann,"Zoë said ""no"",\nand left"\n', encoding="utf-8")
+    exec(compile(code, "your-own-text.md", "exec"), {})
+    (row,) = read_rows(config.SourceConfig(path="notes.jsonl", format="jsonl"))
+    assert (row.user, row.text) == ("ann", 'Zoë said "no", and left')
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda recipe: recipe.name)

@@ -60,7 +60,8 @@ LLAMA = ("model={architecture: pretrained, path: llama, max_length: 12}",)
 MISTAKES = {
     "no such run file": (mistake("train rum.yaml"), "config = 'rum.yaml': no such file"),
     "a folder as run file": (mistake("train ."), "config = '.': is a folder"),
-    "a sweep file given to train": (mistake("train sweep.yaml"), "base = .*unknown key"),
+    "a sweep file given to train": (mistake("train sweep.yaml"), "config = 'sweep.yaml': is a sweep file: use uedp-ray sweep"),
+    "a comparison given to train": (mistake("train compare.yaml"), "config = 'compare.yaml': is a comparison file: use uedp-ray compare"),
     "a run file given to sweep": (mistake("sweep run.yaml"), "base = None: a sweep file needs"),
     "a run file given to compare": (mistake("compare run.yaml"), "config = 'run.yaml': a comparison file has"),
     "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key; known: .*target_epsilon"),
@@ -72,7 +73,10 @@ MISTAKES = {
     "no such text": (mistake(TRAIN, "corpus.source.path=note.jsonl"), "corpus.source.path = 'note.jsonl': no such"),
     "the format forgotten": (mistake(TRAIN, "corpus.source={path: notes.jsonl}"),
                              "corpus.source.path = .*notes.jsonl': .*uedp-ray prepare"),
-    "no such format": (mistake(TRAIN, "corpus.source.format=csv"), "corpus.source.format = 'csv': choose one of"),
+    "no such format": (mistake(TRAIN, "corpus.source.format=csv"), "corpus.source.format = 'csv': choose one of .* as jsonl, a line .*user.*text"),
+    "a clip too large to reweight": (mistake(TRAIN, "bounds.max_sentences_per_entity=3", "privacy.sentence_clip_norm=0.7"),
+                                     "privacy.sentence_clip_norm = 0.7: bounds.entity_bound = reweight .*"
+                                     "bounds.max_sentences_per_entity = 3 .*privacy.l2_clip_norm = 1 "),
     "no such evaluation": (mistake(TRAIN, "corpus.evaluation={path: held.jsonl, format: jsonl}"),
                            "corpus.evaluation.path = 'held.jsonl': no such file"),
     "the text itself as evaluation": (mistake(TRAIN, "corpus.evaluation={path: ./notes.jsonl, format: jsonl}"),
@@ -99,7 +103,6 @@ MISTAKES = {
     "the root": (mistake(f"{TRAIN} --out /"), "--out = '/': is the root"),
     "a dangling link": (mistake(f"{TRAIN} --out dangling"), "--out = 'dangling': is a symbolic link to nowhere"),
     "an unwritable place": (mistake(f"{TRAIN} --out /proc/nowhere/run"), "--out = '/proc/nowhere/run': cannot be written"),
-    "nothing to resume": (mistake(f"{TRAIN} --out nothing --resume"), "--out = .*nothing': holds no run to resume"),
     "a variant of another text": (mistake(COMPARE, "bounds.max_holders=31"), "base.bounds.max_holders = 31"),
     "compare without evaluation": (mistake(COMPARE, "corpus.evaluation=null"), "base.corpus.evaluation = None: name text"),
     "compare without public text": (mistake(COMPARE, "pretrain.text=[]"), r"base.pretrain.text = \[\]: name public text"),
@@ -123,6 +126,11 @@ MISTAKES = {
     "digits without end": (mistake("epsilon --rounds " + "9" * 5000), "--rounds"),
     "users fewer than holders": (mistake("epsilon --holder-bound reweight --max-users 3"), "--max-users = 3"),
     "no such rule": (mistake("epsilon --rule some"), "--rule = 'some'"),
+    "a folder as ledger": (mistake("epsilon --ledger ."), "--ledger = '.': is a folder: name the file ledger.jsonl"),
+    "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
+                                   "--ledger = 'x': does not go with --q-u, --rounds: "),
+    "an accountant beside an export": (mistake("epsilon --export x --accountant user"), "--export = 'x': does not go with --accountant"),
+    "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': does not go with --ledger"),
     "a chance of two": (mistake("epsilon --q-u 2"), "--q-u = 2.0: a probability"),
 }  # fmt: skip
 
@@ -139,6 +147,13 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing_behind(command, fi
     assert len(told[0]) < 1000
     assert re.search(answer, told[0]), told[0]
     assert sorted(files.rglob("*")) == before
+
+
+def test_nothing_to_resume_is_told_before_the_noise_is_solved(command, files):
+    code, _, err = command(*mistake(f"{TRAIN} --out nothing --resume"))
+    assert code == 2
+    assert re.fullmatch("error: --out = .*nothing': holds no run to resume.*\n", err)
+    assert not Path("nothing").exists()
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):

@@ -108,8 +108,21 @@ HolderBound = Annotated[str, typer.Option(help="Beyond K holders: truncate (drop
 MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight and cautions.")]
 
 
+def _refuse_others(context: typer.Context, flag: str, value: object, allowed: set[str]) -> None:
+    """Refuses options that were typed and that ``flag``, which answers by what a file says, would leave unread."""
+    options = {option.name: option.opts[0] for option in context.command.params if option.name not in allowed}
+    typed = [
+        name for key, name in options.items() if key and str(context.get_parameter_source(key)).endswith("COMMANDLINE")
+    ]
+    if typed:
+        raise InputError(
+            flag, str(value), f"does not go with {', '.join(typed)}: it says that itself, drop one of them"
+        )
+
+
 @app.command()
 def epsilon(
+    context: typer.Context,
     accountant: Accountant = "user-entity",
     q_u: UserProb = 0.05,
     q_e: EntityProb = 0.5,
@@ -140,8 +153,10 @@ def epsilon(
     flags = locals()
     with _as_flags(**_PROBABILITIES, selection_rule="--rule"):
         if exported is not None:
+            _refuse_others(context, "--export", exported, {"exported", "as_json"})
             answer = export_epsilon(exported)
         elif ledger is not None:
+            _refuse_others(context, "--ledger", ledger, {"ledger", "accountant", "delta", "kind", "as_json"})
             answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
         else:
             answer = parameter_epsilon(

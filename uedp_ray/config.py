@@ -105,7 +105,11 @@ class SourceConfig:
     """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
 
     def __post_init__(self) -> None:
-        choice("format", self.format, SourceFormat)
+        if self.format not in typing.get_args(SourceFormat):
+            formats = ", ".join(typing.get_args(SourceFormat))
+            line = '{"user": "ann", "text": "..."}'
+            remedy = f"choose one of {formats}; rewrite other files as jsonl, a line {line} for each text"
+            raise InputError("format", self.format, f"{remedy} (docs/your-own-text.md)")
         if self.format != "synthetic" and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("max_words", self.max_words, 2)
@@ -451,11 +455,15 @@ class RunConfig:
             )
         self._check_holders()
         if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
-            raise InputError(
-                "privacy.sentence_clip_norm",
-                self.privacy.sentence_clip_norm,
-                "reweight needs sentences clipped so that m of them stay below 2 l2_clip_norm: lower it, or use truncate",
+            bounds = self.bounds
+            named = {"bounds.entity_bound": bounds.entity_bound, "bounds.holder_bound": bounds.holder_bound}
+            reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
+            remedy = (
+                f"{reweighting}: a user's bounds.max_sentences_per_entity = {bounds.max_sentences_per_entity} sentences "
+                f"with one entity must move it by less than twice privacy.l2_clip_norm = {self.privacy.l2_clip_norm:g} "
+                "together. Lower the clip or the number, or use truncate"
             )
+            raise InputError("privacy.sentence_clip_norm", self.privacy.sentence_clip_norm, remedy)
         if self.training.local_update == "local_sgd" and reweighted:
             raise InputError(
                 "bounds.holder_bound / bounds.entity_bound",
@@ -526,7 +534,11 @@ class RunConfig:
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
-    return from_dict(RunConfig, set_keys(read_yaml(path), parse_overrides(overrides)))
+    tree = read_yaml(path)
+    if "base" in tree:
+        kind, command = ("comparison", "compare") if "variants" in tree else ("sweep", "sweep")
+        raise InputError("config", str(path), f"is a {kind} file: use uedp-ray {command}, or name a run file")
+    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

@@ -142,6 +142,8 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Events and the size in bytes of the complete lines."""
     events: list[dict[str, Any]] = []
     size, prev = 0, _START
+    if path.is_dir():
+        raise InputError("ledger", str(path), f"is a folder: name the file {path / 'ledger.jsonl'}")
     if not path.is_file():
         raise InputError("ledger", str(path), "no such file")
     with path.open("rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
     """
     folder = run / "model" if (run / "model").is_dir() else run
     if not (folder / "config.json").exists():
-        raise InputError("RUN", str(run), "holds no model: name a finished run directory")
+        remedy = _of_sweep(run) if (run / "sweep.yaml").exists() else "holds no model: name a finished run directory"
+        raise InputError("RUN", str(run), remedy)
     if top < 1:
         raise InputError("--top", top, "ask for 1 or more")
     model, vocabulary = load_model(folder).eval(), Vocabulary.load(folder)
@@ -47,3 +49,12 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
             }
         )
     return predictions
+
+
+def _of_sweep(sweep: Path) -> str:
+    """What to name instead of a sweep's own folder."""
+    try:
+        best = json.loads((sweep / "result.json").read_text())["best"]["run_dir"]
+        return f"is a sweep: name its best run, {sweep / best}"
+    except (OSError, ValueError, LookupError, TypeError):  # it has none yet
+        return f"is a sweep: name one of its finished runs in {sweep / 'trials'}"

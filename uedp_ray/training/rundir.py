@@ -280,6 +280,8 @@ def _set_up(
     say: Say,
 ) -> None:
     storage = run.storage
+    if resume and not storage.begun():
+        raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     storage.clear()
     settle(run.root, run.names)
@@ -405,9 +407,7 @@ def _within(run: RunDir, path: Path) -> str:
 
 
 def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
-    """Refuses a folder that holds anything but the run that is asked for, or one that never began."""
-    if resume and not run.storage.begun():
-        raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
+    """Refuses a folder that holds anything but the run that is asked for."""
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
     if run.config.exists() and _unused(run):
