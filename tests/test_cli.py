@@ -12,10 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import yaml
 
+import uedp_ray
 from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
 from uedp_ray.analysis.style import perplexity_text
@@ -416,8 +418,16 @@ def test_unknown_flags_and_commands_exit_with_2(command):
     assert command("fly")[0] == 2
 
 
+def test_the_package_says_its_version_and_its_names(command):
+    assert command("--version") == (0, f"uedp-ray {version('uedp-ray')}\n", "")
+    assert uedp_ray.__version__ == version("uedp-ray")
+    assert {*uedp_ray.__all__, "__version__"} <= {*dir(uedp_ray)}
+
+
 def test_help_names_every_command(command):
     code, out, _ = command("--help")
+    assert (code, out) == command("-h")[:2]
+    assert command("train", "-h") == command("train", "--help")
     assert code == 0
     for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "sweep", "report", "predict"):
         assert name in out

@@ -5,7 +5,7 @@ from uedp_ray import RunConfig, calibrate, epsilon, train
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from uedp_ray.errors import InputError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
     from uedp_ray.training.pretrain import pretrain
+
+    __version__: str
 
 _HOMES = {
     "RunConfig": "config",
@@ -55,6 +57,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports on first use: reading a config or an epsilon should not load torch, transformers and Ray."""
+    if name == "__version__":
+        try:
+            return metadata.version("uedp-ray")
+        except metadata.PackageNotFoundError:  # run from its sources, without being installed
+            return "unknown"
     if name not in _HOMES:
         raise AttributeError(f"module 'uedp_ray' has no attribute {name!r}")
     return getattr(import_module(f"uedp_ray.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+import uedp_ray
 from uedp_ray.config import SourceConfig, from_dict, load_config
 from uedp_ray.console import (
     emit,
@@ -33,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Language models with user-entity differential privacy: train, account, sweep.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 _UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
 
@@ -74,6 +76,20 @@ def main() -> None:
 def _tell(message: str) -> None:
     with suppress(OSError):  # the terminal may be gone: SIGHUP says so
         err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"uedp-ray {uedp_ray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 @contextmanager

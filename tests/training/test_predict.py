@@ -49,8 +49,8 @@ def test_a_folder_without_a_model_and_no_words_at_all_are_refused(pretrained, tm
 
 def test_a_sweep_is_answered_with_its_best_run(tmp_path):
     (tmp_path / "sweep.yaml").touch()
-    with pytest.raises(InputError, match="is a sweep: name one of its finished runs in .*trials"):
+    with pytest.raises(InputError, match=r"is a sweep: name one of its finished runs in .*trials"):
         predict(tmp_path, ["the"])
     (tmp_path / "result.json").write_text('{"best": {"run_dir": "trials/0003"}}')
-    with pytest.raises(InputError, match="is a sweep: name its best run, .*trials/0003"):
+    with pytest.raises(InputError, match=r"is a sweep: name its best run, .*trials/0003"):
         predict(tmp_path, ["the"])
