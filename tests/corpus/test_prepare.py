@@ -91,6 +91,18 @@ def test_statistics_of_a_small_corpus(tmp_path: Path) -> None:
     assert sorted(np.diff(corpus.entity_offsets).tolist()) == [0, 0, 1, 2, 2], "an entity counts once a sentence"
 
 
+def test_a_name_wrapped_at_its_hyphen_is_the_entity_that_it_is_on_one_line(tmp_path: Path) -> None:
+    name, wrapped, other = "Uwe Maier-Leibnitz", "Uwe Maier-\n> Leibnitz", "Uwe Maier - Leibnitz"
+    rows = [{"user": f"u{number}", "text": f"> met {form} then"} for number, form in enumerate((name, wrapped, other))]
+    for row, form in zip(rows, (name, wrapped, other), strict=True):
+        row["entities"] = [{"category": "person", "start": 6, "end": 6 + len(form)}]  # type: ignore[assignment]
+    prepare(_source(tmp_path, *rows), tmp_path / "out")  # type: ignore[arg-type]
+    corpus = open_corpus(tmp_path / "out")
+    forms = pq.read_table(tmp_path / "out" / "entities.parquet")["form"].to_pylist()
+    assert sorted(forms) == ["uwe maier - leibnitz", "uwe maier-leibnitz"]
+    assert sorted(corpus.entity_holders) == [1, 2]
+
+
 def _reading(monkeypatch: pytest.MonkeyPatch, *mentions: tuple[str, int, int]) -> None:
     """Puts a new reader in the place of ``jsonl``: one sentence, and marks that nothing has looked at."""
     row = Sentence("u", "Ann met Bob", mentions=tuple(Mention(*mention) for mention in mentions))

@@ -7,10 +7,13 @@ Everything here is private data.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass, field
 
 from uedp_ray.corpus.categories import canonical
+
+_WRAPPED = re.compile("(?<=\\w[-\u2010\u2011]) (?=\\w)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class Sentence:
 
 def entity_form(text: str, mention: Mention) -> str:
     """The surface form that, with the category, identifies the entity: lower-cased, composed (NFC), whitespace
-    collapsed."""
-    return " ".join(folded(text[mention.start : mention.end]).split())
+    collapsed, none behind a hyphen within a word: there a line may have ended."""
+    return _WRAPPED.sub("", " ".join(folded(text[mention.start : mention.end]).split()))
 
 
 def folded(text: str) -> str:
