@@ -25,7 +25,7 @@ from uedp_ray.models.trainable import select_trainable
 from uedp_ray.privacy.clipping import clip_factors, wide_norms
 
 VOCABULARY, SENTENCES, LENGTH, CLIP = 10_000, 64, 32, 1.0
-TASK = NextWord(eos_id=0, pad_id=0, max_length=LENGTH)
+TASK = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=LENGTH)
 
 
 def clip_weights(norms_sq: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def main() -> None:
     print(f"{SENTENCES} sentences of {LENGTH} tokens on {device}, {torch.get_num_threads()} threads")
     for part in ("full", "lora"):
         config = ModelConfig(max_length=LENGTH, num_layers=2, hidden_size=128, trainable=part)
-        model = build_model(config, vocab_size=VOCABULARY, eos_id=0, seed=0)
+        model = build_model(config, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=0)
         model.set_attn_implementation("eager")  # type: ignore[operator]  # the same for all: vmap has no fast sdpa
         model = select_trainable(model, config, seed=0).to(device)
         params = FlatParameters(model)

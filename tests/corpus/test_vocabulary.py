@@ -83,8 +83,8 @@ def test_saved_vocabulary_loads_here_and_through_auto_tokenizer(tmp_path: Path) 
     vocabulary.save(tmp_path)
     again, auto = Vocabulary.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert again.digest == vocabulary.digest
-    assert (again.size, again.eos_id, again.unk_id, again.pad_id) == (
-        vocabulary.size, vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id,
+    assert (again.size, again.bos_id, again.eos_id, again.unk_id, again.pad_id) == (
+        vocabulary.size, vocabulary.eos_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id,
     )  # fmt: skip
     ids = vocabulary.encode_batch([text])[0].tolist()
     assert again.encode_batch([text])[0].tolist() == ids
@@ -98,7 +98,7 @@ def test_gpt2_tokenizer(real_models: Path, tmp_path: Path) -> None:
     vocabulary = build_vocabulary(VocabularyConfig(kind="tokenizer", path=str(real_models / "gpt2_tokenizer")))
     assert vocabulary.size == 50257
     assert vocabulary.decode([vocabulary.eos_id]) == "<|endoftext|>"
-    assert vocabulary.pad_id == vocabulary.eos_id
+    assert vocabulary.bos_id == vocabulary.pad_id == vocabulary.eos_id
     text = "Zürich ’ s doctors signed 1,500 forms"
     ids = vocabulary.encode_batch([text])[0]
     assert vocabulary.decode(ids) == text

@@ -13,7 +13,7 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, NextWord, Task
 
 VOCABULARY = 23
-TASK = NextWord(eos_id=0, pad_id=0, max_length=8)
+TASK = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=8)
 LENGTHS = (5, 0, 1, 7, 12, 3)
 
 
@@ -26,7 +26,7 @@ def tiny(architecture: str = "gpt2", **settings: object) -> nn.Module:
     """A network of a few thousand parameters, with values large enough that no gradient is nearly zero."""
     small = {"max_length": 8, "num_layers": 2, "hidden_size": 12, "num_heads": 2, "embedding_size": 6} | settings
     config = ModelConfig(architecture=architecture, **small)  # type: ignore[arg-type]
-    return spread(build_model(config, vocab_size=VOCABULARY, eos_id=0, seed=1))
+    return spread(build_model(config, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=1))
 
 
 def tiny_llama(*, tied: bool = True) -> nn.Module:

@@ -25,7 +25,7 @@ SMALL = ModelConfig(max_length=8, num_layers=1, hidden_size=12, num_heads=2, emb
 
 
 def build(config: ModelConfig = SMALL, seed: int = 0, **changes: object) -> nn.Module:
-    return build_model(dataclasses.replace(config, **changes), vocab_size=VOCABULARY, eos_id=0, seed=seed)  # type: ignore[arg-type]
+    return build_model(dataclasses.replace(config, **changes), vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=seed)  # type: ignore[arg-type]
 
 
 def loss(model: nn.Module) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_pretrained_must_fit(tmp_path: Path) -> None:
     save_model(tiny(), tmp_path / "model")
     config = dataclasses.replace(SMALL, architecture="pretrained", path=str(tmp_path / "model"))
     with pytest.raises(InputError, match="use the tokenizer it came with"):
-        build_model(config, vocab_size=VOCABULARY + 1, eos_id=0, seed=0)
+        build_model(config, vocab_size=VOCABULARY + 1, bos_id=0, eos_id=0, seed=0)
     with pytest.raises(InputError, match=r"model\.max_length"):
         build(config, max_length=9)
     for bad in (tmp_path, tmp_path / "none"):
@@ -128,11 +128,11 @@ def test_embeddings_are_replaced_for_words_only_when_asked(tmp_path: Path) -> No
     own = build(architecture="pretrained", path=str(tmp_path))
     config = dataclasses.replace(SMALL, architecture="pretrained", path=str(tmp_path))
     for size in (VOCABULARY // 2, VOCABULARY * 2):
-        model = build_model(config, vocab_size=size, eos_id=1, seed=0, replace_embeddings=True)
+        model = build_model(config, vocab_size=size, bos_id=2, eos_id=1, seed=0, replace_embeddings=True)
         rows, old = model.get_input_embeddings().weight, own.get_input_embeddings().weight  # type: ignore[operator]
         assert len(rows) == size
         assert not (rows[: size // 2] == old[: size // 2]).any()
-        assert model.config.eos_token_id == 1  # type: ignore[union-attr]
+        assert (model.config.bos_token_id, model.config.eos_token_id) == (2, 1)  # type: ignore[union-attr]
         save_model(model, tmp_path / "again")
         assert len(load_model(tmp_path / "again").get_input_embeddings().weight) == size  # type: ignore[operator]
 
@@ -175,11 +175,11 @@ def test_real_model_prefers_stories(real_models: Path) -> None:
     pieces = Pieces(folder / "tok512.bin")
     assert len(pieces.scores) == 512
     config = ModelConfig(architecture="pretrained", path=str(folder / "hf"))
-    model = build_model(config, vocab_size=512, eos_id=1, seed=0)
+    model = build_model(config, vocab_size=512, bos_id=1, eos_id=1, seed=0)
     story = "Once upon a time there was a little dog. He liked to play in the park with his friends."
     words = story.split()
     shuffled = " ".join(words[i] for i in np.random.default_rng(0).permutation(len(words)))
-    task = NextWord(eos_id=1, pad_id=0, max_length=128)  # token 1 opens a story in this model
+    task = NextWord(bos_id=1, eos_id=1, pad_id=0, max_length=128)  # token 1 opens a story in this model
 
     def perplexity(network: nn.Module, text: str) -> float:
         total, count = task.token_nll(network, task.collate([pieces.encode(text)]))

@@ -207,8 +207,8 @@ def test_empty_batch() -> None:
 @pytest.mark.parametrize("part", ["full", "lora"])
 def test_real_model(real_models: Path, part: str) -> None:
     config = ModelConfig(architecture="pretrained", path=str(real_models / "stories260k" / "hf"), trainable=part)  # type: ignore[arg-type]
-    model = select_trainable(build_model(config, vocab_size=512, eos_id=1, seed=0), config, seed=0).double()
-    params, task = FlatParameters(model), NextWord(eos_id=1, pad_id=0, max_length=16)
+    model = select_trainable(build_model(config, vocab_size=512, bos_id=1, eos_id=1, seed=0), config, seed=0).double()
+    params, task = FlatParameters(model), NextWord(bos_id=1, eos_id=1, pad_id=0, max_length=16)
     batch = task.collate(sentences((9, 0, 15, 30), vocab_size=512))
     expected = reference_gradients(model, params, task, batch)
     found = sentence_gradients(model, params, task, batch)

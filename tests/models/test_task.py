@@ -12,10 +12,10 @@ X = IGNORED
 
 
 def test_collate_by_hand() -> None:
-    task = NextWord(eos_id=1, pad_id=9, max_length=4)
+    task = NextWord(bos_id=8, eos_id=1, pad_id=9, max_length=4)
     rows = [np.array(ids, dtype=np.int32) for ids in ([5, 6], [], [2, 3, 4], [2, 3, 4, 5, 6, 7])]
     batch = task.collate(rows)
-    assert batch.input_ids.tolist() == [[1, 5, 6, 9], [1, 9, 9, 9], [1, 2, 3, 4], [1, 2, 3, 4]]
+    assert batch.input_ids.tolist() == [[8, 5, 6, 9], [8, 9, 9, 9], [8, 2, 3, 4], [8, 2, 3, 4]]
     assert batch.targets.tolist() == [[5, 6, 1, X], [X, X, X, X], [2, 3, 4, 1], [2, 3, 4, 5]]
     assert batch.input_ids.dtype == batch.targets.dtype == torch.int64
     assert len(batch) == len(batch.to("cpu")) == 4

@@ -61,7 +61,7 @@ class Worker:
 
     def __init__(self, config: RunConfig, users: dict[int, list[np.ndarray]], device: str = "cpu"):
         self.config, self.device = config, torch.device(device)
-        model = build_model(config.model, vocab_size=VOCABULARY, eos_id=0, seed=1)
+        model = build_model(config.model, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=1)
         self.model = select_trainable(model, config.model, seed=1).to(self.device)
         self.params = FlatParameters(self.model)
         noise = torch.randn(self.params.num, generator=torch.Generator().manual_seed(3))
@@ -75,7 +75,7 @@ class Worker:
         }
 
     def update(self, texts: list[np.ndarray] | None = None) -> LocalUpdate:
-        task = NextWord(0, 1, self.config.model.max_length)
+        task = NextWord(0, 0, 1, self.config.model.max_length)
         spoken = self.texts if texts is None else texts
         return LocalUpdate(self.plan, self.model, self.params, task, spoken.__getitem__, self.device)
 

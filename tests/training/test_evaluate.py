@@ -18,12 +18,12 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.training.evaluate import batches, perplexity, text_size
 
 END, PAD, UNKNOWN = 0, 1, 2
-TASK = NextWord(END, PAD, 10)
+TASK = NextWord(END, END, PAD, 10)
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = build_model(tiny_config().model, vocab_size=VOCABULARY, eos_id=END, seed=3)
+    model = build_model(tiny_config().model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(20)  # far from uniform, so that every token counts differently
     return model
@@ -65,7 +65,7 @@ def test_unknown_words_and_sentence_ends_count(model):
 
 
 def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(model):
-    uniform = build_model(tiny_config().model, vocab_size=VOCABULARY, eos_id=END, seed=3)
+    uniform = build_model(tiny_config().model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3)
     with torch.no_grad():
         for parameter in uniform.parameters():
             parameter.zero_()
@@ -74,7 +74,7 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(model):
 
 def test_dropout_is_off_while_evaluating_and_the_mode_comes_back():
     config = tiny_config(model={"dropout_output": 0.9, "dropout_embedding": 0.9})
-    model = build_model(config.model, vocab_size=VOCABULARY, eos_id=END, seed=3).train()
+    model = build_model(config.model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3).train()
     first, second = (perplexity(model, TASK, sentences(), device=CPU) for _ in range(2))
     assert first == second
     assert model.training
@@ -105,7 +105,7 @@ def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
     texts = ["The  nurse saw Łódź twice", "über", "", "the nurse"]
     size = text_size(texts, vocabulary, max_length)
     sentences = encode_texts(texts, vocabulary, max_length)
-    found = perplexity(model, NextWord(END, PAD, max_length), sentences, device=CPU)
+    found = perplexity(model, NextWord(END, END, PAD, max_length), sentences, device=CPU)
     if max_length == 4:  # four words, and no end that the text does not have
         kept, spelled = ["The  nurse saw Łódź", "über", "the nurse"], ["saw", "Łódź"]
         assert (size.tokens, size.cut, size.ends) == (7, 1, 2)

@@ -30,7 +30,9 @@ def test_what_is_saved_loads_and_predicts_text_it_has_not_seen(pretrained, corpo
     tokenizer = AutoTokenizer.from_pretrained(folder)
     found = hand_perplexity(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer, corpora, 12)
     config = run_config(corpora)
-    untrained = build_model(config.model, vocab_size=len(tokenizer), eos_id=tokenizer.eos_token_id, seed=0)
+    untrained = build_model(
+        config.model, vocab_size=len(tokenizer), bos_id=tokenizer.eos_token_id, eos_id=tokenizer.eos_token_id, seed=0
+    )
     assert found < 0.6 * hand_perplexity(untrained, tokenizer, corpora, 12)
     assert not list(folder.glob("*.bin"))
 

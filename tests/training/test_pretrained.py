@@ -6,11 +6,13 @@ import shutil
 import struct
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.models.helpers import tiny_llama
 from tests.training.runs import run_config
+from tests.training.test_run import hand_perplexity
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import save_model
 from uedp_ray.training.host import train
@@ -69,10 +71,20 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
     own = AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()
     sections = {"model": {"architecture": "pretrained", "path": str(path), "max_length": 12}, "vocabulary": {}}
     config = run_config(corpora, training={"num_rounds": 1}, pretrain=PUBLIC, **sections)
-    train(config, tmp_path / "direct", workers=0)
+    direct = train(config, tmp_path / "direct", workers=0)
     pretrain(config, tmp_path / "public")
     warm = sections | {"model": sections["model"] | {"warm_start": str(tmp_path / "public" / "model")}}
-    train(run_config(corpora, training={"num_rounds": 1}, **warm), tmp_path / "warm", workers=0)
+    started = train(run_config(corpora, training={"num_rounds": 1}, **warm), tmp_path / "warm", workers=0)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def by_hand(model, begin):
+        network = AutoModelForCausalLM.from_pretrained(model).eval()
+        return hand_perplexity(network, tokenizer, corpora, 12, tokenizer.convert_tokens_to_ids(begin))
+
+    assert direct["initial_perplexity"] == pytest.approx(by_hand(path, "<s>"), rel=1e-5)
+    assert direct["initial_perplexity"] != pytest.approx(by_hand(path, "</s>"), rel=1e-2)
+    assert direct["perplexity"] == pytest.approx(by_hand(tmp_path / "direct" / "model", "<s>"), rel=1e-5)
+    assert started["initial_perplexity"] == pytest.approx(by_hand(tmp_path / "public" / "model", "<s>"), rel=1e-5)
     for out in ("direct", "public", "warm"):
         model = tmp_path / out / "model"
         assert AutoTokenizer.from_pretrained(model).backend_tokenizer.to_str() == own, out
@@ -81,6 +93,11 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
     text = "Once upon a time there was a little"
     (found,) = predict(tmp_path / "warm", [text], top=5)
     assert len(found["next"]) == 5
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "warm" / "model").eval()
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"][1 - model.config.max_position_embeddings :]
+    with torch.no_grad():
+        best = model(torch.tensor([[1, *ids]])).logits[0, -1].softmax(-1).topk(5)
+    assert [each["probability"] for each in found["next"]] == pytest.approx(best.values.tolist(), abs=1e-5)
     if folder == "stories":
         (before,) = predict(path, [text], top=1)
         assert before["next"][0]["token"].strip() in ("girl", "boy", "dog", "c", "b", "d", "g"), (

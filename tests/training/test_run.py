@@ -137,13 +137,17 @@ def test_the_result_agrees_with_ledger_and_rounds(private_run):
     assert read_ledger(private_run.out / "ledger.jsonl")[0]["header"]["private"] is True
 
 
-def hand_perplexity(model, tokenizer, corpora, max_length):
-    """exp of the mean negative log-likelihood of words and sentence ends, one sentence at a time, by transformers alone."""
+def hand_perplexity(model, tokenizer, corpora, max_length, begin=None):
+    """exp of the mean negative log-likelihood of words and sentence ends, one sentence at a time, by transformers alone.
+
+    ``begin``: the token that a sentence is read from; None: its end.
+    """
     end, total, count = tokenizer.eos_token_id, 0.0, 0
+    begin = end if begin is None else begin
     for _, texts in open_corpus(corpora / "held_out").texts():
         for text in texts:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            sequence = torch.tensor([[end, *ids, end][: max_length + 1]])
+            sequence = torch.tensor([[begin, *ids, end][: max_length + 1]])
             with torch.no_grad():
                 logp = model(sequence[:, :-1]).logits.double().log_softmax(-1)
             total -= float(logp[0].gather(1, sequence[0, 1:, None]).sum())

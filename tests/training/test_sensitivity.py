@@ -193,10 +193,10 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     train(config, run.root, workers=0)
     prepared = Prepared.open(run)
     words, corpus = prepared.vocabulary, prepared.corpus
-    model = make_model(config, vocab_size=words.size, eos_id=words.eos_id)
+    model = make_model(config, vocab_size=words.size, bos_id=words.bos_id, eos_id=words.eos_id)
     params = FlatParameters(model)
     start = params.get()
-    task = NextWord(words.eos_id, words.pad_id, config.model.max_length)
+    task = NextWord(words.bos_id, words.eos_id, words.pad_id, config.model.max_length)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
     chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
     update = LocalUpdate(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)

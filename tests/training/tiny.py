@@ -127,10 +127,10 @@ class TinyWorker:
     def __init__(self, config: RunConfig, *, dtype: torch.dtype = torch.float32):
         self.plan = Plan.of(config)
         self.model = select_trainable(
-            build_model(config.model, vocab_size=VOCABULARY, eos_id=0, seed=1), config.model, seed=1
+            build_model(config.model, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=1), config.model, seed=1
         ).to(dtype)
         self.params = FlatParameters(self.model)
-        self.task = NextWord(0, 1, config.model.max_length)
+        self.task = NextWord(0, 0, 1, config.model.max_length)
         self.parameters = self.params.get()
         self.step = 1.0 if self.plan.grid is None else self.plan.grid.step
 

@@ -83,6 +83,12 @@ class Vocabulary:
         return self.tokenizer.eos_token_id
 
     @property
+    def bos_id(self) -> int:
+        """The id of the token that a sentence begins with: the tokenizer's own, or the end token's where it has none."""
+        begin = self.tokenizer.bos_token_id
+        return self.eos_id if begin is None else begin
+
+    @property
     def unk_id(self) -> int | None:
         """The id of unknown words; None where none exist (byte-level tokenizers)."""
         return self.tokenizer.unk_token_id

@@ -1,6 +1,6 @@
 """Builds, saves and loads networks.
 
-    model = build_model(ModelConfig(), vocab_size=10_000, eos_id=0, seed=0)
+    model = build_model(ModelConfig(), vocab_size=10_000, bos_id=0, eos_id=0, seed=0)
     save_model(model, "run/model")
     model = load_model("run/model")
 
@@ -39,7 +39,7 @@ DROPOUTS_OF = {
 
 
 def build_model(
-    config: ModelConfig, *, vocab_size: int, eos_id: int, seed: int, replace_embeddings: bool = False
+    config: ModelConfig, *, vocab_size: int, bos_id: int, eos_id: int, seed: int, replace_embeddings: bool = False
 ) -> nn.Module:
     """A float32 causal language model on the CPU, all parameters trainable, in evaluation mode.
 
@@ -48,6 +48,7 @@ def build_model(
 
     Args:
       vocab_size: tokens of the vocabulary in use; a pretrained network may have more.
+      bos_id, eos_id: tokens that sentences begin and end with, for the model's own settings.
       seed: initial values; the global generator is left alone.
       replace_embeddings: of a pretrained network, whose token embeddings are then drawn anew for this vocabulary.
     Raises:
@@ -55,7 +56,7 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _build(config, vocab_size, eos_id, replace_embeddings)
+        model = _build(config, vocab_size, bos_id, eos_id, replace_embeddings)
     if config.warm_start:
         try:
             model.load_state_dict(load_model(config.warm_start).state_dict())
@@ -65,9 +66,9 @@ def build_model(
     return model.eval()
 
 
-def _build(config: ModelConfig, vocab_size: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
+def _build(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
     if config.architecture == "pretrained":
-        return _pretrained(config, vocab_size, eos_id, replace_embeddings)
+        return _pretrained(config, vocab_size, bos_id, eos_id, replace_embeddings)
     if config.architecture == "awd_lstm":
         shared = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings", *DROPOUTS)
         settings = {name: getattr(config, name) for name in shared}
@@ -85,13 +86,13 @@ def _build(config: ModelConfig, vocab_size: int, eos_id: int, replace_embeddings
         attn_pdrop=config.dropout_hidden,
         resid_pdrop=config.dropout_output,
         tie_word_embeddings=config.tie_embeddings,
-        bos_token_id=eos_id,
+        bos_token_id=bos_id,
         eos_token_id=eos_id,
     )
     return AutoModelForCausalLM.from_config(gpt2, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def _pretrained(config: ModelConfig, vocab_size: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
+def _pretrained(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
     hub = pretrained_config(config)
     for name, value in vars(hub).items():
         if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
@@ -99,7 +100,7 @@ def _pretrained(config: ModelConfig, vocab_size: int, eos_id: int, replace_embed
     with _said_by_transformers("model.path", config.path):  # attention as the architecture has it: not all have sdpa
         model = AutoModelForCausalLM.from_pretrained(config.path, config=hub, dtype=torch.float32)
     if replace_embeddings:
-        _replace_embeddings(model, vocab_size, eos_id)
+        _replace_embeddings(model, vocab_size, bos_id, eos_id)
     check_fits(config, model.get_input_embeddings().num_embeddings, vocab_size)
     return model
 
@@ -124,7 +125,7 @@ def check_fits(config: ModelConfig, num_rows: int, vocab_size: int) -> None:
         raise InputError("model.path", config.path, remedy)
 
 
-def _replace_embeddings(model: Any, num_tokens: int, eos_id: int) -> None:
+def _replace_embeddings(model: Any, num_tokens: int, bos_id: int, eos_id: int) -> None:
     """Rows for ``num_tokens`` tokens of another vocabulary, drawn as the model's were before it was trained."""
     model.resize_token_embeddings(num_tokens, mean_resizing=False)
     std = getattr(model.config, "initializer_range", 0.02)
@@ -133,7 +134,7 @@ def _replace_embeddings(model: Any, num_tokens: int, eos_id: int) -> None:
         for table in {id(table): table for table in tables}.values():  # one, if they are tied
             table.normal_(0.0, std)
     for settings in (model.config, model.generation_config):
-        settings.bos_token_id = settings.eos_token_id = eos_id
+        settings.bos_token_id, settings.eos_token_id = bos_id, eos_id
         settings.pad_token_id = None
 
 

@@ -1,10 +1,10 @@
 """What a network is asked to do: turns sentences into a batch and a batch into one loss per sentence.
 
-    task = NextWord(eos_id=0, pad_id=0, max_length=64)
+    task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64)
     batch = task.collate([np.array([5, 7, 9]), np.array([4])])
     losses = task.losses(model, batch)  # (2,)
 
-``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
+``bos_id``, ``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
 Shape legend: B sentences, T positions, V vocabulary.
 """
 
@@ -68,21 +68,22 @@ def forward_logits(model: nn.Module, input_ids: Tensor) -> Tensor:
 class NextWord:
     """Next-word prediction within one sentence.
 
-    A sentence w1..wn is read as ``eos w1 .. wn`` and predicts ``w1 .. wn eos``: the opening ``eos`` is not predicted, the
-    closing one counts like any token, as does ``<unk>``. Both sequences are cut at ``max_length``, so a longer sentence
-    predicts its first ``max_length`` words and no end. A sentence without words predicts nothing: its loss is 0.
+    A sentence w1..wn is read as ``bos w1 .. wn`` and predicts ``w1 .. wn eos``. ``bos``, which may be the same token, is not
+    predicted; ``eos`` counts like any token, as does ``<unk>``. Both sequences are cut at ``max_length``, so a longer
+    sentence predicts its first ``max_length`` words and no end. A sentence without words predicts nothing: its loss is 0.
     """
 
+    bos_id: int
     eos_id: int
     pad_id: int
     max_length: int
 
     def length(self, sentence: np.ndarray) -> int:
-        """Positions of a sentence: its words and ``eos``, ``max_length`` at most."""
+        """Positions of a sentence: its words and ``bos``, ``max_length`` at most."""
         return min(len(sentence) + 1, self.max_length)
 
     def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:
-        """Token ids of each sentence (any integer type, without ``eos``) -> right-padded batch on the CPU.
+        """Token ids of each sentence (any integer type, without ``bos`` and ``eos``) -> right-padded batch on the CPU.
 
         ``shape``: (B, T) to fill up to, with rows that predict nothing; by default the sentences' own.
         """
@@ -90,7 +91,7 @@ class NextWord:
         shape = shape or (len(sentences), max(lengths, default=1))
         input_ids, targets = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED, np.int64)
         for row, (words, length) in enumerate(zip(sentences, lengths, strict=True)):
-            input_ids[row, 0] = self.eos_id
+            input_ids[row, 0] = self.bos_id
             input_ids[row, 1:length] = words[: length - 1]
             if len(words):
                 targets[row, :length] = np.append(words[:length], self.eos_id)[:length]

@@ -48,7 +48,7 @@ def run_bytes(config: RunConfig) -> int | None:
         return None
     with torch.device("meta"):
         shape = dataclasses.replace(model, warm_start="")
-        network = build_model(shape, vocab_size=config.vocabulary.max_size, eos_id=0, seed=0)
+        network = build_model(shape, vocab_size=config.vocabulary.max_size, bos_id=0, eos_id=0, seed=0)
         whole = sum(parameter.numel() for parameter in network.parameters())
         chosen = select_trainable(network, shape, seed=0)
         trained = sum(parameter.numel() for parameter in chosen.parameters() if parameter.requires_grad)

@@ -80,6 +80,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     model = build_model(
         config.model,
         vocab_size=vocabulary.size,
+        bos_id=vocabulary.bos_id,
         eos_id=vocabulary.eos_id,
         seed=config.training.seed,
         replace_embeddings=config.vocabulary.replace_embeddings,
@@ -88,7 +89,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
     sentences = encode_texts(texts, vocabulary, config.model.max_length)
-    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     size = text_size(texts, vocabulary, config.model.max_length)
     return {
         "name": name,

@@ -34,7 +34,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
     predictions = []
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
         fitting = ids if positions is None else ids[max(0, len(ids) + 1 - positions) :]
-        input_ids = torch.tensor([[vocabulary.eos_id, *fitting.tolist()]])
+        input_ids = torch.tensor([[vocabulary.bos_id, *fitting.tolist()]])
         with torch.no_grad():
             probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)
         best = probabilities.topk(min(top, probabilities.numel()))

@@ -72,13 +72,14 @@ def pretrain_into(
     make_folder(out)  # not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch)
-    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
     with seeded(device, settings.seed):
         model = build_model(
             config.model,
             vocab_size=vocabulary.size,
+            bos_id=vocabulary.bos_id,
             eos_id=vocabulary.eos_id,
             seed=config.training.seed,
             replace_embeddings=config.vocabulary.replace_embeddings,

@@ -30,11 +30,12 @@ from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, s
 from uedp_ray.training.rundir import Prepared, RunDir, sampling_key
 
 
-def make_model(config: RunConfig, *, vocab_size: int, eos_id: int) -> torch.nn.Module:
+def make_model(config: RunConfig, *, vocab_size: int, bos_id: int, eos_id: int) -> torch.nn.Module:
     """The configured network, warm-started where asked, with its trainable part selected."""
     model = build_model(
         config.model,
         vocab_size=vocab_size,
+        bos_id=bos_id,
         eos_id=eos_id,
         seed=config.training.seed,
         replace_embeddings=config.vocabulary.replace_embeddings,
@@ -66,8 +67,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
-    task = NextWord(vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
-    model = make_model(prepared.used, vocab_size=vocabulary.size, eos_id=vocabulary.eos_id).to(device)
+    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    model = make_model(
+        prepared.used, vocab_size=vocabulary.size, bos_id=vocabulary.bos_id, eos_id=vocabulary.eos_id
+    ).to(device)
     params = FlatParameters(model)
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
