@@ -17,12 +17,14 @@ from tests.sweep.sweeps import sweep_tree
 from tests.training.runs import run_tree
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.build import save_model
+from uedp_ray.sweep.checks import check_sweep
+from uedp_ray.sweep.config import load_sweep_config
 
 PUBLIC = [{"format": "synthetic", "num_users": 5, "part": "public"}]
 
 
 @pytest.fixture
-def files(corpora, tmp_path, monkeypatch):
+def files(corpora, pretrained, tmp_path, monkeypatch):
     """A folder to work in, with a run, a sweep and a comparison file that are sound, and text that must not be read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -30,6 +32,7 @@ def files(corpora, tmp_path, monkeypatch):
     base = run_tree(corpora, pretrain={"text": PUBLIC, "num_steps": 2})
     base["corpus"]["source"] = {"path": "notes.jsonl", "format": "jsonl"}
     save_model(tiny_llama(), "llama")
+    Path("warm").symlink_to(pretrained.out / "model")
     written = {
         "run.yaml": base,
         "sweep.yaml": {**sweep_tree(corpora), "base": {**base, "privacy": {"user_sampling_prob": 0.3}}},
@@ -56,6 +59,7 @@ def mistake(line, *settings):
 
 
 TRAIN, COMPARE, SWEEP = "train run.yaml --workers 0", "compare compare.yaml --workers 0", "sweep sweep.yaml"
+WARM = "model.warm_start=warm"
 LLAMA = ("model={architecture: pretrained, path: llama, max_length: 12}",)
 MISTAKES = {
     "no such run file": (mistake("train rum.yaml"), "config = 'rum.yaml': no such file"),
@@ -91,6 +95,18 @@ MISTAKES = {
     "no such public text": (mistake(TRAIN, "vocabulary.public_text=[{path: wiki.txt, format: text}]"),
                             r"vocabulary.public_text\[0\].path = 'wiki.txt': no such file"),
     "no such warm start": (mistake(TRAIN, "model.warm_start=runs/public"), "model.warm_start = 'runs/public': holds no model"),
+    "fewer layers than the warm start": (mistake(TRAIN, WARM, "model.num_layers=2"), "error: model.num_layers = 2: model.warm_start has 1"),
+    "other heads than the warm start": (mistake(TRAIN, WARM, "model.num_heads=1"), "model.num_heads = 1: model.warm_start has 2"),
+    "another network than the warm start": (mistake(TRAIN, WARM, "model.architecture=awd_lstm"),
+                                            "model.architecture = 'awd_lstm': .* model.warm_start is gpt2"),
+    "compare from another shape": (mistake(COMPARE, WARM, "model.max_length=9"), "base.model.max_length = 9: model.warm_start has 12"),
+    "sweep from another shape": (mistake(SWEEP, f"base.{WARM}", "base.model.hidden_size=16"), "base.model.hidden_size = 16: .* has 8"),
+    "searching shapes that the warm start has not": (
+        mistake(SWEEP, "base.pretrain.text=[]", f"base.{WARM}", "space={model.num_layers: {integer: [1, 3]}}"),
+        "space.model.num_layers = 3: .*model.warm_start has 1"),
+    "searching warm starts of another shape": (
+        mistake(SWEEP, "base.pretrain.text=[]", "base.model.num_layers=2", "space={model.warm_start: {choice: [warm]}}"),
+        "space.model.warm_start = 'warm': model.num_layers = 2: model.warm_start has 1"),
     "no such model": (mistake(TRAIN, "model={architecture: pretrained, path: ./gpt3}", "vocabulary={}"), "model.path = './gpt3'"),
     "a model without a tokenizer": (mistake(TRAIN, *LLAMA, "vocabulary={}"), "model.path = .*no tokenizer beside it"),
     "a model that reads less": (mistake(TRAIN, *LLAMA, "model.max_length=99", "vocabulary.kind=public-words",
@@ -154,6 +170,12 @@ def test_nothing_to_resume_is_told_before_the_noise_is_solved(command, files):
     assert code == 2
     assert re.fullmatch("error: --out = .*nothing': holds no run to resume.*\n", err)
     assert not Path("nothing").exists()
+
+
+def test_a_warm_start_beside_which_shapes_are_searched_is_left_to_the_points(files):
+    space = "space={model.warm_start: {choice: [warm]}, model.num_layers: {choice: [1, 2]}}"
+    sweep = load_sweep_config(files / "sweep.yaml", ["base.pretrain.text=[]", "base.model.num_layers=2", space])
+    check_sweep(sweep, sweep.base, pytest.fail)
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):

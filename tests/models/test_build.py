@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig
 
 from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model, load_model, save_model
+from uedp_ray.models.build import build_model, check_start_fits, load_model, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
@@ -145,6 +145,41 @@ def test_warm_start(architecture: str, tmp_path: Path) -> None:
     assert torch.equal(FlatParameters(first).get(), FlatParameters(second).get())
     with pytest.raises(InputError, match=r"model\.warm_start"):
         build(architecture=architecture, warm_start=str(tmp_path), num_layers=2)
+
+
+def test_whether_a_warm_start_fits_is_told_from_its_settings(tmp_path: Path) -> None:
+    for name, model in {"gpt2": tiny(), "awd_lstm": tiny("awd_lstm"), "llama": tiny_llama()}.items():
+        save_model(model, tmp_path / name)
+    for weights in tmp_path.glob("*/*.safetensors"):
+        weights.write_text("not read")
+    larger = LlamaConfig(**{**tiny_llama().config.to_dict(), "intermediate_size": 24})  # type: ignore[operator, union-attr]
+    larger.save_pretrained(tmp_path / "larger")
+
+    def fits(start: str, size: int = VOCABULARY, **changes: object) -> None:
+        shape = {"max_length": 8, "num_layers": 2, "hidden_size": 12, "num_heads": 2, "embedding_size": 6}
+        shape |= {"architecture": start, "warm_start": str(tmp_path / start), **changes}
+        config = ModelConfig(**shape)  # type: ignore[arg-type]
+        check_start_fits(config, size, replace_embeddings=size != VOCABULARY and start == "llama")
+
+    for start in ("gpt2", "awd_lstm"):
+        fits(start)
+        for wrong in ({"num_layers": 1}, {"hidden_size": 24}, {"tie_embeddings": False}):
+            with pytest.raises(InputError, match=f"model.{next(iter(wrong))} = .* model.warm_start has"):
+                fits(start, **wrong)
+        with pytest.raises(InputError, match=r"model\.warm_start = .*shapes differ"):
+            fits(start, VOCABULARY + 1)
+    fits("awd_lstm", max_length=99, num_heads=3)
+    llama = {"architecture": "pretrained", "path": str(tmp_path / "llama")}
+    fits("llama", **llama, num_layers=7)
+    with pytest.raises(InputError, match=r"model\.warm_start = .*shapes differ"):
+        fits("larger", **llama)
+    with pytest.raises(InputError, match=r"model\.warm_start = .*shapes differ"):
+        fits("llama", VOCABULARY + 1, **llama)
+    with pytest.raises(InputError, match=r"model\.path = .*is llama, but model.warm_start is gpt2"):
+        fits("gpt2", **llama)
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"model\.warm_start = .*no model can be read"):
+        fits("gpt2")
 
 
 class Pieces:

@@ -189,11 +189,12 @@ def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training
         ({"variants": {"a": {"method": "uedp", "set": {"vocabulary.max_size": 99}}}}, "variants.a.set.vocabulary"),
         ({"variants": {"a": {"method": "uedp", "set": {"pretrain.num_steps": 9}}}}, "variants.a.set.pretrain"),
         ({"variants": {"a": {"method": "uedp", "set": {"model.hidden_size": 16}}}}, "variants.a.set.model.hidden_size"),
+        ({"variants": {"a": {"method": "uedp", "set": {"model.max_length": 9}}}}, "variants.a.set.model.max_length"),
         ({"variants": {"a": {"method": "uedp", "set": {"name": "b"}}}}, "variants.a.set.name"),
     ],
 )
 def test_a_bad_file_is_refused_before_any_work(corpora, tmp_path, change, message):
-    path = written(tmp_path, {"base": run_tree(corpora), "variants": VARIANTS, **change})
+    path = written(tmp_path, {"base": run_tree(corpora, pretrain=PRETRAIN), "variants": VARIANTS, **change})
     with pytest.raises(InputError, match=message):
         Comparison.load(path, [])
 

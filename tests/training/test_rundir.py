@@ -185,6 +185,25 @@ def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_pa
     assert str(tmp_path / "run" / "private") in told[-1]
 
 
+@pytest.mark.parametrize(
+    ("refuses", "first_round"), [("worker.make_model", True), ("driver.RunDriver.after_round", False)]
+)
+def test_a_refusal_after_setting_up_says_so_too_until_a_round_was_trained(
+    corpora, tmp_path, monkeypatch, refuses, first_round
+):
+    def refuse(*_, **__):
+        raise InputError("model.warm_start", "warm", "its shapes differ")
+
+    monkeypatch.setattr(f"uedp_ray.training.{refuses}", refuse)
+    told = []
+    config = run_config(corpora, corpus={"source": {"format": "synthetic", "num_users": 9}})
+    with pytest.raises(InputError, match="its shapes differ"):
+        train(config, tmp_path / "run", workers=0, say=told.append)
+    assert (tmp_path / "run" / "private" / "setup.json").exists()
+    copies = [line for line in told if f"{tmp_path / 'run' / 'private'} holds a copy of the private text" in line]
+    assert len(copies) == first_round
+
+
 @pytest.mark.parametrize("why", ["a volume", "read-only"])
 def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path, monkeypatch, why):
     """Beside a volume is each container's own disk: another container would not see it."""

@@ -36,6 +36,20 @@ DROPOUTS_OF = {
     "pretrained": (),
 }
 """Those that an architecture applies; it ignores the others."""
+_SHAPES = {
+    "gpt2": {
+        "num_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_heads": "n_head",
+        "max_length": "n_positions",
+        "tie_embeddings": "tie_word_embeddings",
+    },
+    "awd_lstm": {name: name for name in ("num_layers", "hidden_size", "embedding_size", "tie_embeddings")},
+    "pretrained": {},
+}
+"""Settings that a model and its warm start share, under their names in ``config.json``."""
+SHAPES = frozenset(name for names in _SHAPES.values() for name in names) | {"architecture", "path", "warm_start"}
+"""Settings of the model section that decide whether its warm start fits."""
 
 
 def build_model(
@@ -61,9 +75,64 @@ def build_model(
         try:
             model.load_state_dict(load_model(config.warm_start).state_dict())
         except RuntimeError:
-            remedy = "its shapes differ from this model's: give the model section it was pre-trained with"
-            raise InputError("model.warm_start", config.warm_start, remedy) from None
+            raise _misfit(config) from None
     return model.eval()
+
+
+def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings: bool = False) -> None:
+    """Holds the model section against the ``config.json`` of its warm start; no weights are read.
+
+    Raises: InputError if ``build_model`` would not load it, as far as that can be told so. It refuses the rest itself.
+    """
+    folder = Path(config.warm_start)
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+        theirs = settings.pop("model_type")
+        hub: Any = AWDLSTMConfig(**settings) if theirs == "awd_lstm" else AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = f"no model can be read here ({type(error).__name__})"
+        raise InputError("model.warm_start", config.warm_start, remedy) from None
+    pretrained = config.architecture == "pretrained"
+    ours = pretrained_config(config).model_type if pretrained else config.architecture
+    if theirs != ours:
+        field, value = ("path", config.path) if pretrained else ("architecture", config.architecture)
+        kind = f"is {ours}" if pretrained else "is asked for"
+        raise InputError(f"model.{field}", value, f"{kind}, but model.warm_start is {theirs}: {_AS_PRETRAINED}")
+    for name, key in _SHAPES[config.architecture].items():
+        value, there = getattr(config, name), getattr(hub, key)
+        if value != there:
+            raise InputError(f"model.{name}", value, f"model.warm_start has {there}: {_AS_PRETRAINED}")
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            shapes = [
+                {name: tensor.shape for name, tensor in network.state_dict().items()}
+                for network in (_shaped(config, vocab_size, replace_embeddings), _empty(hub))
+            ]
+    except Exception:  # a network that cannot be made without its values: build_model will tell
+        return
+    if shapes[0] != shapes[1]:
+        raise _misfit(config)
+
+
+_AS_PRETRAINED = "give the model section it was pre-trained with"
+
+
+def _misfit(config: ModelConfig) -> InputError:
+    return InputError("model.warm_start", config.warm_start, f"its shapes differ from this model's: {_AS_PRETRAINED}")
+
+
+def _shaped(config: ModelConfig, vocab_size: int, replace_embeddings: bool) -> nn.Module:
+    """The network, without values."""
+    if config.architecture != "pretrained":
+        return _build(config, vocab_size, 0, 0, replace_embeddings)
+    hub = pretrained_config(config)
+    if replace_embeddings:
+        hub.get_text_config().vocab_size = vocab_size
+    return _empty(hub)
+
+
+def _empty(hub: Any) -> nn.Module:
+    return AWDLSTM(hub) if isinstance(hub, AWDLSTMConfig) else AutoModelForCausalLM.from_config(hub)
 
 
 def _build(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, replace_embeddings: bool) -> nn.Module:

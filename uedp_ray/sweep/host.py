@@ -183,7 +183,7 @@ def _search(
         return
     changed = _teller(study, rows, config, folder, wanted, show)
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
-    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials):
+    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials.exists):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
     each = f", {gpus:g} GPU each" if gpus else ""
     say(f"searching: {left} trials, {at_once} at once{each}")

@@ -23,7 +23,7 @@ from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, pretrained_config
+from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, check_start_fits, pretrained_config
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
 
@@ -86,6 +86,8 @@ def check_unshared(base: RunConfig, variant: RunConfig) -> None:
     shared = ["name", "corpus.source", "corpus.evaluation", "pretrain"]
     if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
         shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *_SHAPE))]
+        if base.model.architecture == "gpt2" and (base.model.warm_start or base.pretrain.text):
+            shared.append("model.max_length")  # its positions are weights of the model that both start from
     for key in shared:
         given, value = operator.attrgetter(key)(variant), operator.attrgetter(key)(base)
         if given != value:
@@ -114,14 +116,20 @@ def _elsewhere() -> bool:
     return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
 
 
-def check_model(config: RunConfig) -> None:
-    """Raises: InputError if the model, its warm start or its vocabulary cannot be made. ``config``: as by ``for_use``."""
+def check_model(config: RunConfig, *, start: bool = True) -> None:
+    """Raises: InputError if the model, its warm start or its vocabulary cannot be made. ``config``: as by ``for_use``.
+
+    ``start``: whether the warm start is that of this model section, and must fit it.
+    """
     vocabulary = _vocabulary(config)
     if config.model.architecture == "pretrained":
         hub = pretrained_config(config.model)
         rows = getattr(hub, "vocab_size", None)
         if vocabulary is not None and rows and not config.vocabulary.replace_embeddings:
             check_fits(config.model, rows, vocabulary.size)
+    if config.model.warm_start and vocabulary is not None and start:
+        replace = config.vocabulary.replace_embeddings
+        check_start_fits(config.model, vocabulary.size, replace_embeddings=replace)
 
 
 def _vocabulary(config: RunConfig) -> Vocabulary | None:

@@ -37,7 +37,7 @@ from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, publ
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.rundir import Say, copies_told
+from uedp_ray.training.rundir import RunDir, Say, copies_told
 from uedp_ray.training.storage import Storage, folder_only
 
 
@@ -116,7 +116,8 @@ def _compare(
             with within(f"variants.{name}"):
                 check_model(for_use(methods.apply(comparison.base, *variant)))
     _same_base(comparison.base, out / "base.yaml")
-    with copies_told(out / "corpora", say, "private", "evaluation", unless=out / "table.json"):
+    runs = [RunDir(out / _slug(name)) for name in comparison.variants]
+    with copies_told(out / "corpora", say, "private", "evaluation", unless=lambda: any(run.played for run in runs)):
         say("preparing the corpora")
         untrained = prepare_corpora(comparison.base, out / "corpora")
         private = untrained.corpus.source.path
@@ -127,12 +128,12 @@ def _compare(
         start = config.model.warm_start
         if config.privacy.noise == "calibrated":
             check_warm_start(open_corpus(private), start)
-    rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
-    with ray_session(num_workers) if num_workers else nullcontext():
-        rows += [
-            _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
-            for name in comparison.variants
-        ]
+        rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
+        with ray_session(num_workers) if num_workers else nullcontext():
+            rows += [
+                _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
+                for name in comparison.variants
+            ]
     table = {"rows": rows, "out": str(out)}
     write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
     return table

@@ -85,7 +85,7 @@ def train(
         )
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
-            with _watch(run, progress):
+            with run.copies_told(say), _watch(run, progress):
                 if num_workers == 0:
                     device = pick_device(config)
                     with blamed("training.batch_tokens", config.training.batch_tokens):

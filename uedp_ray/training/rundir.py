@@ -169,6 +169,20 @@ class RunDir:
         busy = InputError("--out", str(self.root), "another process is training this run: stop one of the two")
         return locked(self.lock, wait=DRIVER_WAIT, busy=busy)
 
+    @property
+    def played(self) -> bool:
+        """Whether a round was charged, or something is there that only a round can have led to."""
+        if any(path.exists() for path in self.outcomes):
+            return True
+        try:
+            return self.ledger.exists() and any(event["kind"] == "round" for event in read_ledger(self.ledger))
+        except InputError:  # damaged: it may have been
+            return True
+
+    def copies_told(self, say: Say) -> AbstractContextManager[None]:
+        """Where the block is refused before the first round, says that a copy of the private text stays."""
+        return copies_told(self.private, say, "corpus", "evaluation", "tokens", unless=lambda: self.played)
+
     def own(self) -> None:
         """Takes the run over, and makes this node's copy what the storage holds of its course."""
         self.storage.take_over()
@@ -249,21 +263,21 @@ def prepare_run(
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
-    with copies_told(run.private, say, "corpus", "evaluation", "tokens", unless=run.setup):
+    with run.copies_told(say):
         _set_up(run, config, used, named, resume, tokens, part_of, public_source, say)
     return run
 
 
 @contextmanager
-def copies_told(folder: Path, say: Say, *names: str, unless: Path) -> Iterator[None]:
-    """Where the block is refused, and ``unless`` is not there, says that ``folder`` holds a copy of private text.
+def copies_told(folder: Path, say: Say, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
+    """Where the block is refused, says that ``folder`` holds a copy of private text.
 
-    ``names``: of the copies in ``folder``.
+    ``names``: of the copies in ``folder``. ``unless``: whether something was trained on them by then.
     """
     try:
         yield
     except InputError:
-        if not unless.exists() and any((folder / name).exists() for name in names):
+        if any((folder / name).exists() for name in names) and not unless():
             say(f"refused; {folder} holds a copy of the private text for another start: delete it if there is none")
         raise
 
