@@ -415,7 +415,7 @@ def predict(
     """The most likely next words after a text."""
     from uedp_ray.training.predict import predict as predict_next
 
-    emit({"predictions": predict_next(run, text, top=top)}, as_json)
+    emit({"predictions": predict_next(run, text, top=top, say=say)}, as_json)
 
 
 def _target(out: Path) -> Path:

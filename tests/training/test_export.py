@@ -111,6 +111,47 @@ def test_the_card_is_one_that_a_hub_reads_with_the_total_before_any_other_figure
     assert "5 of 5 planned" in text
 
 
+def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):
+    text, result = (exported[0] / "README.md").read_text(), private_run.result
+    scores = f"| {result['perplexity']:.1f}; {result['bits_per_byte']:.3f} bits per byte; {result['unk_share']:.1%} of"
+    assert f"Held-out perplexity {scores}" in text
+    assert f"before training on the private text | {result['initial_perplexity']:.1f} |" in text
+    assert "| Licence | none is stated here;" in text
+    assert "Base model" not in text
+
+
+def run_example(out: Path, monkeypatch, capsys, text: str = "The") -> str:
+    """What the code of the card prints for a text."""
+    (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    assert '"The"' in code
+    monkeypatch.chdir(out)
+    capsys.readouterr()
+    exec(code.replace('"The"', repr(text)), {})
+    return capsys.readouterr().out
+
+
+def test_the_example_of_the_card_runs_also_where_the_text_fills_the_model(exported, monkeypatch, capsys):
+    out, _ = exported
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    assert tokenizer.model_max_length == 12, "the model has no more positions"
+    with torch.random.fork_rng():
+        for text in ("The", "the nurse met " * 9):
+            torch.manual_seed(0)
+            written = run_example(out, monkeypatch, capsys, text)
+            assert len(tokenizer(written)["input_ids"]) < 12
+    text = (out / "README.md").read_text()
+    assert "Sentences begin and end with `</s>`; " in text
+    assert "reads 12 tokens at most" in text
+
+
+def test_the_example_of_a_network_of_our_own(corpora, tmp_path, monkeypatch, capsys):
+    model = {**TREE["model"], "architecture": "awd_lstm", "embedding_size": 8}
+    train(run_config(corpora, model=model, training={"num_rounds": 1}), tmp_path / "run", workers=0)
+    export(tmp_path / "run", tmp_path / "out")
+    assert "'probability': " in run_example(tmp_path / "out", monkeypatch, capsys)
+    assert "tokens at most" not in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_every_file_has_one_date_and_is_readable_by_all(exported):
     out, _ = exported
     for path in [out, *out.rglob("*")]:

@@ -40,6 +40,17 @@ def test_a_text_longer_than_the_model_reads_is_continued_from_its_end(pretrained
     assert short == long, "only the last words fit"
 
 
+def test_that_a_text_is_cut_is_said_once(pretrained, command):
+    texts = [f"--text={'the ' * n}" for n in (11, 12, 30)]
+    code, _, err = command("predict", pretrained.out, *texts)
+    assert (code, err) == (
+        0,
+        "note: 2 of 3 texts are longer than the 11 tokens that the model reads: the beginning is left out\n",
+    )
+    assert command("predict", pretrained.out, texts[0])[2] == ""
+    assert "note: the text is longer than the 11 tokens" in command("predict", pretrained.out, texts[1])[2]
+
+
 def test_a_folder_without_a_model_and_no_words_at_all_are_refused(pretrained, tmp_path):
     with pytest.raises(InputError, match="finished run"):
         predict(tmp_path, ["the"])

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from tests.models.helpers import tiny_llama
 from tests.training.runs import run_config
+from tests.training.test_export import run_example
 from tests.training.test_run import hand_perplexity
+from uedp_ray import export
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import save_model
 from uedp_ray.training.host import train
@@ -66,7 +68,7 @@ def small(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["small", "stories"])
-def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, corpora, tmp_path):
+def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, corpora, tmp_path, monkeypatch, capsys):
     path = request.getfixturevalue(folder)
     own = AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()
     sections = {"model": {"architecture": "pretrained", "path": str(path), "max_length": 12}, "vocabulary": {}}
@@ -90,8 +92,22 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
         assert AutoTokenizer.from_pretrained(model).backend_tokenizer.to_str() == own, out
         rows = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight
         assert len(rows) == len(AutoTokenizer.from_pretrained(path))
+    assert tokenizer.bos_token == "<s>"
+    out = tmp_path / "out"
+    export(tmp_path / "warm", out)
+    card = (out / "README.md").read_text()
+    assert "Sentences begin with `<s>` and end with `</s>`; " in card
+    assert "| Base model | not published |" in card
+    assert "base_model" not in card
+    limit = AutoModelForCausalLM.from_pretrained(path).config.max_position_embeddings
+    assert AutoTokenizer.from_pretrained(out / "model").model_max_length == limit
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        written = run_example(out, monkeypatch, capsys, "once upon a time " * 99)
+    assert 0 < len(tokenizer(written, add_special_tokens=False)["input_ids"]) <= limit
     text = "Once upon a time there was a little"
     (found,) = predict(tmp_path / "warm", [text], top=5)
+    assert predict(out, [text]) == [found]
     assert len(found["next"]) == 5
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "warm" / "model").eval()
     ids = tokenizer(text, add_special_tokens=False)["input_ids"][1 - model.config.max_position_embeddings :]

@@ -69,8 +69,10 @@ class Vocabulary:
             raise InputError("vocabulary.path", str(directory), remedy)
         return cls(tokenizer)
 
-    def save(self, directory: str | Path) -> None:
-        """Writes tokenizer.json and its settings, beside a model if there is one."""
+    def save(self, directory: str | Path, *, longest: int | None = None) -> None:
+        """Writes tokenizer.json and its settings, beside a model if there is one, which reads ``longest`` tokens at most."""
+        if longest is not None:
+            self.tokenizer.model_max_length = longest
         self.tokenizer.save_pretrained(str(directory))
 
     @property

@@ -238,6 +238,11 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         weights.chmod((folder / "config.json").stat().st_mode)
 
 
+def longest_input(model: nn.Module) -> int | None:
+    """Tokens that a network reads at most; None where it has no limit."""
+    return getattr(getattr(model, "config", None), "max_position_embeddings", None)
+
+
 def load_model(path: str | Path) -> nn.Module:
     """Reads what ``save_model`` wrote: float32, on the CPU, in evaluation mode. Raises InputError if it cannot."""
     try:

@@ -1,6 +1,6 @@
 """``README.md`` of what is handed on: a model card as model hubs read it, with the total epsilon before any other figure.
 
-card(config, result, total, transformers=True)
+card(config, result, total, vocabulary, longest=40)
 
 Everything in it is public: settings, and figures that the total pays for.
 """
@@ -13,39 +13,73 @@ from typing import Any
 import yaml
 
 from uedp_ray.config import RunConfig
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.statement import Total
 
-_LOADING = {
-    True: """\
+_NEW = 20
+"""Tokens that the example writes, where the model has room for twice as many."""
+_GENERATE = """\
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("model")
 tokenizer = AutoTokenizer.from_pretrained("model")
-""",
-    False: """\
-from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.models.build import load_model
 
-model, vocabulary = load_model("model"), Vocabulary.load("model")
-""",
-}
+begin, end = tokenizer.{begin}, tokenizer.eos_token_id
+words = tokenizer("The", add_special_tokens=False)["input_ids"]
+prompt = torch.tensor([[begin, *words{fitting}]]){room}
+written = model.generate(
+    prompt,
+    attention_mask=torch.ones_like(prompt),
+    max_new_tokens={new},
+    do_sample=True,
+    eos_token_id=end,
+    pad_token_id=end,
+)
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+"""
+_PREDICT = """\
+from pathlib import Path
+
+from uedp_ray.training.predict import predict
+
+print(predict(Path("model"), ["The"]))
+"""
 
 
-def card(config: RunConfig, result: Mapping[str, Any], total: Total, *, transformers: bool) -> str:
+def card(
+    config: RunConfig, result: Mapping[str, Any], total: Total, vocabulary: Vocabulary, *, longest: int | None
+) -> str:
     """The card as Markdown.
 
     Args:
       config: as published (``redact.published``). ``result``: the run's ``result.json``.
-      transformers: whether the model opens with ``transformers``.
+      vocabulary: the model's. ``longest``: tokens that the model reads at most; None without a limit.
     """
     privacy, training = config.privacy, config.training
-    perplexity = result["perplexity"]
-    scored = "not computed" if perplexity is None else f"{perplexity:.1f}"
+    rows = [
+        (
+            "**ε, total**",
+            f"**{show_epsilon(total.epsilon)}** at δ = {privacy.delta:g}, unit {privacy.protect}: {_paid(total)}",
+        ),
+        ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
+        ("Held-out perplexity", _scored(result)),
+        *_before(result),
+        ("Rounds", f"{result['rounds']} of {training.num_rounds} planned"),
+        *(
+            [("Base model", _base_model(config) or "not published")]
+            if config.model.architecture == "pretrained"
+            else []
+        ),
+        ("Licence", "none is stated here; that of a base model, if it has one, may bind its users"),
+        ("All settings", "[config.yaml](config.yaml)"),
+    ]
+    table = "\n".join(f"| {what} | {found} |" for what, found in rows)
     return f"""\
 ---
-{_front_matter(config, transformers)}---
+{_front_matter(config)}---
 
 # {config.name}
 
@@ -54,21 +88,17 @@ A language model ({config.model.architecture}) that predicts the next word, trai
 
 | | |
 |---|---|
-| **ε, total** | **{show_epsilon(total.epsilon)}** at δ = {privacy.delta:g}, unit {privacy.protect}: {_paid(total)} |
-| What that means, and what it does not cover | [privacy.md](privacy.md) |
-| Held-out perplexity | {scored} |
-| Rounds | {result["rounds"]} of {training.num_rounds} planned |
-| All settings | [config.yaml](config.yaml) |
+{table}
 
 Quote the total with its unit and δ. The ε of the run alone, further down in privacy.md, is not the price of this model
 where it was chosen among others by its results.
 
 ## Use
 
-Sentences begin and end with the tokenizer's end token.
+{_sentences(config, vocabulary, longest)}
 
 ```python
-{_LOADING[transformers]}```
+{_example(config, vocabulary, longest)}```
 
 ## Limits
 
@@ -77,16 +107,64 @@ public text and the public model that training may have started from, nor of tex
 """
 
 
+def _scored(result: Mapping[str, Any]) -> str:
+    perplexity, bits, unknown = (result.get(key) for key in ("perplexity", "bits_per_byte", "unk_share"))
+    if perplexity is None:
+        return "not computed"
+    parts = [f"{perplexity:.1f}"]
+    parts += [] if bits is None else [f"{bits:.3f} bits per byte"]
+    parts += [] if unknown is None else [f"{unknown:.1%} of the words are `<unk>`"]
+    return "; ".join(parts)
+
+
+def _before(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    before = result.get("initial_perplexity")
+    return [] if before is None else [("Perplexity before training on the private text", f"{before:.1f}")]
+
+
+def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
+    """How text must be put to the model: as it was in training, when no special token came from the tokenizer itself."""
+    begin, end = (f"`{vocabulary.decode([token])}`" for token in (vocabulary.bos_id, vocabulary.eos_id))
+    text = f"Sentences begin and end with {end}" if begin == end else f"Sentences begin with {begin} and end with {end}"
+    limit = (
+        ""
+        if longest is None
+        else f" The model reads {longest} tokens at most, the one that begins a sentence included."
+    )
+    return (
+        f"{text}; training used the first {config.model.max_length} tokens of each.{limit}\n"
+        f"Put {begin} in front yourself, without other special tokens:"
+    )
+
+
+def _example(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
+    if config.model.architecture == "awd_lstm":
+        return _PREDICT
+    new = _NEW if longest is None else min(_NEW, max(1, longest // 2))
+    fitting = room = ""
+    if longest is not None:
+        kept = max(1, longest - 1 - new)
+        fitting, room = f"[-{kept}:]", f"  # of {longest} tokens, {new} are left to write"
+    begin = "eos_token_id" if vocabulary.tokenizer.bos_token_id is None else "bos_token_id"
+    return _GENERATE.format(begin=begin, fitting=fitting, room=room, new=new)
+
+
+def _base_model(config: RunConfig) -> str | None:
+    """The name under which the model that training started from is known, if it may be published."""
+    path = config.model.path
+    return path if config.model.architecture == "pretrained" and path not in ("", NOT_PUBLISHED) else None
+
+
 def _paid(total: Total) -> str:
     return "training" if total.rule == "none" else f"training and choosing together (rule {total.rule})"
 
 
-def _front_matter(config: RunConfig, transformers: bool) -> str:
+def _front_matter(config: RunConfig) -> str:
     front: dict[str, Any] = {
-        "library_name": "transformers" if transformers else "uedp_ray",
+        "library_name": "uedp_ray" if config.model.architecture == "awd_lstm" else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["differential-privacy", "user-entity-differential-privacy"],
     }
-    if config.model.path not in ("", NOT_PUBLISHED):
-        front["base_model"] = config.model.path
+    if base := _base_model(config):
+        front["base_model"] = base
     return yaml.safe_dump(front, sort_keys=False)

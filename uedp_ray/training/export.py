@@ -23,9 +23,11 @@ from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
+from transformers import AutoConfig
 
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.files import read_json, replacing, write_json
 from uedp_ray.locks import INSIDE, folder_locked
@@ -187,8 +189,10 @@ def _write(
         compared=found.setup["compared"],
         total=total,
     )
+    model = new / "model"
     transformers = config.model.architecture != "awd_lstm"
-    text = card(config, found.result, total, transformers=transformers)
+    longest = getattr(AutoConfig.from_pretrained(model), "max_position_embeddings", None) if transformers else None
+    text = card(config, found.result, total, Vocabulary.load(model), longest=longest)
     (new / "README.md").write_text(text, encoding="utf-8")
     _refuse_traces(new, found)
     if not math.isclose(export_epsilon(new)["epsilon"], total.epsilon, rel_tol=1e-9):

@@ -103,8 +103,9 @@ def train(
         result = run.load_result()
         before, after = result.get("initial_perplexity"), result["perplexity"]
         if isinstance(before, int | float) and (after is None or after > before):
+            now = "not finite" if after is None else f"{after:.1f}"
             say(
-                f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {after}): "
+                f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {now}): "
                 "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
             )
         return result | speed | {"run_dir": storage.address(run.root)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import torch
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import load_model
+from uedp_ray.models.build import load_model, longest_input
 from uedp_ray.models.task import forward_logits
 
 
-def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]]:
+def predict(
+    run: Path, texts: list[str], *, top: int = 5, say: Callable[[str], None] = lambda message: None
+) -> list[dict[str, Any]]:
     """For each text, its ``top`` next tokens with probabilities, best first.
 
     Args:
       run: a run directory, or the ``model`` folder in one.
       texts: what to continue; read as the beginning of a sentence. Of a long one the model sees the last words that fit.
+      say: told, once, if one is longer than that.
 
     Raises: InputError if there is no model.
     """
@@ -30,10 +34,15 @@ def predict(run: Path, texts: list[str], *, top: int = 5) -> list[dict[str, Any]
     if top < 1:
         raise InputError("--top", top, "ask for 1 or more")
     model, vocabulary = load_model(folder).eval(), Vocabulary.load(folder)
-    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # an LSTM has no limit
+    longest = longest_input(model)
+    encoded = vocabulary.encode_batch(texts)
+    cut = 0 if longest is None else sum(len(ids) + 1 > longest for ids in encoded)
+    if longest is not None and cut:
+        which = "the text is" if len(texts) == 1 else f"{cut} of {len(texts)} texts are"
+        say(f"note: {which} longer than the {longest - 1} tokens that the model reads: the beginning is left out")
     predictions = []
-    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
-        fitting = ids if positions is None else ids[max(0, len(ids) + 1 - positions) :]
+    for text, ids in zip(texts, encoded, strict=True):
+        fitting = ids if longest is None else ids[max(0, len(ids) + 1 - longest) :]
         input_ids = torch.tensor([[vocabulary.bos_id, *fitting.tolist()]])
         with torch.no_grad():
             probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)

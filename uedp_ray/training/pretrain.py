@@ -22,7 +22,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.files import make_folder, replacing, settle
 from uedp_ray.locks import INSIDE, folder_locked
-from uedp_ray.models.build import build_model, save_model
+from uedp_ray.models.build import build_model, longest_input, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
@@ -91,7 +91,7 @@ def pretrain_into(
     with replacing(out / "model") as new:
         save_model(model, new)
         np.save(new / TEXT_SKETCH, sketch.hashes)
-        vocabulary.save(new)
+        vocabulary.save(new, longest=longest_input(model))
     scores = text_size(held_out_texts, vocabulary, config.model.max_length).scores(after)
     return {**scores, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
 

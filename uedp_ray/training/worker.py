@@ -15,7 +15,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.files import replacing, write_atomically
-from uedp_ray.models.build import build_model, save_model
+from uedp_ray.models.build import build_model, longest_input, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
@@ -121,7 +121,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         params.set(state.parameters)
         with replacing(run.model) as new:
             save_model(model, new)
-            vocabulary.save(new)
+            vocabulary.save(new, longest=longest_input(model))
             (new / TRAINED_HERE).touch()
         driver.finish()
 
