@@ -153,6 +153,20 @@ def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training
     assert f"{tmp_path / 'out' / 'corpora'} holds a copy of the private text" in told[-1]
 
 
+def test_a_variant_refused_before_its_first_round_says_where_copies_of_the_text_stay(corpora, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise InputError("model.warm_start", "warm", "its shapes differ")
+
+    monkeypatch.setattr(worker, "make_model", refuse)
+    base = run_tree(corpora, pretrain=PRETRAIN | {"num_steps": 0})
+    base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    comparison, told = Comparison.load(written(tmp_path, {"base": base, "variants": VARIANTS}), []), []
+    with pytest.raises(InputError, match="its shapes differ"):
+        compare(comparison, tmp_path / "out", workers=0, say=told.append)
+    folders = [line.split()[1] for line in told if "holds a copy of the private text" in line]
+    assert folders == [str(tmp_path / "out" / name) for name in ("private-epsilon-8/private", "corpora")]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

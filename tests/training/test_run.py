@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from types import SimpleNamespace
 
@@ -160,6 +161,17 @@ def test_the_model_loads_with_transformers_and_has_the_reported_perplexity(priva
     tokenizer = AutoTokenizer.from_pretrained(private_run.out / "model")
     found = hand_perplexity(model, tokenizer, corpora, TREE["model"]["max_length"])
     assert found == pytest.approx(private_run.result["perplexity"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("after", "shown"), [(1105.9047686776019, "1105.9"), (None, "not finite")])
+def test_a_model_that_training_made_worse_is_told_with_both_figures_alike(private_run, corpora, tmp_path, after, shown):
+    shutil.copytree(private_run.out, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result |= {"initial_perplexity": 614.1234, "perplexity": after}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+    told = []
+    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, say=told.append)
+    assert f"(perplexity 614.1, now {shown}): try" in told[-1]
 
 
 def test_the_checkpoint_is_the_exported_model(private_run):
