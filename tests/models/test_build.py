@@ -46,6 +46,8 @@ def test_gpt2_reads_the_config() -> None:
     config = model.config
     assert (config.n_positions, config.n_embd, config.n_layer, config.n_head) == (8, 12, 3, 2)  # type: ignore[union-attr]
     assert (config.embd_pdrop, config.attn_pdrop, config.resid_pdrop) == (0.1, 0.2, 0.3)  # type: ignore[union-attr]
+    ends = build_model(SMALL, vocab_size=VOCABULARY, bos_id=2, eos_id=1, seed=0).config
+    assert (ends.bos_token_id, ends.eos_token_id) == (2, 1)  # type: ignore[union-attr]
     assert build(init_range=0.5).transformer.wte.weight.std() > 10 * model.transformer.wte.weight.std()  # type: ignore[union-attr]
     tied, untied = (FlatParameters(build(tie_embeddings=tie)).num for tie in (True, False))
     assert untied - tied == VOCABULARY * 12

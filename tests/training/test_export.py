@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,14 +121,15 @@ def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):
     assert "Base model" not in text
 
 
-def run_example(out: Path, monkeypatch, capsys, text: str = "The") -> str:
-    """What the code of the card prints for a text."""
+def run_example(out: Path, monkeypatch, capsys, text: str = "The") -> tuple[str, dict[str, Any]]:
+    """What the code of the card prints for a text, and its variables."""
     (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     assert '"The"' in code
     monkeypatch.chdir(out)
     capsys.readouterr()
-    exec(code.replace('"The"', repr(text)), {})
-    return capsys.readouterr().out
+    variables: dict[str, Any] = {}
+    exec(code.replace('"The"', repr(text)), variables)
+    return capsys.readouterr().out, variables
 
 
 def test_the_example_of_the_card_runs_also_where_the_text_fills_the_model(exported, monkeypatch, capsys):
@@ -137,8 +139,10 @@ def test_the_example_of_the_card_runs_also_where_the_text_fills_the_model(export
     with torch.random.fork_rng():
         for text in ("The", "the nurse met " * 9):
             torch.manual_seed(0)
-            written = run_example(out, monkeypatch, capsys, text)
-            assert len(tokenizer(written)["input_ids"]) < 12
+            printed, found = run_example(out, monkeypatch, capsys, text)
+            assert found["written"][0, 0] == tokenizer.eos_token_id
+            assert found["prompt"].shape[1] < found["written"].shape[1] <= 12
+            assert printed
     text = (out / "README.md").read_text()
     assert "Sentences begin and end with `</s>`; " in text
     assert "reads 12 tokens at most" in text
@@ -148,7 +152,7 @@ def test_the_example_of_a_network_of_our_own(corpora, tmp_path, monkeypatch, cap
     model = {**TREE["model"], "architecture": "awd_lstm", "embedding_size": 8}
     train(run_config(corpora, model=model, training={"num_rounds": 1}), tmp_path / "run", workers=0)
     export(tmp_path / "run", tmp_path / "out")
-    assert "'probability': " in run_example(tmp_path / "out", monkeypatch, capsys)
+    assert "'probability': " in run_example(tmp_path / "out", monkeypatch, capsys)[0]
     assert "tokens at most" not in (tmp_path / "out" / "README.md").read_text()
 
 

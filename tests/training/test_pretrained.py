@@ -17,6 +17,7 @@ from tests.training.test_run import hand_perplexity
 from uedp_ray import export
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import save_model
+from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain
@@ -92,7 +93,8 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
         assert AutoTokenizer.from_pretrained(model).backend_tokenizer.to_str() == own, out
         rows = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight
         assert len(rows) == len(AutoTokenizer.from_pretrained(path))
-    assert tokenizer.bos_token == "<s>"
+    row = public_row("public-only", run_config(corpora, **warm), str(tmp_path / "public" / "model"))
+    assert row["perplexity"] == pytest.approx(started["initial_perplexity"], rel=1e-5)
     out = tmp_path / "out"
     export(tmp_path / "warm", out)
     card = (out / "README.md").read_text()
@@ -103,8 +105,9 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
     assert AutoTokenizer.from_pretrained(out / "model").model_max_length == limit
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        written = run_example(out, monkeypatch, capsys, "once upon a time " * 99)
-    assert 0 < len(tokenizer(written, add_special_tokens=False)["input_ids"]) <= limit
+        _, variables = run_example(out, monkeypatch, capsys, "once upon a time " * 99)
+    assert variables["written"][0, 0] == tokenizer.bos_token_id
+    assert variables["prompt"].shape[1] < variables["written"].shape[1] <= limit
     text = "Once upon a time there was a little"
     (found,) = predict(tmp_path / "warm", [text], top=5)
     assert predict(out, [text]) == [found]

@@ -113,7 +113,7 @@ def _scored(result: Mapping[str, Any]) -> str:
         return "not computed"
     parts = [f"{perplexity:.1f}"]
     parts += [] if bits is None else [f"{bits:.3f} bits per byte"]
-    parts += [] if unknown is None else [f"{unknown:.1%} of the words are `<unk>`"]
+    parts += [] if unknown is None else [f"{unknown:.1%} of the tokens are `<unk>`"]
     return "; ".join(parts)
 
 
@@ -129,7 +129,7 @@ def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -
     limit = (
         ""
         if longest is None
-        else f" The model reads {longest} tokens at most, the one that begins a sentence included."
+        else f"\nThe model reads {longest} tokens at most, the one that begins a sentence included."
     )
     return (
         f"{text}; training used the first {config.model.max_length} tokens of each.{limit}\n"
