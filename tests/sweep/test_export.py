@@ -167,7 +167,7 @@ def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, t
     base = sweep_tree(corpora)["base"] | {"bounds": truncate}
     config = sweep_config(corpora, tmp_path, base=base, space=space, search=RULES["public"])
     best = search_here(config, tmp_path / "out", [{clip: None}])["best"]
-    assert best["params"] == {clip: None}
+    assert best["params"] == load_sweep(tmp_path / "out").best["params"] == {clip: None}
     winner = tmp_path / "out" / "winner"
     trained = load_config(winner / "config.yaml")
     assert trained.privacy.sentence_clip_norm is None
