@@ -75,7 +75,7 @@ def test_encoding_texts_cuts_and_keeps_empty_ones(vocabulary: Vocabulary) -> Non
     ids = encode_texts(iter(["the doctor signed the form", ". !", ""]), vocabulary, 4)
     assert [len(one) for one in ids] == [4, 0, 0]
     assert ids[0].tolist() == vocabulary.encode_batch(["the doctor signed the"])[0].tolist()
-    learnt = NextWord(vocabulary.eos_id, vocabulary.pad_id, 4).collate(ids).targets[0]
+    learnt = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, 4).collate(ids).targets[0]
     assert learnt.tolist() == ids[0].tolist(), "no end that the text does not have"
 
 

@@ -6,6 +6,7 @@ alone, in this and any other split. It also says that removing a user moves the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -346,7 +347,7 @@ def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
     update = worker.update()
     update.probe()
     other = worker.update()
-    other.task = Contrast(update.task.eos_id, update.task.pad_id, update.task.max_length)
+    other.task = Contrast(*dataclasses.astuple(update.task))
     with pytest.raises(InputError, match="not exact"):
         other.probe()
 
