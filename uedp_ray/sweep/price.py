@@ -1,7 +1,7 @@
 """What the choice costs: its terms are fixed before the first trial, its epsilon is computed from the trials' ledgers.
 
     fix_terms(sweep, folder)                    # writes selection.json; points fixed beforehand, in private/
-    price(sweep, folder, 3)                     # of trials 0 to 2: {"rule": …, "epsilon": …, "releasable": …, …}
+    price(sweep, folder, rows)                  # of all trials that were asked: {"rule": …, "epsilon": …, …}
 
 The rules are those of ``privacy.selection``; adaptive searches are charged by ``privacy.odometer``. Proofs:
 docs/accounting.md. Inputs are public, but for the pool's draws.
