@@ -6,7 +6,7 @@ import errno
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,8 +74,7 @@ def main() -> None:
 
 
 def _tell(message: str) -> None:
-    with suppress(OSError):  # the terminal may be gone: SIGHUP says so
-        err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_version(asked: bool) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import IO, Any, cast
 
 import typer
 from rich import box
@@ -17,15 +18,56 @@ from rich.table import Table
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import show_epsilon
 
-err = Console(stderr=True)
+
+class _Spared:
+    """A stream whose failures stop nothing."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._kept_from():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._kept_from():
+            self._stream.flush()
+
+    @contextmanager
+    def _kept_from(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:
+            pass  # somebody reads, but slowly
+        except OSError:  # what is buffered would fail once more at the end of the process, and change its exit code
+            with suppress(OSError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+
+
+class _Onlookers(Console):
+    """Standard error. Its reader may go, or its disk be full: no reason to end a run, or to lose its answer."""
+
+    @property
+    def file(self) -> IO[str]:
+        return cast(IO[str], _Spared(super().file))
+
+    @file.setter
+    def file(self, stream: IO[str]) -> None:
+        self._file = stream
+
+
+err = _Onlookers(stderr=True)
 
 Show = Callable[[int, int | None, str], None]
 """show(done, total, text)"""
 
 
 def say(message: str) -> None:
-    with suppress(OSError):  # whoever read it has gone, or its disk is full: no reason to end a run
-        err.print(message, style="dim", markup=False, soft_wrap=True)
+    err.print(message, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -65,8 +107,7 @@ def _shown_on(bar: Progress) -> Show:
         fifth = (done * 5 // total if total else 0, text.split()[0])
         if not err.is_terminal and fifth != printed[0] and fifth[0]:
             printed[0] = fifth
-            with suppress(OSError):
-                err.print(text, markup=False, highlight=False)
+            err.print(text, markup=False, highlight=False)
 
     return show
 

@@ -1,0 +1,77 @@
+"""Who reads the progress may go, at any moment: what is done goes on, and its answer is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import yaml
+
+from tests.training.runs import run_tree
+from uedp_ray.console import err, sweep_screen
+
+STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
+KINDS = ["pipe", "terminal", "full disk"]
+
+
+@contextmanager
+def unread(kind):
+    """Standard error whose reader has gone, or that can hold no more. Not a fixture: pytest's capture would undo it."""
+    reader = None
+    if kind == "full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.openpty() if kind == "terminal" else os.pipe()
+    with open(writer, "w", buffering=1, encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(err, "_force_terminal", kind == "terminal")
+        patch.setattr(err, "quiet", False)
+        if reader is not None:
+            os.close(reader)
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_whose_progress_nobody_reads_ends_and_answers(kind, command, corpora, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run_tree(corpora)))
+    with unread(kind):
+        code, out, _ = command("train", path, "--workers", 0, "--out", tmp_path / "run", "--json")
+    assert code == 0
+    assert json.loads(out)["rounds"] == run_tree(corpora)["training"]["num_rounds"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_screens_that_nobody_sees_stop_nothing(kind):
+    with unread(kind), sweep_screen() as (show, show_status):
+        show_status(STATUS)
+        show(1, 2, "round 1/2")
+        show_status(STATUS | {"asked": 4})
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "answered"), [(["--rounds", "0"], 0, True), (["--q-u", "2"], 2, False)], ids=["answer", "error"]
+)
+def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = "from uedp_ray.console import say; say('progress'); from uedp_ray.cli import main; main()"
+    command = [sys.executable, "-c", told, "epsilon", *flags, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert done.returncode == code
+    assert bool(done.stdout) == answered
+
+
+def test_an_answer_that_nobody_reads_ends_with_1():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "uedp_ray", "epsilon", "--rounds", "0"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
