@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -20,6 +21,7 @@ import yaml
 import uedp_ray
 from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
+from uedp_ray import interrupts
 from uedp_ray.analysis.style import perplexity_text
 from uedp_ray.training.host import train
 
@@ -109,6 +111,29 @@ def test_ctrl_c_says_how_to_go_on(command, run_file, tmp_path, monkeypatch):
     code, _, err = command("train", run_file, "--workers", "0", "--out", tmp_path / "run")
     assert code == 130
     assert err.endswith(f"uedp-ray train {run_file} --workers 0 --out {tmp_path / 'run'} --resume\n")
+
+
+def test_a_burst_of_ctrl_c_is_answered_once(command, run_file, tmp_path, monkeypatch):
+    burst, told = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], []
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    def ignored_late():
+        if burst:
+            signal.raise_signal(burst.pop())
+        interrupts.ignore()
+
+    def interrupted_while_told(*words, **_):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        told.append(words)
+
+    monkeypatch.setattr("uedp_ray.training.host.train", interrupted)
+    monkeypatch.setattr("uedp_ray.cli.ignore", ignored_late)
+    monkeypatch.setattr("uedp_ray.cli.err.print", interrupted_while_told)
+    code, _, _ = command("train", run_file, "--out", tmp_path / "run")
+    assert (code, len(told), burst) == (130, 1, [])
 
 
 def test_calibrate_never_overshoots(answer):

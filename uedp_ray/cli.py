@@ -6,7 +6,7 @@ import errno
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from uedp_ray.console import (
     sweep_screen,
 )
 from uedp_ray.errors import InputError, one_line, unreadable
-from uedp_ray.interrupts import like_ctrl_c
+from uedp_ray.interrupts import ignore, like_ctrl_c
 from uedp_ray.target import check_target
 
 app = typer.Typer(
@@ -60,6 +60,10 @@ def main() -> None:
         _tell(f"error: {message}")
         sys.exit(2)
     except KeyboardInterrupt:
+        while True:  # until it has been done: where one came, more come in a burst
+            with suppress(KeyboardInterrupt):
+                ignore()
+                break
         resumable = sys.argv[1:2] in (["train"], ["compare"], ["sweep"])
         again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
         charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"

@@ -22,6 +22,12 @@ def like_ctrl_c() -> None:
             signal.signal(number, _interrupt)
 
 
+def ignore() -> None:
+    """From here on nothing ends the process but its own end: SIGINT, SIGTERM and SIGHUP are ignored."""
+    for number in (signal.SIGINT, *_ENDING):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune put theirs there while they run
     if not callable(handler):  # shells start what runs in the background with SIGINT ignored
