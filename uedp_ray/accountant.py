@@ -8,13 +8,13 @@ No data is touched. Every answer carries unit, neighbouring relation, delta, acc
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import read_json
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
@@ -115,7 +115,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     that the rule charges. Its own figure is not read. Raises: InputError for another folder.
     """
     try:
-        terms = json.loads((folder / "selection.json").read_text())
+        terms = read_json(folder / "selection.json", {}, "export it again")
         rule, delta, accountant = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)

@@ -81,9 +81,8 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
     Raises: InputError if it is not that.
     """
     try:
-        found = path.stat()  # a pipe would be waited for
-        small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_JSON
-        value = json.loads(path.read_bytes()) if small else None
+        check_regular(path, remedy, most=_MOST_JSON)
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         value = None
     except OSError as error:
@@ -94,6 +93,17 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
         if not isinstance(value.get(name), types) or (isinstance(value.get(name), bool) and bool not in types):
             raise InputError(path.name, str(path), f"is damaged ({name} is missing or wrong): {remedy}")
     return value
+
+
+def check_regular(path: Path, remedy: str, *, most: int | None = None) -> None:
+    """Raises: InputError for what might be read for ever, a pipe or a device, or has more than ``most`` bytes; OSError if
+    nothing is there.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(path.name, str(path), f"is no ordinary file: {remedy}")
+    if most is not None and found.st_size > most:
+        raise InputError(path.name, str(path), f"is damaged (larger than {most} bytes): {remedy}")
 
 
 def unusable(error: OSError, field: str, path: Path, remedy: str) -> Exception:

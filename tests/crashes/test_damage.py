@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.crashes.commands import Sweep
 from tests.training.runs import TREE, run_config
+from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
+from uedp_ray.sweep.export import export
 from uedp_ray.training.host import train
+from uedp_ray.training.predict import predict
 
 SOUND = {
     "empty": lambda data: b"",
@@ -25,9 +36,15 @@ SOUND = {
 }
 KINDS = [*SOUND, "of another kind"]
 OTHER = b'{"tensors": "../../private/sampling.key", "next_round": -1, "points": 7, "rule": [], "format_version": 1}'
+ENDLESS = {"a pipe": os.mkfifo, "40 GB": lambda path: path.touch() or os.truncate(path, 40 << 30)}
+"""What is never read to its end, or not within memory."""
 
 
 def damage(path: Path, kind: str) -> None:
+    if kind in ENDLESS:
+        path.unlink(missing_ok=True)
+        ENDLESS[kind](path)
+        return
     path.write_bytes(OTHER if kind == "of another kind" else SOUND[kind](path.read_bytes()))
 
 
@@ -40,6 +57,11 @@ RUN = [
 MENDED = {"rounds.parquet", "private/tokens/*/tokens.npy"}
 """What a resume makes anew."""
 UNREAD = {"private/corpus/shards/part-00000.parquet"}
+BESIDE = [
+    *("progress.json", "privacy.md", "model/config.json", "model/model.safetensors", "model/tokenizer.json"),
+    *(f"private/{name}" for name in ("speed.json", "tokens/*/offsets.npy", "tokens/*/cut.npy")),
+]
+"""What a resume writes, and no more than looks at before."""
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +78,128 @@ def broken_off(corpora, tmp_path_factory):
     return folder / "run", config, result
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in RUN for kind in KINDS),
+        *((name, kind) for name in [*RUN, *BESIDE, "private/config.yaml"] for kind in ENDLESS),
+    ],
+)
 def test_a_damaged_file_of_a_run_is_named_or_made_anew(broken_off, tmp_path, name, kind):
     out, config = tmp_path / "run", broken_off[1]
     shutil.copytree(broken_off[0], out)
-    for path in out.glob(name):
+    for path in list(out.glob(name)) or [out / name]:
         damage(path, kind)
-    before = {path: path.read_bytes() for path in out.glob("checkpoint/*")}
-    if name in MENDED | UNREAD:
-        result = train(config, out, workers=0, resume=True)
+
+    def resume():
+        before = {path: path.read_bytes() for path in out.glob("checkpoint/*") if kind not in ENDLESS}
+        if name in MENDED | UNREAD or name in BESIDE:
+            result = train(config, out, workers=0, resume=True)
+            rows = pq.read_table(out / "rounds.parquet").to_pylist()
+            assert (rows[0]["round"], rows[-1]["round"]) == (0, 4)
+            assert rows[0]["perplexity"] == result["initial_perplexity"] == broken_off[2]["initial_perplexity"]
+            return
+        with pytest.raises(InputError) as raised:
+            train(config, out, workers=0, resume=True)
+        assert "\n" not in str(raised.value)
+        assert {path: path.read_bytes() for path in before} == before, "what was released stays"
+
+    bounded(resume, tmp_path / "child")
+
+
+def bounded(action: Callable[[], object], output: Path) -> None:
+    """Does it in a process that has neither much time nor much memory."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+            action()
+            code = 0
+        except BaseException:
+            output.write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    give_up = time.monotonic() + 20
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > give_up:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("it hangs")
+        time.sleep(0.005)
+    assert ended[1] == 0, output.read_text()
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ledger.jsonl", "rounds.parquet", "result.json", "config.yaml", "private/setup.json"),
+        *("model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/tokenizer_config.json"),
+    ],
+)
+def test_what_cannot_be_read_to_its_end_of_a_finished_run_is_refused(private_run, corpora, tmp_path, name, kind):
+    out = tmp_path / "run"
+    shutil.copytree(private_run.out, out)
+    damage(out / name, kind)
+    reads = {
+        "export": lambda: export(out, tmp_path / "handed-on"),
+        "predict": lambda: predict(out, ["the"]),
+        "resume": lambda: train(run_config(corpora), out, workers=0, resume=True),
+        "epsilon": lambda: ledger_epsilon(out / "ledger.jsonl", delta=1e-5),
+    }
+
+    def read() -> None:
+        refused = set()
+        for command, action in reads.items():
+            try:
+                action()
+            except InputError:
+                refused.add(command)
+        assert ("export" in refused) == (name != "rounds.parquet")
+        assert ("predict" in refused) == name.startswith("model")
+
+    bounded(read, tmp_path / "child")
+
+
+def _odd(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    rows = pq.read_table(path).to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def _vast(path: Path) -> None:
+    """A small file of many rows, in pages that repeat one value."""
+    schema = pq.read_schema(path)
+    many = pa.table([pa.array(np.zeros(3_000_000)).cast(field.type) for field in schema], schema=schema)
+    pq.write_table(many, path, compression="zstd")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda path: _odd(path, lambda rows: rows[-1].update(round=None)),
+        lambda path: _odd(path, lambda rows: [row.update(perplexity="x") for row in rows]),
+        lambda path: _odd(path, lambda rows: [row.update(perplexity=[1.0]) for row in rows]),
+        lambda path: _odd(path, lambda rows: [row.update(noise_std=None) for row in rows]),
+        _vast,
+    ],
+    ids=["no round", "text", "lists", "no noise", "vast"],
+)
+def test_odd_rows_of_a_run_are_made_anew(broken_off, tmp_path, damaged):
+    out = tmp_path / "run"
+    shutil.copytree(broken_off[0], out)
+    damaged(out / "rounds.parquet")
+
+    def resume() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = train(broken_off[1], out, workers=0, resume=True)
         rows = pq.read_table(out / "rounds.parquet").to_pylist()
         assert (rows[0]["round"], rows[-1]["round"]) == (0, 4)
         assert rows[0]["perplexity"] == result["initial_perplexity"] == broken_off[2]["initial_perplexity"]
-        return
-    with pytest.raises(InputError) as raised:
-        train(config, out, workers=0, resume=True)
-    assert "\n" not in str(raised.value)
-    assert {path: path.read_bytes() for path in before} == before, "what was released stays"
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+    bounded(resume, tmp_path / "child")
 
 
 def test_what_is_read_of_a_finished_run_is_checked(private_run, corpora, tmp_path):

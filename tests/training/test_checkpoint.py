@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import struct
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 
 from uedp_ray import files
 from uedp_ray.config import TrainingConfig
@@ -18,6 +21,7 @@ from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpo
 from uedp_ray.training.rounds import RoundState, server_optimizer
 
 MINE = {"config_digest": "a" * 64, "accountant": "user-entity"}
+ASKED = MINE | {"num_rounds": 9}
 
 
 def fresh(optimizer="adam", size=5):
@@ -50,7 +54,7 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path, optimizer):
     state = step(fresh(optimizer), 3)
     save(tmp_path, state)
     restored = fresh(optimizer)
-    position = load_checkpoint(tmp_path, restored, **MINE)
+    position = load_checkpoint(tmp_path, restored, **ASKED)
     assert position == Position(3, **MINE, ledger_seq=3, ledger_digest="d")
     assert restored.next_round == 3
     step(state, 2)
@@ -60,7 +64,7 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path, optimizer):
 
 
 def test_nothing_saved_is_no_error(tmp_path):
-    assert load_checkpoint(tmp_path / "none", fresh(), **MINE) is None
+    assert load_checkpoint(tmp_path / "none", fresh(), **ASKED) is None
 
 
 def test_only_tensors_and_json_and_only_the_last(saved):
@@ -97,7 +101,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_to_do(saved, monkeyp
     assert "--resume" in str(raised.value)
     assert not list(saved.glob(".*")), "a full disk is not filled further"
     state = fresh()
-    load_checkpoint(saved, state, **MINE)
+    load_checkpoint(saved, state, **ASKED)
     assert state.next_round == 3
     assert torch.equal(state.parameters, step(fresh(), 3).parameters)
 
@@ -133,7 +137,7 @@ def test_a_damaged_tensor_file_is_refused(saved, damage):
         "missing": file.unlink,
     }[damage]()
     with pytest.raises(InputError, match="damaged") as raised:
-        load_checkpoint(saved, fresh(), **MINE)
+        load_checkpoint(saved, fresh(), **ASKED)
     assert str(file) in str(raised.value)
 
 
@@ -141,7 +145,7 @@ def test_a_damaged_tensor_file_is_refused(saved, damage):
 def test_a_damaged_state_file_is_refused(saved, content):
     (saved / "state.json").write_text(content)
     with pytest.raises(InputError, match="checkpoint"):
-        load_checkpoint(saved, fresh(), **MINE)
+        load_checkpoint(saved, fresh(), **ASKED)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +158,46 @@ def test_a_damaged_state_file_is_refused(saved, content):
 def test_a_checkpoint_of_another_run_is_refused_and_both_are_named(saved, asked, theirs, ours):
     state = fresh()
     with pytest.raises(InputError) as raised:
-        load_checkpoint(saved, state, **{**MINE, **asked})
+        load_checkpoint(saved, state, **{**ASKED, **asked})
     assert theirs in str(raised.value)
     assert ours in str(raised.value)
     assert next(iter(asked)) in raised.value.field
     assert not state.parameters.any(), "nothing of it was used"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.update({"junk": torch.zeros(1)}),
+        lambda tensors: tensors.update({"optimizer.x.y": torch.zeros(1)}),
+        lambda tensors: tensors.pop("optimizer.0.step"),
+        lambda tensors: tensors.update({"optimizer.0.exp_avg": torch.zeros(3)}),
+    ],
+)
+def test_tensors_of_no_optimizer_of_ours_are_refused(saved, change):
+    file, state = saved / "round-000003.safetensors", fresh()
+    tensors = load_file(file)
+    change(tensors)
+    content = save_tensors(tensors)
+    file.write_bytes(content)
+    commit = json.loads((saved / "state.json").read_text())
+    commit["sha256"] = hashlib.sha256(content).hexdigest()
+    (saved / "state.json").write_text(json.dumps(commit))
+    with pytest.raises(InputError, match=r"checkpoint.*damaged"):
+        load_checkpoint(saved, state, **ASKED)
+    assert not state.parameters.any(), "nothing of it was used"
+
+
+@pytest.mark.parametrize("next_round", [-1, 10, 10**18])
+def test_a_round_beyond_the_plan_is_refused(saved, next_round):
+    commit = json.loads((saved / "state.json").read_text())
+    name = f"round-{next_round:06d}.safetensors"
+    (saved / commit["tensors"]).rename(saved / name)
+    (saved / "state.json").write_text(json.dumps(commit | {"next_round": next_round, "tensors": name}))
+    with pytest.raises(InputError, match=r"damaged.*next_round"):
+        load_checkpoint(saved, fresh(), **ASKED)
+
+
 def test_a_checkpoint_of_another_size_is_refused(saved):
     with pytest.raises(InputError, match=r"\(5,\).*\(6,\)"):
-        load_checkpoint(saved, fresh(size=6), **MINE)
+        load_checkpoint(saved, fresh(size=6), **ASKED)

@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import RULES
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Dimension
+from uedp_ray.tables import MAX_BYTES, read_bounded
 
 UNITS = ("user-entity", "user", "entity")
-MAX_BYTES = 64 * 2**20
-"""Of a text file, and of a table in memory. 10,000 trials with 20 settings take a tenth of it."""
-_ROWS_AT_ONCE = 64
 _RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)
 _NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
 _LARGEST = 1e300
@@ -68,31 +65,14 @@ def read_text(root: Path, name: str) -> str:
 
 
 def read_table(root: Path, name: str) -> pa.Table:
-    """A Parquet file, read a few rows at a time: a small file may unpack to any size."""
+    """A Parquet file, as ``tables`` reads it."""
     path = inside(root, name)
-    too_large = InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
     try:
-        file = pq.ParquetFile(path, memory_map=True)
-        stated = (file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
-        if sum(stated) > MAX_BYTES:
-            raise too_large
-        parts, size = [file.schema_arrow.empty_table()], 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-            parts.append(_decoded(pa.Table.from_batches([batch])))
-            size += parts[-1].nbytes
-            if size > MAX_BYTES:
-                raise too_large
-        return pa.concat_tables(map(_decoded, parts))
+        table = read_bounded(path, "have it made anew by uedp-ray sweep … --resume")
     except (OSError, pa.ArrowException) as error:
         raise InputError(name, str(root), f"is no Parquet file that can be read ({type(error).__name__})") from None
-
-
-def _decoded(table: pa.Table) -> pa.Table:
-    """Without dictionaries: a value that is held once and named a thousand times is counted a thousand times."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            kind = field.type.value_type
-            table = table.set_column(index, pa.field(field.name, kind), table.column(index).cast(kind))
+    if table is None:
+        raise InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
     return table
 
 

@@ -30,7 +30,7 @@ from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import read_json
+from uedp_ray.files import check_regular, read_json
 
 T = TypeVar("T")
 
@@ -197,8 +197,10 @@ class Corpus:
         }
 
     def _load(self, name: str) -> NDArray[Any]:
+        path = self.path / "index" / f"{name}.npy"
         try:
-            return np.load(self.path / "index" / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            check_regular(path, _AGAIN)
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError as error:
             if error.errno in _SCARCE:
                 raise
@@ -207,12 +209,13 @@ class Corpus:
             raise self._damaged(name) from None
 
     def _damaged(self, name: str) -> InputError:
-        return InputError("path", str(self.path), f"its {name} is missing or damaged: run prepare again")
+        return InputError("path", str(self.path), f"its {name} is missing or damaged: {_AGAIN}")
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         """What Arrow says of a damaged file, in the user's words."""
         try:
+            check_regular(self.path / name, _AGAIN)
             yield
         except (pa.ArrowException, OSError, KeyError, IndexError) as error:
             if getattr(error, "errno", None) in _SCARCE:
@@ -258,6 +261,7 @@ def _fixed(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+_AGAIN = "run prepare again"
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 """Errors that are the machine's: preparing again would not help."""
 _MANIFEST = {

@@ -15,14 +15,14 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder, replacing
+from uedp_ray.files import check_regular, make_folder, replacing
 from uedp_ray.locks import locked
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _BATCH = 4096  # Sentences handed to the tokenizer at once, which uses all cores.
 _PART = 1 << 22
+_MOST_COUNT = 1 << 10
+"""Bytes of a file with one number."""
 _WAIT = 3600.0
 """Seconds to wait for another process that tokenises the same text: trials of a sweep begin together."""
 
@@ -40,8 +42,12 @@ class TokenStore:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         # Plain views of the maps: slicing a np.memmap is several times slower.
-        self.tokens = np.asarray(np.load(self.path / "tokens.npy", mmap_mode="r"))
-        self.offsets = np.asarray(np.load(self.path / "offsets.npy", mmap_mode="r"))
+        self.tokens, self.offsets = (np.asarray(self._load(name, mmap_mode="r")) for name in ("tokens", "offsets"))
+
+    def _load(self, name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+        path = self.path / f"{name}.npy"
+        check_regular(path, "delete the folder", most=None if mmap_mode else _MOST_COUNT)
+        return np.load(path, mmap_mode=mmap_mode)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.path,)
@@ -53,7 +59,7 @@ class TokenStore:
     @functools.cached_property
     def share_cut(self) -> float:
         """Tokens that ``max_length`` cut off, as a share of all: read off the text, and as private."""
-        cut = int(np.load(self.path / "cut.npy"))
+        cut = int(self._load("cut"))
         return cut / max(cut + len(self.tokens), 1)
 
     @functools.cached_property
@@ -107,7 +113,7 @@ def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStor
     try:
         store = TokenStore(path)
         _ = store.share_cut
-    except (FileNotFoundError, ValueError, EOFError):
+    except (FileNotFoundError, ValueError, TypeError, OverflowError, EOFError):  # TypeError: not one number
         return None
     offsets, tokens = store.offsets, store.tokens
     shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32

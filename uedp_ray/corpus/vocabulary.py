@@ -28,10 +28,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.errors import InputError
+from uedp_ray.files import check_regular
 
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 _SPECIAL = (UNKNOWN, END, PAD)
 _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
+_MOST_BYTES = 1 << 28
+"""Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
 Noise = Callable[[int, float], np.ndarray]
 """``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
@@ -56,6 +59,9 @@ class Vocabulary:
     def load(cls, directory: str | Path) -> Vocabulary:
         """Opens what ``save`` wrote, or any folder or hub name that ``AutoTokenizer`` knows, or a tokenizer.json."""
         path = Path(directory)
+        for file in path.iterdir() if path.is_dir() else (path,):
+            if file.suffix in (".json", ".txt") and file.exists():  # it may be a hub name
+                check_regular(file, "put the tokenizer's own back", most=_MOST_BYTES)
         try:
             if path.suffix == ".json" and path.is_file():
                 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError, one_line
+from uedp_ray.files import check_regular, read_json
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
@@ -246,11 +247,16 @@ def longest_input(model: nn.Module) -> int | None:
 def load_model(path: str | Path) -> nn.Module:
     """Reads what ``save_model`` wrote: float32, on the CPU, in evaluation mode. Raises InputError if it cannot."""
     try:
-        settings = json.loads((Path(path) / "config.json").read_text())
+        for file in Path(path).iterdir():
+            if not file.is_dir():
+                check_regular(file, "put the model's own back")
+        settings = read_json(Path(path) / "config.json", {"model_type": (str,)}, "put the model's own back")
         if settings.pop("model_type") != "awd_lstm":
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = AWDLSTM(AWDLSTMConfig(**settings))
         safetensors.torch.load_model(model, str(Path(path) / "model.safetensors"))
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError("model", str(path), f"no model can be read here ({type(error).__name__})") from error
     return model.eval()

@@ -25,11 +25,14 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
+from uedp_ray.files import check_regular
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point
 
 NAME = "sweep"
+_MOST_BYTES = 1 << 30
+"""Of a journal: a trial takes some kB."""
 REASON = "reason"
 _UNBOUNDED = 1e9
 """Stands for an infinite constraint: Optuna compares sums of them."""
@@ -150,6 +153,7 @@ def _mend(path: Path) -> None:
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink()
     if path.exists():
+        check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):

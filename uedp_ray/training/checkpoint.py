@@ -15,13 +15,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder, read_json, write_atomically
+from uedp_ray.files import check_regular, make_folder, read_json, write_atomically
 from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1
+_RESTORE = "restore it or use another --out"
+_MOST_COPIES, _MOST_BESIDE = 4, 1 << 20
+"""Of the parameters, which Adam holds thrice, and bytes of headers and step counts."""
 _FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("config_digest", "accountant", "ledger_digest", "tensors", "sha256"), (str,)),
     **dict.fromkeys(("format", "next_round", "ledger_seq"), (int,)),
@@ -65,18 +68,20 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
 def kept_rounds(folder: Path) -> int:
     """Rounds that the checkpoint in ``folder`` holds; 0 if there is none. Raises: InputError if it is damaged."""
     path = folder / "state.json"
-    return read_json(path, _FIELDS, "restore it or use another --out")["next_round"] if path.exists() else 0
+    return read_json(path, _FIELDS, _RESTORE)["next_round"] if path.exists() else 0
 
 
-def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, accountant: str) -> Position | None:
-    """Fills ``state`` from the last whole checkpoint; None if there is none.
+def load_checkpoint(
+    folder: Path, state: RoundState, *, config_digest: str, accountant: str, num_rounds: int
+) -> Position | None:
+    """Fills ``state`` from the last whole checkpoint, of ``num_rounds`` rounds at most; None if there is none.
 
     Raises: InputError for a checkpoint of another config or accountant, or one that is damaged.
     """
     path = folder / "state.json"
     if not path.exists():
         return None
-    commit = read_json(path, _FIELDS, "restore it or use another --out")
+    commit = read_json(path, _FIELDS, _RESTORE)
     for name, wanted in (("format", _FORMAT), ("config_digest", config_digest), ("accountant", accountant)):
         if commit.get(name) != wanted:
             raise InputError(
@@ -85,13 +90,19 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
                 f"this run has {str(wanted)[:12]!r}: resume with the run's own config.yaml, or use another --out",
             )
     name, position = commit["tensors"], Position(**{name: commit[name] for name in Position.__dataclass_fields__})
-    if name != _tensor_file(position.next_round):
-        raise InputError("checkpoint", str(path), "is damaged (tensors): restore it or use another --out")
+    if not 0 <= position.next_round <= num_rounds or name != _tensor_file(position.next_round):
+        raise InputError("checkpoint", str(path), f"is damaged (next_round, tensors): {_RESTORE}")
     tensor_file = folder / name
-    if not tensor_file.exists() or hashlib.sha256(tensor_file.read_bytes()).hexdigest() != commit["sha256"]:
-        raise InputError("checkpoint", str(tensor_file), "is missing or damaged: restore it or use another --out")
+    damaged = InputError("checkpoint", str(tensor_file), f"is missing or damaged: {_RESTORE}")
     try:
-        tensors = load_file(tensor_file)
+        check_regular(tensor_file, _RESTORE, most=_MOST_COPIES * state.parameters.nbytes + _MOST_BESIDE)
+        content = tensor_file.read_bytes()
+    except FileNotFoundError:
+        raise damaged from None
+    if hashlib.sha256(content).hexdigest() != commit["sha256"]:
+        raise damaged
+    try:
+        tensors = load(content)
     except SafetensorError as error:
         raise InputError("checkpoint", str(tensor_file), f"cannot be read: {error}") from None
     parameters = tensors.pop("parameters", torch.empty(0))
@@ -99,14 +110,22 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, acco
         raise InputError(
             "checkpoint", tuple(parameters.shape), f"the model has {tuple(state.parameters.shape)} parameters"
         )
+    names = _tensors_of(state.optimizer) if position.next_round else ()
+    whole = tensors.keys() == {f"optimizer.0.{name}" for name in names}
+    if not whole or any(value.dim() and value.shape != parameters.shape for value in tensors.values()):
+        raise damaged
+    entries = {0: {name: tensors[f"optimizer.0.{name}"] for name in names}} if names else {}
     state.parameters.copy_(parameters)
-    entries: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in tensors.items():
-        _, index, name = key.split(".", 2)
-        entries.setdefault(int(index), {})[name] = value
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
     state.next_round = position.next_round
     return position
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What it keeps of its one parameter after a step."""
+    if isinstance(optimizer, torch.optim.Adam):
+        return "step", "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
 
 
 def _tensor_file(next_round: int) -> str:

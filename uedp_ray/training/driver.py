@@ -22,6 +22,7 @@ from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
+from uedp_ray.tables import read_bounded
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
@@ -64,7 +65,11 @@ class RunDriver:
         ):  # lost or damaged: the first row is of the initial parameters, which are in ``state`` until now
             self._record()
         position = load_checkpoint(
-            self.run.checkpoint, self.state, config_digest=self._digest, accountant=self.plan.config.privacy.protect
+            self.run.checkpoint,
+            self.state,
+            config_digest=self._digest,
+            accountant=self.plan.config.privacy.protect,
+            num_rounds=self._training.num_rounds,
         )
         if position is not None:
             self._ledger.require_position(position.ledger_seq, position.ledger_digest)
@@ -78,16 +83,14 @@ class RunDriver:
         """Those of ``rounds.parquet``, as far as it can be read."""
         names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in ACCOUNTANTS)}
         try:
-            table = pq.read_table(self.run.rounds) if self.run.rounds.exists() else None
-        except (pa.ArrowException, OSError) as error:
+            most = self._training.num_rounds + 1
+            table = read_bounded(self.run.rounds, "delete it", most_rows=most) if self.run.rounds.exists() else None
+        except (pa.ArrowException, InputError, OSError) as error:
             if getattr(error, "errno", None) is not None:  # the machine's, not the file's
                 raise
             table = None
-        good = (
-            table is not None and set(table.column_names) == names and table.num_rows <= self._training.num_rounds + 1
-        )
-        rows = table.to_pylist() if table is not None and good else []
-        return rows if rows and rows[0]["round"] == 0 else []
+        rows = table.to_pylist() if table is not None and set(table.column_names) == names else []
+        return rows if rows and rows[0]["round"] == 0 and all(map(_is_row, rows)) else []
 
     def _affordable(self) -> int:
         """How many more rounds there are. Under a target no more are charged, in all, than were planned: a crashed round
@@ -239,3 +242,9 @@ class RunDriver:
         storage.publish(run.config, run.ledger, run.rounds, run.vocabulary, run.model, run.statement)
         storage.put(run.rounds, run.statement, run.speed, run.result)
         storage.publish(run.result)
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether it is one that ``_record`` makes: a round, and numbers, of which only scores may be missing."""
+    numbers = {name: value for name, value in row.items() if not (name in NO_SCORES and value is None)}
+    return type(row["round"]) is int and all(type(value) in (int, float) for value in numbers.values())

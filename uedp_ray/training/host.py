@@ -38,6 +38,11 @@ from uedp_ray.training.storage import Storage, open_storage
 from uedp_ray.training.worker import run_worker
 
 Progress = Callable[[dict[str, Any]], None]
+_PROGRESS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("round", "num_rounds"), (int,)),
+    **dict.fromkeys(("rounds_per_second", "seconds_left"), (int, float)),
+    **dict.fromkeys(("epsilon", "perplexity", "bits_per_byte"), (int, float, type(None))),
+}
 
 
 def train(
@@ -291,8 +296,8 @@ def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
         while not last:
             last = done.wait(0.3)  # the last rounds are told too
             try:
-                row = json.loads(run.progress.read_text())
-            except (OSError, ValueError):  # not there yet, or no descriptor is left: the run itself will say so
+                row = read_json(run.progress, _PROGRESS, "delete it")
+            except (OSError, InputError):  # not there yet, or no descriptor is left: the run itself will say so
                 continue
             if row != seen:
                 seen = row

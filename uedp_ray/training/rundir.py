@@ -31,7 +31,16 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import make_folder, read_json, replacing, settle, unusable, write_atomically, write_json
+from uedp_ray.files import (
+    check_regular,
+    make_folder,
+    read_json,
+    replacing,
+    settle,
+    unusable,
+    write_atomically,
+    write_json,
+)
 from uedp_ray.locks import INSIDE, locked
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
@@ -487,6 +496,7 @@ def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: 
 def _load_weights(run: RunDir, num_sentences: int) -> np.ndarray:
     """(N,) weights of sentences, mapped. Raises: InputError if they are not that."""
     try:
+        check_regular(run.sentence_weight, _MADE_ANEW)
         weights = np.load(run.sentence_weight, mmap_mode="r", allow_pickle=False)
         good = weights.shape == (num_sentences,) and weights.dtype.kind == "f"
         good = good and bool(((weights >= 0) & (weights <= 1)).all())  # a weight above 1 would break the bound
@@ -526,7 +536,8 @@ def sampling_key(run: RunDir) -> bytes:
 def _read_key(run: RunDir) -> bytes:
     remedy = "put the run's own back, or train in another folder"
     try:
-        key = run.key.read_bytes() if not run.key.exists() or run.key.is_file() else b""
+        check_regular(run.key, remedy, most=64)
+        key = run.key.read_bytes()
     except OSError as error:
         raise unusable(error, run.key.name, run.key, remedy) from None
     if not re.fullmatch(rb"[0-9a-f]{64}", key):
