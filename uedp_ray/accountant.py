@@ -8,13 +8,14 @@ No data is touched. Every answer carries unit, neighbouring relation, delta, acc
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import read_json
+from uedp_ray.files import check_regular
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
@@ -32,6 +33,7 @@ _UNPLANNED = (
 
 
 _MOST_RUNS = 100_000
+_MOST_BYTES = 1 << 26
 
 
 def parameter_epsilon(
@@ -115,7 +117,8 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     that the rule charges. Its own figure is not read. Raises: InputError for another folder.
     """
     try:
-        terms = read_json(folder / "selection.json", {}, "export it again")
+        check_regular(folder / "selection.json", "export it again", most=_MOST_BYTES)
+        terms = json.loads((folder / "selection.json").read_text())
         rule, delta, accountant = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)

@@ -263,6 +263,47 @@ def test_a_damaged_file_of_a_sweep_is_named(searched, capsys, name, kind):
         assert (command.out / ledger.relative_to(copy)).read_bytes() == ledger.read_bytes()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"references": 7},
+        {"references": [{"name": "noiseless"}]},
+        {"trials": [7]},
+        {"trials": [{"trial": "0", "state": "done", "run_dirs": ["../x"], "perplexity": 1}]},
+    ],
+)
+def test_an_odd_result_of_a_sweep_is_made_anew(searched, command, tmp_path, content):
+    searching, copy = searched
+    shutil.rmtree(searching.out)
+    shutil.copytree(copy, searching.out)
+    (searching.out / "result.json").write_text(json.dumps(content))
+    code, _, told = command("export", searching.out, "--out", tmp_path / "handed-on")
+    assert (code, told.count("error: ")) == (2, 1), told
+    assert searching.call() == 0
+    whole, made = (json.loads((each / "result.json").read_text()) for each in (copy, searching.out))
+    assert (made["references"], made["best"]) == (whole["references"], whole["best"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"perplexity": 1e999, "bits_per_byte": 1, "unk_share": 0, "initial_perplexity": 9, "rounds": 4}', None],
+)
+def test_an_ended_trial_without_its_result_is_named(searched, capsys, content):
+    searching, copy = searched
+    shutil.rmtree(searching.out)
+    shutil.copytree(copy, searching.out)
+    path = searching.out / "trials" / "0000"
+    if content is None:
+        shutil.rmtree(path)
+    else:
+        (path / "result.json").write_text(content)
+    capsys.readouterr()
+    assert searching.call() == 2
+    told = capsys.readouterr().err
+    assert (told.count("error: "), told.count("Traceback")) == (1, 0)
+    assert "0000" in told.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_sample_of_the_crash_matrix(tmp_path):
     """The whole of it is in docs/reliability.md."""

@@ -15,7 +15,7 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
+from uedp_ray.files import read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
@@ -142,10 +142,22 @@ def _references(
 def _concluded(folder: SweepDir) -> list[dict[str, Any]] | None:
     """The references of an earlier end of this sweep: more trials do not change them."""
     try:
-        known: list[dict[str, Any]] = json.loads(folder.result.read_text())["references"]
-    except (OSError, ValueError, KeyError, TypeError):
+        known: list[dict[str, Any]] = read_json(folder.result, {"references": (list,)}, "")["references"]
+    except (OSError, InputError):
         return None
-    return known
+    return known if all(map(_is_reference, known)) else None
+
+
+def _is_reference(row: Any) -> bool:
+    """Whether it is one that ``_references`` makes."""
+    number, nothing = (int, float), type(None)
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number),
+        **dict.fromkeys(("epsilon", "rounds", "planned_rounds"), (*number, nothing)),
+        "name": str,
+        "run_dir": (str, nothing),
+    }
+    return isinstance(row, dict) and all(isinstance(row.get(name, kinds), kind) for name, kind in kinds.items())
 
 
 def _train(

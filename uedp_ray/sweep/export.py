@@ -21,7 +21,7 @@ from uedp_ray.privacy.statement import part_of
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import charged_runs, planned_charges_of, price
-from uedp_ray.sweep.results import Row, best
+from uedp_ray.sweep.results import Row, best, read_rows
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total
@@ -126,9 +126,7 @@ def _ended_rows(folder: SweepDir) -> list[Row]:
     again = "go on with it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
-    rows: list[Row] = read_json(folder.result, {"trials": (list,)}, "have it made anew by uedp-ray sweep … --resume")[
-        "trials"
-    ]
+    rows = read_rows(folder.result, "have it made anew by uedp-ray sweep … --resume")
     known = {Path(name).name for row in rows for name in row["run_dirs"]}
     begun = {path.parent.name for path in folder.trials.glob("*/ledger.jsonl")}
     if any(row["state"] == "running" for row in rows) or not begun <= known:

@@ -9,8 +9,8 @@ Perplexities are of released models on evaluation text; everything here is as pu
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
-from uedp_ray.files import write_atomically
+from uedp_ray.errors import InputError
+from uedp_ray.files import read_json, write_atomically
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -33,6 +34,13 @@ from uedp_ray.sweep.study import REASON, refused
 Row = dict[str, Any]
 
 SIGNIFICANCE = 0.05
+_RESTORE = "put the sweep's own back, or search in another folder"
+_RESULT: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), (int, float)),
+    "initial_perplexity": (int, float, type(None)),
+    "rounds": (int,),
+}
+_RUN = re.compile(r"trials/[\w-]{1,64}", re.ASCII)
 _PLAY = 1.005
 _STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
 _COLUMNS = {
@@ -105,7 +113,7 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     if state in ("done", "stopped", "failed"):
         row |= _spent(sweep, runs)
     if state == "done":
-        row |= _measured(runs)
+        row |= _measured(folder.runs(trial.number, sweep.search.seeds_per_trial))
     elif state == "stopped" and trial.intermediate_values:
         row["perplexity"] = trial.intermediate_values[max(trial.intermediate_values)]
     return row
@@ -132,7 +140,7 @@ def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
 
 
 def _measured(runs: Sequence[Path]) -> Row:
-    results = [json.loads((run / "result.json").read_text()) for run in runs]
+    results = [_result(run / "result.json") for run in runs]
     scores = [result["perplexity"] for result in results]
     return {
         "perplexity": statistics.fmean(scores),
@@ -143,6 +151,30 @@ def _measured(runs: Sequence[Path]) -> Row:
         "rounds": min(result["rounds"] for result in results),
         "scores": scores,
     }
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
+    result = read_json(path, _RESULT, _RESTORE)
+    if not 0 < result["perplexity"] < math.inf:
+        raise InputError(path.name, str(path), f"is damaged (perplexity): {_RESTORE}")
+    return result
+
+
+def read_rows(path: Path, remedy: str) -> list[Row]:
+    """The rows in a sweep's ``result.json``. Raises: InputError with the ``remedy`` if they are none that a sweep writes."""
+    rows: list[Row] = read_json(path, {"trials": (list,)}, remedy)["trials"]
+    if not all(map(_is_row, rows)):
+        raise InputError(path.name, str(path), f"is damaged (trials): {remedy}")
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("trial"), str) or not isinstance(row.get("state"), str):
+        return False
+    names, measured = row.get("run_dirs"), type(row.get("perplexity")) in (int, float)
+    runs = isinstance(names, list) and all(isinstance(name, str) and _RUN.fullmatch(name) for name in names)
+    return runs and (row["state"] != "done" or (measured and bool(names)))
 
 
 def ranked(rows: list[Row]) -> list[Row]:
