@@ -11,7 +11,7 @@ from scipy import optimize, special
 from tests.privacy.mechanisms import change
 from uedp_ray.accountant import parameter_epsilon
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.accounting import calibrate, epsilon
+from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.published import published_epsilon
 
@@ -103,3 +103,19 @@ def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
     assert len(cautions(change(small, user_sampling_prob=0.0), delta=1.0, num_users=1000)) == 2
     told = parameter_epsilon(change(small, max_users=1000), rounds=5, delta=1e-3)["cautions"]
     assert told == [delta]
+
+
+@pytest.mark.parametrize(
+    "harmless", [{"user_sampling_prob": 0.0}, {"user_sampling_prob": 1e-12}, {"noise_multiplier": 1e18}], ids=str
+)
+@pytest.mark.parametrize("accountant", ["user-entity", "user"])
+def test_rounds_that_lose_hardly_anything_add_hardly_anything(harmless, accountant):
+    base, call = change(), {"delta": 1e-5, "accountant": accountant}
+    alone = compose([(base, 50)], **call)
+    assert compose([(base, 50), (change(base, **harmless), 50)], **call) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("clip", ["entity_clip", "extended_clip"])
+def test_a_whole_number_beyond_any_integer_of_the_machine_is_a_number(clip):
+    values = [epsilon(change(**{clip: large}), rounds=5, delta=1e-5) for large in (10**30, 1e30)]
+    assert values[0] == values[1] > 100

@@ -353,6 +353,8 @@ def _pmf(profiles: list[Profile], gap: float, side: int, tail: float, reach: tup
     deltas = _curve(profiles, np.arange(-half, half + 1) * gap)[side]
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # smooths rounding errors, upwards
     low = -math.ceil(reach[1 - side] / gap)
-    high = int(np.flatnonzero(deltas > tail)[-1]) - half + 1 if deltas[-1] <= tail else half
-    high = max(high, low)
+    high = half
+    if deltas[-1] <= tail:  # nowhere above it: a round that loses hardly anything, composed with others
+        over = np.flatnonzero(deltas > tail)
+        high = max(int(over[-1]) - half + 1, low) if over.size else low
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(gap, low, high, deltas[low + half : high + half + 1])

@@ -146,7 +146,7 @@ def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[
             holders = mechanism.max_users or 0
     if accountant == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
         holders = 0
-    return holders, prob, clip
+    return holders, float(prob), float(clip)  # numpy multiplies by no larger int than its own
 
 
 def _reweights(mechanism: RoundMechanism) -> bool:
