@@ -261,6 +261,9 @@ def test_compare(answer, command, tmp_path, corpora):
         (["privacy.delta=0"], ["privacy.delta", "0", "between 0 and 1"]),
         (["no_equals_sign"], ["--set", "no_equals_sign", "key.subkey=value"]),
         (["model.warm_start=/nowhere"], ["/nowhere"]),
+        (["model.max_length=100000000"], ["model.max_length", "100000000", "1048576 or less"]),
+        (["model.hidden_size=1000000000000"], ["model.hidden_size", "65536 or less"]),
+        (["model.num_layers=1000000000"], ["model.num_layers", "1000 or less"]),
         (["training.device=cuda"], ["training.device", "cuda", "cpu"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and "=" in value[0] else "",
@@ -269,6 +272,20 @@ def test_a_bad_setting_is_refused(refused, run_file, tmp_path, settings, parts):
     flags = [flag for setting in settings for flag in ("--set", setting)]
     refused("train", run_file, "--workers", 0, "--out", tmp_path / "out", "--json", *flags, parts=parts)
     assert not (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["max_length=1048576", "hidden_size=2048"], ["model.max_length", "the table of positions would take 24 GiB"]),
+        (["hidden_size=65536"], ["model.hidden_size", "one layer would take 576 GiB", "this machine's 16"]),
+        (["hidden_size=8192", "num_layers=100"], ["model.num_layers", "all layers would take 900 GiB"]),
+    ],
+)
+def test_a_network_beyond_this_machine_is_refused(refused, run_file, tmp_path, monkeypatch, settings, parts):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 22}.__getitem__)
+    flags = [flag for setting in settings for flag in ("--set", f"model.{setting}")]
+    refused("train", run_file, "--workers", 0, "--out", tmp_path / "out", *flags, parts=parts)
 
 
 @pytest.mark.parametrize(("content", "part"), [(None, "no such file"), ("a: [", "not YAML"), ("- 1", "mapping")])

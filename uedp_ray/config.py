@@ -281,6 +281,17 @@ class PrivacyConfig:
             )
 
 
+_LARGEST = {
+    "max_length": 1 << 20,
+    "num_layers": 1000,
+    "hidden_size": 1 << 16,
+    "num_heads": 1000,
+    "embedding_size": 1 << 16,
+    "lora_rank": 1 << 16,
+}
+"""Beyond what any network has; what this machine can hold is seen by ``training.checks``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network and which part of it is trained."""
@@ -319,15 +330,10 @@ class ModelConfig:
         choice("model.trainable", self.trainable, TrainablePart)
         if self.architecture == "pretrained" and not self.path:
             raise InputError("model.path", self.path, "name a model folder or hub id")
-        for name in (
-            "max_length",
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "embedding_size",
-            "lora_rank",
-        ):
+        for name, most in _LARGEST.items():
             at_least(f"model.{name}", getattr(self, name), 2 if name == "max_length" else 1)
+            if getattr(self, name) > most:
+                raise InputError(f"model.{name}", getattr(self, name), f"must be {most} or less")
         positive("model.init_range", self.init_range, optional=True)
         positive("model.lora_alpha", self.lora_alpha)
         for name in ("embedding", "input", "hidden", "weight", "output"):

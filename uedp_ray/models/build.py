@@ -255,8 +255,8 @@ def load_model(path: str | Path) -> nn.Module:
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = AWDLSTM(AWDLSTMConfig(**settings))
         safetensors.torch.load_model(model, str(Path(path) / "model.safetensors"))
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError("model", str(path), f"no model can be read here: {error.field} {error.remedy}") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError("model", str(path), f"no model can be read here ({type(error).__name__})") from error
     return model.eval()

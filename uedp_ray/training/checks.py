@@ -27,6 +27,8 @@ from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, check_start
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
 
+_BYTES = 12
+"""Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""
 _SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
 
@@ -116,11 +118,31 @@ def _elsewhere() -> bool:
     return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
 
 
+def check_size(model: ModelConfig) -> None:
+    """Raises: InputError for a network of which one part alone is more than this machine's memory, if all is to run here."""
+    if model.architecture == "pretrained" or _elsewhere():
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpt2, width = model.architecture == "gpt2", model.hidden_size
+    layer = (12 if gpt2 else 8) * width**2
+    parts = {
+        "max_length": ("the table of positions", model.max_length * width if gpt2 else 0),
+        "hidden_size": ("one layer", layer),
+        "num_layers": ("all layers", model.num_layers * layer),
+    }
+    for name, (part, numbers) in parts.items():
+        if numbers * _BYTES > memory:
+            takes = f"{part} would take {numbers * _BYTES / 2**30:,.0f} GiB in training"
+            remedy = f"{takes}, of this machine's {memory / 2**30:,.0f}: lower it"
+            raise InputError(f"model.{name}", getattr(model, name), remedy)
+
+
 def check_model(config: RunConfig, *, start: bool = True) -> None:
     """Raises: InputError if the model, its warm start or its vocabulary cannot be made. ``config``: as by ``for_use``.
 
     ``start``: whether the warm start is that of this model section, and must fit it.
     """
+    check_size(config.model)
     vocabulary = _vocabulary(config)
     if config.model.architecture == "pretrained":
         hub = pretrained_config(config.model)
