@@ -240,25 +240,29 @@ def searched(tmp_path_factory):
     return command, copy
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *ENDLESS])
 @pytest.mark.parametrize("name", SWEEP)
-def test_a_damaged_file_of_a_sweep_is_named(searched, capsys, name, kind):
+def test_a_damaged_file_of_a_sweep_is_named(searched, capsys, tmp_path, name, kind):
     command, copy = searched
     shutil.rmtree(command.out)
     shutil.copytree(copy, command.out)
     damage(command.out / name, kind)
-    capsys.readouterr()
-    code = command.call()
-    told = capsys.readouterr()
-    if (name, kind) == ("study.journal", "cut"):  # trials that it does not know the end of are resumed, and have ended
-        assert code == 0, told.err
-        assert json.loads(told.out)["selection"] == json.loads((copy / "result.json").read_text())["selection"]
-    elif name == "private/base.yaml":  # nothing is left to train from it
-        assert code == 0, told.err
-    else:
-        assert code == 2, told.err
-        assert told.err.count("error: ") == 1
-        assert "Traceback" not in told.err
+
+    def resume() -> None:
+        capsys.readouterr()
+        code = command.call()
+        told = capsys.readouterr()
+        if (name, kind) == ("study.journal", "cut"):  # trials of which it knows no end are resumed, and have ended
+            assert code == 0, told.err
+            assert json.loads(told.out)["selection"] == json.loads((copy / "result.json").read_text())["selection"]
+        elif name == "private/base.yaml":  # nothing is left to train from it
+            assert code == 0, told.err
+        else:
+            assert code == 2, told.err
+            assert told.err.count("error: ") == 1
+            assert "Traceback" not in told.err
+
+    bounded(resume, tmp_path / "child")
     for ledger in copy.rglob("ledger.jsonl"):
         assert (command.out / ledger.relative_to(copy)).read_bytes() == ledger.read_bytes()
 

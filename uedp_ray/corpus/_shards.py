@@ -273,7 +273,7 @@ class _Finder:
 def _kept(path: Path) -> list[Any] | None:
     """The findings in a file of the cache; None if there are none, or it is damaged: they are made again."""
     try:
-        table = pq.read_table(path, schema=_KEPT) if path.exists() else None
+        table = pq.read_table(path, schema=_KEPT) if path.is_file() else None
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise

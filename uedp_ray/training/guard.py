@@ -20,6 +20,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError
+from uedp_ray.files import check_regular
 
 TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
@@ -101,6 +102,7 @@ def check_warm_start(private: Corpus, model: str) -> None:
     if not model or not path.exists():
         return
     try:
+        check_regular(path, "pre-train it again")
         sketch = np.load(path, allow_pickle=False)
     except (OSError, ValueError):
         raise InputError("model.warm_start", model, f"its {TEXT_SKETCH} is damaged: pre-train it again") from None

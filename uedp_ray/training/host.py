@@ -249,7 +249,7 @@ def _free(run: RunDir) -> None:
 
     group = _group(run)
     run.storage.get(group)
-    if group.exists():
+    if group.is_file():
         held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
         # What another job held ended with it, or is alive.
         if held.hex().endswith(ray.get_runtime_context().get_job_id()):
