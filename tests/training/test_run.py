@@ -190,7 +190,7 @@ def test_other_networks_train_and_export(corpora, tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("fixed", "differ"), [({"noise"}, True), ({"sampling"}, True), ({"noise", "sampling"}, False)], ids=str
+    ("fixed", "differ"), [(["noise"], True), (["sampling"], True), (["noise", "sampling"], False)], ids=str
 )
 def test_noise_and_sampling_are_each_secret_and_nothing_else_of_a_private_run_is(
     corpora, tmp_path, monkeypatch, fixed, differ
