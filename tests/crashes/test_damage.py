@@ -273,7 +273,8 @@ def test_a_damaged_file_of_a_sweep_is_named(searched, capsys, tmp_path, name, ki
         {"references": 7},
         {"references": [{"name": "noiseless"}]},
         {"trials": [7]},
-        {"trials": [{"trial": "0", "state": "done", "run_dirs": ["../x"], "perplexity": 1}]},
+        {"trials": [{"trial": "0", "number": 0, "state": "done", "run_dirs": ["../x"], "perplexity": 1}]},
+        {"trials": [{"trial": "0000", "state": "done", "run_dirs": ["trials/0000"], "perplexity": 1}]},
     ],
 )
 def test_an_odd_result_of_a_sweep_is_made_anew(searched, command, tmp_path, content):

@@ -170,7 +170,8 @@ def read_rows(path: Path, remedy: str) -> list[Row]:
 
 
 def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("trial"), str) or not isinstance(row.get("state"), str):
+    kinds = {"trial": str, "state": str, "number": int}
+    if not isinstance(row, dict) or not all(type(row.get(name)) is kind for name, kind in kinds.items()):
         return False
     names, measured = row.get("run_dirs"), type(row.get("perplexity")) in (int, float)
     runs = isinstance(names, list) and all(isinstance(name, str) and _RUN.fullmatch(name) for name in names)
