@@ -136,6 +136,14 @@ def test_a_burst_of_ctrl_c_is_answered_once(command, run_file, tmp_path, monkeyp
     assert (code, len(told), burst) == (130, 1, [])
 
 
+@pytest.mark.parametrize("kind", ["entity", "extended"])
+def test_a_part_of_the_unit_is_no_guarantee_of_it(answer, kind):
+    found = answer("epsilon", *PARAMETERS, "--noise-multiplier", 2, "--kind", kind)
+    assert found["guarantee"] is False
+    assert "alone: no guarantee" in found["text"]
+    assert answer("epsilon", *PARAMETERS, "--noise-multiplier", 2, "--kind", kind, "--accountant", "user")["guarantee"]
+
+
 def test_calibrate_never_overshoots(answer):
     found = answer("calibrate", "--target-epsilon", 2.0, *PARAMETERS)
     assert {"noise_multiplier", "epsilon"} <= found.keys()

@@ -67,7 +67,7 @@ def parameter_epsilon(
     else:
         infinite = math.isinf(value)
         why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
-        answer = _answer(mechanism, value, delta, accountant, nothing=why)
+        answer = _answer(mechanism, value, delta, accountant, nothing=why, kind=kind)
         if mechanism.max_users is not None:
             answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
     return answer | {"rounds": rounds, "kind": kind}
@@ -99,7 +99,7 @@ def _of_ledger(
         nothing = ""
     mechanism = whole.rounds[-1][0] if whole.rounds else None
     declared = events[0]["header"].get("bounds") == "declared"
-    claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing}
+    claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing, "kind": kind}
     if not nothing and whole.num_rounds > charged.num_rounds:
         claims["note"] = (
             f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."

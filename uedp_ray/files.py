@@ -1,6 +1,6 @@
 """Files and folders that are whole or as they were, whatever is killed or full; and what is read back from them.
 
-    with replacing(run / "model") as new:           # run/.model.new, which becomes run/model, synced, if all goes well
+    with replacing(run / "model") as new:           # beside run/model, which it becomes, synced, if all goes well
         save_model(model, new)
     settle(run)                                     # what a kill left of such changes is gone, or put back
 
@@ -23,7 +23,7 @@ from typing import Any
 from uedp_ray.errors import InputError
 from uedp_ray.jsontext import to_json
 
-_NEW, _OLD = ".new", ".old"
+_NEW, _OLD = ".uedp_ray.new", ".uedp_ray.old"  # no name of a user's: what bears it is removed
 _NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
 """How libraries in Rust, which safetensors and tokenizers are, tell the number of a system's error."""
 _MOST_JSON = 1 << 26
@@ -121,7 +121,7 @@ def settle(folder: Path, names: Collection[str] | None = None) -> None:
     anything.
     """
     for entry in list(folder.iterdir()) if folder.is_dir() else ():
-        name = entry.name[1:-4]
+        name = entry.name[1:].removesuffix(_NEW).removesuffix(_OLD)
         if entry.name in (f".{name}{_NEW}", f".{name}{_OLD}") and (names is None or name in names):
             _settle(folder / name)
 

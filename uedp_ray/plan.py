@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
@@ -294,6 +295,15 @@ class Plan:
             "bounds": config.bounds.mode,
             "plan": plan,
         }
+
+    def check_header(self, header: Mapping[str, Any], setup: Path) -> None:
+        """Holds the mechanism that a run was set up with against its ledger's first line, which nobody can change unseen.
+
+        Raises: InputError naming the file ``setup`` if another noise would be added, or none.
+        """
+        if "plan" in header and header["plan"] != self.header()["plan"]:
+            remedy = "its mechanism is not that of the ledger's first line: put the run's own back"
+            raise InputError(setup.name, str(setup), remedy)
 
     def affordable(self, charged: Charges) -> int:
         """How many rounds a run may charge in all: those planned.

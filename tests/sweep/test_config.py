@@ -35,6 +35,11 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         ({"space": NOISE}, "space.privacy.noise_multiplier", "solved from the budget"),
         ({"space": TARGET, "budget": {"noise": "free"}}, "space.privacy.target_epsilon", "noise_multiplier"),
         ({"space": TARGET, "budget": {"target_epsilon": 4}}, "space.privacy.target_epsilon", "stay within"),
+        (
+            {"space": {"corpus.categories": {"choice": [["person"], ["org"]]}}},
+            "space.corpus.categories",
+            "no common epsilon",
+        ),
         ({"budget": {"unit": "token"}}, "budget.unit", "user-entity"),
         ({"budget": {"delta": 2.0}}, "budget.delta", "between 0 and 1"),
         ({"resources": {"workers_per_trial": 0}}, "resources.workers_per_trial", "1 or more"),

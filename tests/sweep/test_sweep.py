@@ -213,8 +213,10 @@ def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpor
     base = sweep_tree(corpora)["base"]
     base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
     space, told = {"corpus.categories": {"choice": [["person"], ["iban"]]}}, []
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    search = {"trials": 2, "selection": "public", "public": public}
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        sweep(sweep_config(corpora, tmp_path, base=base, space=space), tmp_path / "out", say=told.append)
+        sweep(sweep_config(corpora, tmp_path, base=base, space=space, search=search), tmp_path / "out", say=told.append)
     assert not (tmp_path / "out" / "trials").exists()
     assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
 

@@ -55,11 +55,10 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     assert run(folder) == [last], "a finished trial is not run again"
 
 
-def test_trials_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
-    sweep = sweep_config(
-        corpora, tmp_path, space={"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
-    )
-    dump_sweep_config(sweep, folder.config)
+def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
+    search = {"selection": "public", "public": {"corpus.source": {"format": "synthetic", "num_users": 20}}}
+    space = {"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
+    dump_sweep_config(sweep_config(corpora, tmp_path, space=space, search=search), folder.config)
     weights, stated = [], []
     for number, point in enumerate(load_sweep_config(folder.config).parsed_space.grid()):
         reports = []

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from tests.training.runs import NUM_USERS, parameters, run_tree
+from uedp_ray import export
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
@@ -65,6 +66,14 @@ def test_a_row_each_for_untrained_public_only_and_every_variant(done):
     assert [row["rounds"] for row in table["rows"]] == [0, 0, 3, 3]
     assert bare["perplexity"] < public["perplexity"]
     assert (private["private"], bare["private"]) == (True, False)
+
+
+def test_a_variant_has_no_price_of_its_own(done, tmp_path):
+    """Which of them is handed on depends on the results of all."""
+    variant = done[0] / "private-epsilon-8"
+    assert "Not the price of a chosen model: one variant of a comparison" in (variant / "privacy.md").read_text()
+    with pytest.raises(InputError, match="is one variant of a comparison, whose choice has no price"):
+        export(variant, tmp_path / "out")
 
 
 def test_every_variant_starts_from_the_one_public_model(done):

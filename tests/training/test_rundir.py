@@ -13,10 +13,12 @@ import pytest
 
 from tests.crashes.commands import Sweep
 from tests.sweep.sweeps import sweep_config
-from tests.training.runs import TREE, run_config
+from tests.training.runs import TREE, events, run_config
+from uedp_ray import export
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_json
 from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.sweep.host import sweep
@@ -342,3 +344,25 @@ def test_what_a_refused_start_finds_in_a_strangers_folder_stays(corpora, tmp_pat
     with pytest.raises(InputError):
         starts[command]()
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("mechanism", [None, {"noise_multiplier": 0.05}])
+def test_another_noise_than_the_ledger_was_opened_with_is_never_added(corpora, tmp_path, mechanism):
+    config = run_config(corpora)
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    setup = run.load_setup()
+    setup["mechanism"] = mechanism and setup["mechanism"] | mechanism
+    write_json(run.setup, setup, private=True)
+    with pytest.raises(InputError, match=r"setup\.json = .*is not that of the ledger's first line"):
+        train(config, tmp_path / "run", workers=0, resume=True)
+    assert events(tmp_path / "run") == []
+
+
+def test_what_lies_beside_a_folder_that_is_made_stays(private_run, tmp_path):
+    for name in (".made.old", ".made.new", ".text.old", ".text.new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("mine")
+    before = content(tmp_path)
+    export(private_run.out, tmp_path / "made")
+    prepare(SourceConfig(format="synthetic", num_users=3), tmp_path / "text")
+    assert before.items() <= content(tmp_path).items()

@@ -1,7 +1,7 @@
 """A tokenised corpus on disk: one flat array of token ids and one of offsets, memory-mapped by every worker.
 
     store = encode_corpus(open_corpus("data/prepared"), vocabulary, "run/tokens", max_length=64)
-    store.sentence(0)       # (T,) int32, T <= 63: the model adds the end token
+    store.sentence(0)       # (T,) int32, T <= 64, without the end token
 
 Sentence ``i`` is the corpus's sentence ``i``; one that is empty after normalisation keeps its place with length 0. The
 arrays are as private as the text.

@@ -20,6 +20,12 @@ _PART_OF_SWEEP = (
 )
 
 
+_PART_OF_COMPARISON = (
+    "one variant of a comparison, by itself. Which of them is chosen depends on the results of all, and nothing charges for "
+    "that; a sweep prices its choice"
+)
+
+
 def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
     """What the run of a ledger is one of several of, if it is."""
     return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None
@@ -27,12 +33,18 @@ def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 def covers(header: Mapping[str, Any]) -> str:
     """What the epsilon of one run speaks of, from its ledger's header."""
-    return _PART_OF_SWEEP if header.get("part_of") else "this run alone, as if it was not chosen among others"
+    part = header.get("part_of")
+    if part is None:
+        return "this run alone, as if it was not chosen among others"
+    return _PART_OF_COMPARISON if part == "comparison" else _PART_OF_SWEEP
 
 
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
     """Three decimals, rounded up: what is printed bounds too. Infinity and None read ``nothing``."""
     return nothing if value is None or math.isinf(value) else f"{math.ceil(value * 1000) / 1000:.3f}"
+
+
+_PARTS = {"entity": "detected entities", "extended": "sentences without detected entities"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +73,19 @@ def state(
     unit: str | None = None,
     nothing: str = "",
     note: str = "",
+    kind: str = "both",
 ) -> Statement:
     """The statement of ``epsilon``.
 
     ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
     published claims nothing, and has no unit of its own: ``unit`` says which its figure was printed for. ``nothing``: why
-    there is no guarantee. ``note``: a further sentence.
+    there is no guarantee. ``note``: a further sentence. ``kind``: where it is of one kind of entities (``dominating.kinds``),
+    which is a part of the unit, and no guarantee of it.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
-    guarantee = private and accountant != "published" and math.isfinite(epsilon)
+    part = _PARTS.get(kind, "") if accountant in ("user-entity", "entity") else ""
+    guarantee = private and accountant != "published" and math.isfinite(epsilon) and not part
     unit = unit or ("user-entity" if accountant == "published" else accountant)
     rule = "none" if mechanism is None else mechanism.selection_rule
     if accountant == "published":
@@ -78,7 +93,9 @@ def state(
     elif not private:
         claim = "not private: noise by a test seed, or as published"
     else:
-        claim = "an upper bound" if guarantee else nothing or "no guarantee"
+        claim = (
+            "an upper bound" if guarantee else nothing or (f"of {part} alone: no guarantee" if part else "no guarantee")
+        )
     text = (
         f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {delta:g} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "

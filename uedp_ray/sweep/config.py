@@ -183,6 +183,11 @@ class SweepConfig:
         if self.resources.workers_per_trial > 1 and self.search.stops_early:
             remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
             raise InputError("search.early_stopping", self.search.early_stopping, remedy)
+        categories = self.parsed_space.get("corpus.categories")
+        if categories is not None and self.search.rule != "public":
+            # The proof of the price composes releases for one pair of a user and an entity, in every trial the same.
+            remedy = "trials that protect different entities have no common epsilon: use rule public, or compare"
+            raise InputError("space.corpus.categories", list(categories.values), remedy)
         self._check_noise()
 
     def _check_noise(self) -> None:

@@ -50,6 +50,11 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
         if above is not None:
             return _of_sweep(SweepDir(above), storage.root, out)
         found = Finished.open(RunDir(storage.root, storage))
+        if part_of(found.events) == "comparison":
+            remedy = (
+                "is one variant of a comparison, whose choice has no price: search the variants with uedp-ray sweep"
+            )
+            raise InputError("RUN", str(path), remedy)
         if part_of(found.events):
             remedy = "is one run of a sweep, whose total it costs: export the sweep, or the run in the sweep's folder"
             raise InputError("RUN", str(path), remedy)

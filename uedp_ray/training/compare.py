@@ -164,7 +164,9 @@ def _train_variant(
     folder = out / _slug(name)
     say(f"training: {name}")
     resumable = resume and (folder / "config.yaml").exists()
-    result = train(variant, folder, workers=num_workers, resume=resumable, say=say, progress=progress)
+    result = train(
+        variant, folder, workers=num_workers, resume=resumable, part_of="comparison", say=say, progress=progress
+    )
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 
 

@@ -51,6 +51,7 @@ class RunDriver:
         self._training = config.training
         self._digest = config.digest()
         self._ledger = Ledger.open(self.run.ledger, config_digest=ledger_digest(self.run, config))
+        self.plan.check_header(self._ledger.header, self.run.setup)
         self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0

@@ -84,6 +84,7 @@ class Finished:
         result, setup = run.load_result(), run.load_setup()
         mechanism = setup["mechanism"] and RoundMechanism.from_dict(setup["mechanism"])
         plan = Plan(config, mechanism)
+        plan.check_header(events[0]["header"], run.setup)
         spent = epsilons(plan, events)
         found = cls(run, config, plan, events, spent, result, setup)
         found._refuse_without_guarantee()
