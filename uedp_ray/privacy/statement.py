@@ -80,8 +80,8 @@ def state(
     ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
     published claims nothing, and has no unit of its own: ``unit`` says which its figure was printed for. ``nothing``: why
-    there is no guarantee. ``note``: a further sentence. ``kind``: where it is of one kind of entities (``dominating.kinds``),
-    which is a part of the unit, and no guarantee of it.
+    there is no guarantee. ``note``: a further sentence. ``kind``: of entities, where it is one
+    (``dominating.kinds``): that is a part of the unit, and no guarantee of it.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     part = _PARTS.get(kind, "") if accountant in ("user-entity", "entity") else ""
