@@ -230,9 +230,7 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
                     "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
                 )
                 raise InputError("ledger.jsonl", str(ledger), remedy)
-            elif (
-                row["state"] == "refused" or not sweep.search.adaptive
-            ):  # what was fixed beforehand is charged as planned
+            elif row["state"] == "refused" or not sweep.search.adaptive:  # points fixed beforehand: charged as planned
                 found.append([])
             else:
                 found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))

@@ -50,7 +50,7 @@ from uedp_ray.training.evaluate import TextSize, text_size
 from uedp_ray.training.guard import check_evaluation, check_public, check_start, check_warm_start
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
-from uedp_ray.training.words import make_vocabulary
+from uedp_ray.training.words import make_vocabulary, public_text
 
 Say = Callable[[str], None]
 COMMIT = "state.json"
@@ -374,8 +374,7 @@ def _set_up(
         read = Sketch()
         vocabulary = make_vocabulary(used, corpus, bounded.sentence_weight, ledger, charged, read)
         if guarded:
-            field = "vocabulary.public_text" if config.vocabulary.public_text else "pretrain.text"
-            sources = config.vocabulary.public_text or config.pretrain.text
+            field, sources = public_text(config)
             check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
         with replacing(run.vocabulary) as new:
             vocabulary.save(new)
