@@ -23,7 +23,7 @@ from uedp_ray.training.pretrain import pretrain
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 
-
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
 _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import Check, Unexpected, record
 from uedp_ray.jsontext import to_json
 
 _NEW, _OLD = ".uedp_ray.new", ".uedp_ray.old"  # no name of a user's: what bears it is removed
@@ -71,11 +72,11 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_atomically(path, to_json(value).encode(), private=private)
 
 
-def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -> dict[str, Any]:
+def read_json(path: Path, fields: Mapping[str, Check], remedy: str) -> dict[str, Any]:
     """The object in a JSON file.
 
     Args:
-      fields: names that it must have, with the types allowed; others are let through.
+      fields: names that it must have, each with a check of its value; others are let through.
       remedy: what to do if it is missing or damaged.
 
     Raises: InputError if it is not that.
@@ -89,9 +90,10 @@ def read_json(path: Path, fields: Mapping[str, tuple[type, ...]], remedy: str) -
         raise unusable(error, path.name, path, remedy) from None
     if not isinstance(value, dict):
         raise InputError(path.name, str(path), f"is damaged: {remedy}")
-    for name, types in fields.items():
-        if not isinstance(value.get(name), types) or (isinstance(value.get(name), bool) and bool not in types):
-            raise InputError(path.name, str(path), f"is damaged ({name} is missing or wrong): {remedy}")
+    try:
+        record(fields)(value, "")
+    except Unexpected as error:  # without the value: it may be private
+        raise InputError(path.name, str(path), f"is damaged ({error}): {remedy}") from None
     return value
 
 

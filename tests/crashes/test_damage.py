@@ -213,6 +213,40 @@ def test_what_is_read_of_a_finished_run_is_checked(private_run, corpora, tmp_pat
     assert again["perplexity"] == private_run.result["perplexity"]
 
 
+ODD_VALUES = ["x", -1, [1], {}, 10**400, float("nan")]
+FIELDS = {
+    "result.json": ["perplexity", "epsilon", "epsilon.user-entity", "rounds", "planned_rounds", "unk_share", "private"],
+    "private/setup.json": [
+        "detectors",
+        "categories",
+        "compared",
+        "evaluation_size",
+        "mechanism",
+        "corpus",
+        "evaluation",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_another_type_is_named_before_anything_is_charged(private_run, corpora, tmp_path, name):
+    out = tmp_path / "run"
+    shutil.copytree(private_run.out, out)
+    whole, ledger = json.loads((out / name).read_text()), (out / "ledger.jsonl").read_bytes()
+    if name != "result.json":
+        (out / "result.json").unlink()
+    for field in FIELDS[name]:
+        for odd in ODD_VALUES:
+            tree = json.loads(json.dumps(whole))
+            inner, last = (tree["epsilon"], field[8:]) if field.startswith("epsilon.") else (tree, field)
+            inner[last] = odd
+            (out / name).write_text(json.dumps(tree))
+            with pytest.raises(InputError) as raised:
+                train(run_config(corpora), out, workers=0, resume=True)
+            assert "\n" not in str(raised.value)
+            assert (out / "ledger.jsonl").read_bytes() == ledger
+
+
 def test_of_offsets_none_leaves_its_array(corpora, tmp_path):
     shutil.copytree(corpora / "private", tmp_path / "corpus")
     for name in ("user_offsets", "shard_users", "entity_offsets", "entity_ids"):
@@ -287,6 +321,21 @@ def test_an_odd_result_of_a_sweep_is_made_anew(searched, command, tmp_path, cont
     assert searching.call() == 0
     whole, made = (json.loads((each / "result.json").read_text()) for each in (copy, searching.out))
     assert (made["references"], made["best"]) == (whole["references"], whole["best"])
+
+
+@pytest.mark.parametrize(
+    ("field", "odd"),
+    [("odometer", "x"), ("odometer", {"planned": [{"mechanism": [1], "rounds": 4}]}), ("delta", "x"), ("rule", [])],
+)
+def test_odd_terms_of_a_price_are_named(searched, command, tmp_path, field, odd):
+    searching, copy = searched
+    shutil.rmtree(searching.out)
+    shutil.copytree(copy, searching.out)
+    terms = searching.out / "selection.json"
+    terms.write_text(json.dumps(json.loads(terms.read_text()) | {field: odd}))
+    code, _, told = command("export", searching.out, "--out", tmp_path / "handed-on")
+    assert (code, told.count("error: "), told.count("\n")) == (2, 1, 1), told
+    assert "selection.json" in told
 
 
 @pytest.mark.parametrize(

@@ -127,3 +127,4 @@ def test_declared_bounds_are_called_declared(corpora, tmp_path):
 def test_small_epsilons_are_shown_to_three_places_and_infinity_as_none():
     assert show_epsilon(1.23456) == "1.235"
     assert show_epsilon(float("inf")) == show_epsilon(None) == "no guarantee"
+    assert int(show_epsilon(1e308)) >= 1e308

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import Check, Unexpected, anything, list_of, number, one_of, record, string
 from uedp_ray.privacy.selection import RULES
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Dimension
@@ -26,10 +26,7 @@ from uedp_ray.tables import MAX_BYTES, read_bounded
 
 UNITS = ("user-entity", "user", "entity")
 _RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)
-_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
-_LARGEST = 1e300
-
-Check = Callable[[Any, str], None]
+_NAMED = string(r"[\w-]{1,64}", "the name of a trial")
 
 
 def inside(root: Path, name: str) -> Path:
@@ -84,7 +81,10 @@ def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
         if isinstance(error, InputError):
             raise
         raise InputError("result.json", str(root), f"is no JSON that a sweep writes ({type(error).__name__})") from None
-    _check_result(tree, config)
+    try:
+        _check_result(tree, config)
+    except Unexpected as error:
+        raise InputError(f"result.json: {error.where}", _short(error.value), f"expected {error.expected}") from None
     best = tree["best"]
     if best is not None:
         alone, total = best["epsilon"][config.budget.unit], best["epsilon_with_choice"]
@@ -98,98 +98,37 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _refuse(where: str, value: object, expected: str) -> None:
-    raise InputError(f"result.json: {where}", _short(value), f"expected {expected}")
-
-
-def _number(low: float = -_LARGEST, *, whole: bool = False, nothing: bool = False) -> Check:
-    """A finite number of at least ``low``; with ``nothing``, or null."""
-
-    def check(value: Any, where: str) -> None:
-        if nothing and value is None:
-            return
-        kinds = int if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= _LARGEST:
-            _refuse(where, value, f"a number from {low:g}")
-
-    return check
-
-
-def _text(value: Any, where: str) -> None:
-    if not isinstance(value, str) or len(value) > 10_000:
-        _refuse(where, value, "a text")
-
-
-def _named(value: Any, where: str) -> None:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        _refuse(where, value, "the name of a trial")
-
-
-def _one_of(*values: Any) -> Check:
-    def check(value: Any, where: str) -> None:
-        if value not in values:
-            _refuse(where, value, f"one of {', '.join(map(str, values))}")
-
-    return check
-
-
-def _list(of: Check) -> Check:
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            _refuse(where, value, "a list")
-        for index, item in enumerate(value):
-            of(item, f"{where}[{index}]")
-
-    return check
-
-
-def _record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
-    """A mapping with at least these keys."""
-
-    def check(value: Any, where: str) -> None:
-        if nothing and value is None:
-            return
-        if not isinstance(value, dict):
-            _refuse(where, value, "a mapping")
-        for key, of in keys.items():
-            if key not in value:
-                _refuse(where, sorted(value), f"the key {key}")
-            of(value[key], f"{where}.{key}" if where else key)
-
-    return check
-
-
 def _check_result(tree: Any, config: SweepConfig) -> None:
     budget = config.budget
-    terms = {"delta": _one_of(budget.delta), "unit": _one_of(budget.unit)}
-    spent = _number(0.0, nothing=True)
+    terms = {"delta": one_of(budget.delta), "unit": one_of(budget.unit)}
+    spent = number(0.0, nothing=True)
     best = {
-        "trial": _named,
-        "perplexity": _number(0.0),
+        "trial": _NAMED,
+        "perplexity": number(0.0),
         "perplexity_std": spent,
-        "seeds": _number(1, whole=True),
+        "seeds": number(1, whole=True),
         "noise_multiplier": spent,
-        "epsilon": _record(dict.fromkeys(UNITS, spent)),
+        "epsilon": record(dict.fromkeys(UNITS, spent)),
         "epsilon_with_choice": spent,
         "params": _settings(config),
-        "run_dir": lambda value, where: None,  # as a path, by ``run_dir``
-        "tied": lambda value, where: None if value is None else _list(_named)(value, where),
+        "run_dir": anything,  # as a path, by ``run_dir``
+        "tied": list_of(_NAMED, nothing=True),
         **terms,
     }
     selection = {
-        "rule": _one_of(*RULES),
+        "rule": one_of(*RULES),
         "epsilon": spent,
-        **dict.fromkeys(("accountant", "releasable", "text"), _text),
+        **dict.fromkeys(("accountant", "releasable", "text"), string()),
         **terms,
     }
-    reference = {"name": _one_of("public-only", "noiseless"), "perplexity": _number(0.0), "epsilon": spent}
+    reference = {"name": one_of("public-only", "noiseless"), "perplexity": number(0.0), "epsilon": spent}
     states = ("asked", "done", "stopped", "failed", "refused", "running")
-    _record(
+    record(
         {
-            "best": _record(best, nothing=True),
-            "counts": _record(dict.fromkeys(states, _number(0, whole=True))),
-            "selection": _record(selection),
-            "references": _list(_record(reference)),
+            "best": record(best, nothing=True),
+            "counts": record(dict.fromkeys(states, number(0, whole=True))),
+            "selection": record(selection),
+            "references": list_of(record(reference)),
         }
     )(tree, "")
 
@@ -197,10 +136,10 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
 def _settings(config: SweepConfig) -> Check:
     def check(value: Any, where: str) -> None:
         if not isinstance(value, dict) or not value.keys() <= config.parsed_space.keys():
-            _refuse(where, value, "settings that were searched")
+            raise Unexpected(where, value, "settings that were searched")
         for key, setting in value.items():
             if not holds(config.parsed_space[key], setting):
-                _refuse(f"{where}.{key}", setting, "a value that was searched")
+                raise Unexpected(f"{where}.{key}", setting, "a value that was searched")
 
     return check
 

@@ -30,6 +30,7 @@ from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
+from uedp_ray.fields import Check, flag, list_of, record, string
 from uedp_ray.files import check_regular, read_json
 
 T = TypeVar("T")
@@ -264,14 +265,12 @@ def _fixed(array: NDArray[Any]) -> NDArray[Any]:
 _AGAIN = "run prepare again"
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 """Errors that are the machine's: preparing again would not help."""
-_MANIFEST = {
-    "statistics": (dict,),
-    "detectors": (list,),
-    "categories": (list, type(None)),
-    "digest": (str,),
-    "names_users": (bool,),
-    "has_labels": (bool,),
-    "has_tags": (bool,),
+_MANIFEST: dict[str, Check] = {
+    "statistics": record({}),
+    "detectors": list_of(string()),
+    "categories": list_of(string(), nothing=True),
+    "digest": string(),
+    **dict.fromkeys(("names_users", "has_labels", "has_tags"), flag),
 }
 
 

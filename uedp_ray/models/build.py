@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError, one_line
+from uedp_ray.fields import string
 from uedp_ray.files import check_regular, read_json
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 
@@ -250,7 +251,7 @@ def load_model(path: str | Path) -> nn.Module:
         for file in Path(path).iterdir():
             if not file.is_dir():
                 check_regular(file, "put the model's own back")
-        settings = read_json(Path(path) / "config.json", {"model_type": (str,)}, "put the model's own back")
+        settings = read_json(Path(path) / "config.json", {"model_type": string()}, "put the model's own back")
         if settings.pop("model_type") != "awd_lstm":
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         model = AWDLSTM(AWDLSTMConfig(**settings))

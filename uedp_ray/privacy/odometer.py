@@ -134,7 +134,7 @@ class Odometer:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Odometer:
-        """Reads what ``to_dict`` wrote."""
+        """Reads what ``to_dict`` wrote. Raises: InputError, KeyError, TypeError for anything else."""
         parts = tuple((RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in values["planned"])
         return cls(**{**values, "planned": parts})
 

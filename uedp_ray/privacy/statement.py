@@ -39,9 +39,15 @@ def covers(header: Mapping[str, Any]) -> str:
     return _PART_OF_COMPARISON if part == "comparison" else _PART_OF_SWEEP
 
 
+_EXACT = 2.0**53 / 1000
+"""Above it a float has no thousandths to round up, and far above its product with 1000 is infinite."""
+
+
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
     """Three decimals, rounded up: what is printed bounds too. Infinity and None read ``nothing``."""
-    return nothing if value is None or math.isinf(value) else f"{math.ceil(value * 1000) / 1000:.3f}"
+    if value is None or math.isinf(value):
+        return nothing
+    return f"{math.ceil(value * 1000) / 1000:.3f}" if value < _EXACT else str(math.ceil(value))
 
 
 _PARTS = {"entity": "detected entities", "extended": "sentences without detected entities"}

@@ -15,6 +15,7 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, record, string
 from uedp_ray.files import read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
@@ -142,22 +143,22 @@ def _references(
 def _concluded(folder: SweepDir) -> list[dict[str, Any]] | None:
     """The references of an earlier end of this sweep: more trials do not change them."""
     try:
-        known: list[dict[str, Any]] = read_json(folder.result, {"references": (list,)}, "")["references"]
+        known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_REFERENCE)}, "")["references"]
     except (OSError, InputError):
         return None
-    return known if all(map(_is_reference, known)) else None
+    return known
 
 
-def _is_reference(row: Any) -> bool:
-    """Whether it is one that ``_references`` makes."""
-    number, nothing = (int, float), type(None)
-    kinds: dict[str, Any] = {
-        **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number),
-        **dict.fromkeys(("epsilon", "rounds", "planned_rounds"), (*number, nothing)),
-        "name": str,
-        "run_dir": (str, nothing),
+_REFERENCE = record(
+    {
+        **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
+        "epsilon": number(0.0, nothing=True),
+        **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True, nothing=True)),
+        "name": string(),
+        "run_dir": string(nothing=True),
     }
-    return isinstance(row, dict) and all(isinstance(row.get(name, kinds), kind) for name, kind in kinds.items())
+)
+"""One that ``_references`` makes."""
 
 
 def _train(

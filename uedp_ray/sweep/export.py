@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of
 from uedp_ray.files import read_json
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import charged_runs, planned_charges_of, price
+from uedp_ray.sweep.price import PART, charged_runs, planned_charges_of, price
 from uedp_ray.sweep.results import Row, best, read_rows
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
@@ -148,7 +149,9 @@ def _terms(
     fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     if rule == "repeat_and_select":
-        candidates = read_json(folder.pool, {"candidates": (list,)}, "put the sweep's own back")["candidates"]
+        candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "put the sweep's own back")[
+            "candidates"
+        ]
         return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}
     runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}

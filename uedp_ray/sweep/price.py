@@ -18,6 +18,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, record, string
 from uedp_ray.files import read_json, write_json
 from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
@@ -45,6 +46,10 @@ COVERS = {
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
+PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
+"""Check of what a run of a candidate was planned to release, as JSON."""
+_DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
+_TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
 _RESTORE = "put the sweep's own back, or search in another folder"
 _POINTS_TRIED = 50
 """Points drawn for each that is wanted, before the space counts as exhausted."""
@@ -76,10 +81,8 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
 def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Raises: InputError if they are damaged, or not this sweep's."""
     drawn = sweep.search.rule == "repeat_and_select"
-    fields = {"rule": (str,), "delta": (int, float), "unit": (str,)}
-    terms = read_json(
-        folder.terms, fields | dict.fromkeys(("mean", "epsilon") if drawn else (), (int, float)), _RESTORE
-    )
+    fields = _TERMS | (_DRAWN if drawn else {})
+    terms = read_json(folder.terms, fields, _RESTORE)
     found, asked = (terms["rule"], terms["delta"], terms["unit"]), sweep.budget
     if found != (sweep.search.rule, asked.delta, asked.unit):
         raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {_RESTORE}")
@@ -88,11 +91,11 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 def _read_pool(folder: SweepDir) -> dict[str, Any]:
     """Raises: InputError if it is damaged."""
-    pool = read_json(folder.pool, {"points": (list,)}, _RESTORE)
-    points, draws = pool["points"], pool.get("draws", [])
-    drawn = isinstance(draws, list) and all(type(draw) is int and 0 <= draw < len(points) for draw in draws)
-    if not (drawn and all(isinstance(point, dict) for point in points)):
-        raise InputError(folder.pool.name, str(folder.pool), f"is damaged: {_RESTORE}")
+    pool = read_json(folder.pool, {"points": list_of(record({}))}, _RESTORE)
+    if "draws" in pool:
+        last = len(pool["points"]) - 1
+        draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}
+        pool = read_json(folder.pool, draws, _RESTORE)
     return pool
 
 
@@ -174,7 +177,10 @@ def _together(
 
 
 def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
-    return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+    try:
+        return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError("selection.json: odometer", str(error), f"is damaged: {_RESTORE}") from None
 
 
 def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:

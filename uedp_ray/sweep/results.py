@@ -10,7 +10,6 @@ Perplexities are of released models on evaluation text; everything here is as pu
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.files import read_json, write_atomically
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.events import charges, epsilon_of_events
@@ -35,12 +35,18 @@ Row = dict[str, Any]
 
 SIGNIFICANCE = 0.05
 _RESTORE = "put the sweep's own back, or search in another folder"
-_RESULT: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), (int, float)),
-    "initial_perplexity": (int, float, type(None)),
-    "rounds": (int,),
+_RESULT: dict[str, Check] = {
+    **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
+    "initial_perplexity": number(0.0, nothing=True),
+    "rounds": number(0, whole=True),
 }
-_RUN = re.compile(r"trials/[\w-]{1,64}", re.ASCII)
+_ROW = {
+    "trial": string(),
+    "number": number(0, whole=True),
+    "state": string(),
+    "perplexity": number(0.0, nothing=True),
+    "run_dirs": list_of(string(r"trials/[\w-]{1,64}", "a run of the sweep")),
+}
 _PLAY = 1.005
 _STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
 _COLUMNS = {
@@ -155,27 +161,16 @@ def _measured(runs: Sequence[Path]) -> Row:
 
 def _result(path: Path) -> dict[str, Any]:
     """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
-    result = read_json(path, _RESULT, _RESTORE)
-    if not 0 < result["perplexity"] < math.inf:
-        raise InputError(path.name, str(path), f"is damaged (perplexity): {_RESTORE}")
-    return result
+    return read_json(path, _RESULT, _RESTORE)
 
 
 def read_rows(path: Path, remedy: str) -> list[Row]:
     """The rows in a sweep's ``result.json``. Raises: InputError with the ``remedy`` if they are none that a sweep writes."""
-    rows: list[Row] = read_json(path, {"trials": (list,)}, remedy)["trials"]
-    if not all(map(_is_row, rows)):
-        raise InputError(path.name, str(path), f"is damaged (trials): {remedy}")
+    rows: list[Row] = read_json(path, {"trials": list_of(record(_ROW))}, remedy)["trials"]
+    for row in rows:
+        if row["state"] == "done" and (row["perplexity"] is None or not row["run_dirs"]):
+            raise InputError(path.name, str(path), f"is damaged (trial {row['trial']}): {remedy}")
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    kinds = {"trial": str, "state": str, "number": int}
-    if not isinstance(row, dict) or not all(type(row.get(name)) is kind for name, kind in kinds.items()):
-        return False
-    names, measured = row.get("run_dirs"), type(row.get("perplexity")) in (int, float)
-    runs = isinstance(names, list) and all(isinstance(name, str) and _RUN.fullmatch(name) for name in names)
-    return runs and (row["state"] != "done" or (measured and bool(names)))
 
 
 def ranked(rows: list[Row]) -> list[Row]:

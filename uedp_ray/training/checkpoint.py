@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import Check, number, string
 from uedp_ray.files import check_regular, make_folder, read_json, write_atomically
 from uedp_ray.training.rounds import RoundState
 
@@ -25,9 +26,9 @@ _FORMAT = 1
 _RESTORE = "restore it or use another --out"
 _MOST_COPIES, _MOST_BESIDE = 4, 1 << 20
 """Of the parameters, which Adam holds thrice, and bytes of headers and step counts."""
-_FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("config_digest", "accountant", "ledger_digest", "tensors", "sha256"), (str,)),
-    **dict.fromkeys(("format", "next_round", "ledger_seq"), (int,)),
+_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("config_digest", "accountant", "ledger_digest", "tensors", "sha256"), string()),
+    **dict.fromkeys(("format", "next_round", "ledger_seq"), number(0, whole=True)),
 }
 
 

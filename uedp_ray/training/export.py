@@ -33,11 +33,10 @@ from uedp_ray.files import check_regular, read_json, replacing, write_json
 from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.redact import published
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
-from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.rundir import RunDir, planned
 from uedp_ray.training.statement import Total, write_statement
 
 DATE = 946684800
@@ -82,8 +81,7 @@ class Finished:
                 raise InputError("RUN", str(run.root), remedy)
         config, events = run.load_config(), read_ledger(run.ledger)
         result, setup = run.load_result(), run.load_setup()
-        mechanism = setup["mechanism"] and RoundMechanism.from_dict(setup["mechanism"])
-        plan = Plan(config, mechanism)
+        plan = planned(config, setup)
         plan.check_header(events[0]["header"], run.setup)
         spent = epsilons(plan, events)
         found = cls(run, config, plan, events, spent, result, setup)

@@ -25,6 +25,7 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.fields import Check, number
 from uedp_ray.files import read_json
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
@@ -38,10 +39,10 @@ from uedp_ray.training.storage import Storage, open_storage
 from uedp_ray.training.worker import run_worker
 
 Progress = Callable[[dict[str, Any]], None]
-_PROGRESS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("round", "num_rounds"), (int,)),
-    **dict.fromkeys(("rounds_per_second", "seconds_left"), (int, float)),
-    **dict.fromkeys(("epsilon", "perplexity", "bits_per_byte"), (int, float, type(None))),
+_PROGRESS: dict[str, Check] = {
+    **dict.fromkeys(("round", "num_rounds"), number(0, whole=True)),
+    **dict.fromkeys(("rounds_per_second", "seconds_left"), number()),
+    **dict.fromkeys(("epsilon", "perplexity", "bits_per_byte"), number(0.0, nothing=True)),
 }
 
 
@@ -104,10 +105,10 @@ def train(
         run.storage.get(run.speed)
         speed: dict[str, Any] = {"tokens_per_second": None}
         with suppress(InputError):  # of this machine only; nothing rests on it
-            speed = read_json(run.speed, {"tokens_per_second": (int, float, type(None))}, "delete it")
+            speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
         result = run.load_result()
-        before, after = result.get("initial_perplexity"), result["perplexity"]
-        if isinstance(before, int | float) and (after is None or after > before):
+        before, after = result["initial_perplexity"], result["perplexity"]
+        if before is not None and (after is None or after > before):
             now = "not finite" if after is None else f"{after:.1f}"
             say(
                 f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {now}): "

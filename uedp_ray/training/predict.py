@@ -10,6 +10,7 @@ import torch
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.fields import record, string
 from uedp_ray.files import read_json
 from uedp_ray.models.build import load_model, longest_input
 from uedp_ray.models.task import forward_logits
@@ -63,7 +64,7 @@ def predict(
 def _of_sweep(sweep: Path) -> str:
     """What to name instead of a sweep's own folder."""
     try:
-        best = read_json(sweep / "result.json", {"best": (dict,)}, "")["best"]["run_dir"]
+        best = read_json(sweep / "result.json", {"best": record({"run_dir": string()})}, "")["best"]["run_dir"]
         return f"is a sweep: name its best run, {sweep / best}"
     except (OSError, ValueError, LookupError, TypeError):  # it has none yet
         return f"is a sweep: name one of its finished runs in {sweep / 'trials'}"

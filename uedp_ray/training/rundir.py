@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
+from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.files import (
     check_regular,
     make_folder,
@@ -42,12 +43,12 @@ from uedp_ray.files import (
     write_json,
 )
 from uedp_ray.locks import INSIDE, locked
-from uedp_ray.plan import Plan, cautions
+from uedp_ray.plan import ACCOUNTANTS, Plan, cautions
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.evaluate import TextSize, text_size
-from uedp_ray.training.guard import check_evaluation, check_public, check_start, check_warm_start
+from uedp_ray.training.guard import Compared, check_evaluation, check_public, check_start, check_warm_start
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary, public_text
@@ -58,19 +59,27 @@ COMMIT = "state.json"
 DRIVER_WAIT = 120.0
 """Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
 _MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
-_SETUP = {
-    "corpus": (str,),
-    "corpus_digest": (str,),
-    "evaluation": (str, type(None)),
-    "evaluation_digest": (str, type(None)),
-    "evaluation_size": (dict, type(None)),
-    "compared": (dict, type(None)),
-    "tokens": (str,),
-    "mechanism": (dict, type(None)),
-    "detectors": (list,),
-    "categories": (list, type(None)),
+_SETUP: dict[str, Check] = {
+    **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
+    **dict.fromkeys(("evaluation", "evaluation_digest"), string(nothing=True)),
+    "evaluation_size": record(
+        {field.name: number(0, whole=True) for field in dataclasses.fields(TextSize)}, nothing=True
+    ),
+    "compared": record({field.name: flag for field in dataclasses.fields(Compared)}, nothing=True),
+    "mechanism": record({field.name: anything for field in dataclasses.fields(RoundMechanism)}, nothing=True),
+    "detectors": list_of(string()),
+    "categories": list_of(string(), nothing=True),
 }
-_RESULT = {"perplexity": (int, float, type(None)), "epsilon": (dict,), "rounds": (int,)}
+_RESULT: dict[str, Check] = {
+    **dict.fromkeys(("perplexity", "initial_perplexity", "bits_per_byte", "unk_share"), number(0.0, nothing=True)),
+    "epsilon": record(dict.fromkeys(ACCOUNTANTS, number(0.0, nothing=True))),
+    "delta": number(0.0, 1.0),
+    "unit": one_of(*ACCOUNTANTS),
+    "noise_multiplier": number(0.0, nothing=True),
+    **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True)),
+    "private": flag,
+    "covers": string(),
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,10 @@ class RunDir:
 
     def load_setup(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
-        return read_json(self.setup, _SETUP, _MADE_ANEW)
+        setup = read_json(self.setup, _SETUP, _MADE_ANEW)
+        if len({setup[f"evaluation{part}"] is None for part in ("", "_digest", "_size")}) > 1:
+            raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {_MADE_ANEW}")
+        return setup
 
     def load_result(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
@@ -234,13 +246,12 @@ class Prepared:
     def open(cls, run: RunDir) -> Prepared:
         config, setup = run.load_config(), run.load_setup()
         vocabulary = Vocabulary.load(run.vocabulary)
-        mechanism = setup["mechanism"]
         corpus = _unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
             used=load_config(run.used),
-            plan=Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism)),
+            plan=planned(config, setup),
             corpus=corpus,
             tokens=_encode(tokens, corpus, vocabulary, config),
             sentence_weight=_load_weights(run, corpus.num_sentences),
@@ -331,8 +342,11 @@ def _set_up(
             dump_config(written, new)
     storage.put(run.config, run.used)
     if run.setup.exists():
-        Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
+        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
         setup = run.load_setup()
+        planned(config, setup).check_header(ledger.header, run.setup)
+        if (setup["evaluation"] is None) != (named is None):
+            raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {_MADE_ANEW}")
         for name in ("corpus", "evaluation"):
             if setup[name] is not None:
                 _unchanged(run, setup, name)
@@ -412,6 +426,12 @@ def _set_up(
         private=True,
     )
     storage.put(run.sentence_weight, run.setup)
+
+
+def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:
+    """The plan of a run that was set up."""
+    mechanism = setup["mechanism"]
+    return Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism))
 
 
 def _unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequence[str] = ()) -> Corpus:

@@ -1,0 +1,104 @@
+"""What may stand in a JSON file: checks of its values, so that a damaged file is one clear error, never a traceback.
+
+    check = record({"rounds": number(0, whole=True), "epsilon": record({"user": number(0.0, nothing=True)})})
+    check(value, "")                            # Unexpected: epsilon.user, "x", "a number from 0"
+
+A check takes a value and where it stands; keys that it does not name are let through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Never
+
+Check = Callable[[Any, str], None]
+_LARGEST, _LARGEST_WHOLE = 1e300, 1 << 53
+_LONGEST = 10_000
+
+
+class Unexpected(Exception):
+    """A value that is none of those expected."""
+
+    def __init__(self, where: str, value: Any, expected: str):
+        self.where, self.value, self.expected = where, value, expected
+        super().__init__(f"{where or 'the whole'} is not {expected}")
+
+
+def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = False, nothing: bool = False) -> Check:
+    """A finite number in [low, high]; ``nothing``: or null."""
+
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not good or not low <= value <= (min(high, _LARGEST_WHOLE) if whole else high):
+            limit = f" to {high:g}" if high < _LARGEST else ""
+            _refuse(
+                where, value, f"a {'whole ' if whole else ''}number{f' from {low:g}' if low > -_LARGEST else ''}{limit}"
+            )
+
+    return check
+
+
+def string(pattern: str = r".*", expected: str = "a printable text", *, nothing: bool = False) -> Check:
+    """A printable text of at most 10,000 characters, all of which match the ``pattern``; ``nothing``: or null."""
+
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        good = isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
+        if not good or not re.fullmatch(pattern, value, re.ASCII):
+            _refuse(where, value, expected)
+
+    return check
+
+
+def anything(value: Any, where: str) -> None:
+    """Lets everything through: who uses the value checks it."""
+
+
+def flag(value: Any, where: str) -> None:
+    """true or false."""
+    if not isinstance(value, bool):
+        _refuse(where, value, "true or false")
+
+
+def one_of(*values: Any) -> Check:
+    def check(value: Any, where: str) -> None:
+        if value not in values:
+            _refuse(where, value, f"one of {', '.join(map(str, values))}")
+
+    return check
+
+
+def list_of(of: Check, *, nothing: bool = False) -> Check:
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        if not isinstance(value, list):
+            _refuse(where, value, "a list")
+        for index, item in enumerate(value):
+            of(item, f"{where}[{index}]")
+
+    return check
+
+
+def record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
+    """A mapping with at least these keys; ``nothing``: or null."""
+
+    def check(value: Any, where: str) -> None:
+        if nothing and value is None:
+            return
+        if not isinstance(value, dict):
+            _refuse(where, value, "a mapping")
+        for key, of in keys.items():
+            if key not in value:
+                _refuse(where, list(value), f"a mapping with the key {key}")
+            of(value[key], f"{where}.{key}" if where else key)
+
+    return check
+
+
+def _refuse(where: str, value: Any, expected: str) -> Never:
+    raise Unexpected(where, value, expected)
