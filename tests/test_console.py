@@ -67,6 +67,21 @@ def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
     assert bool(done.stdout) == answered
 
 
+@pytest.mark.parametrize("to", ["&-", "/dev/full"])
+def test_an_answer_that_cannot_be_written_ends_with_1(to):
+    command = f"exec {sys.executable} -m uedp_ray epsilon --rounds 0 1>{to}"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("failed: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
+    program = "from uedp_ray.console import keep_descriptors; keep_descriptors(); print(open('file', 'w').fileno() > 2)"
+    closed = f'exec 0<&- 2>&-; exec {sys.executable} -c "{program}"'
+    assert subprocess.run(["bash", "-c", closed], stdout=subprocess.PIPE, cwd=tmp_path).stdout == b"True\n"
+
+
 def test_an_answer_that_nobody_reads_ends_with_1():
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Real processes that are told to end while Ray works for them: they end as on Ctrl-C, and leave no process behind."""
+"""Real processes that are told to end: while they import, compute, end, and while Ray works for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +15,62 @@ import yaml
 
 from tests.sweep.sweeps import sweep_tree
 from tests.training.runs import run_tree
+
+KILL = "os.kill(os.getpid(), signal.{number})"
+IMPORTED = """
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "{name}":
+            try:  # as some libraries guard an import
+                exec("{kill}")
+            except BaseException as error:
+                raise ModuleNotFoundError(name) from error
+sys.meta_path.insert(0, Interrupting())
+"""
+COMPUTED = """
+module = sys.modules["uedp_ray.accountant"] = types.ModuleType("uedp_ray.accountant")
+module.export_epsilon = module.ledger_epsilon = None
+module.parameter_epsilon = lambda *_, **__: exec("{kill}")
+"""
+EXITING = """
+atexit.register(lambda: {kill})
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "name", "number", "code"),
+    [
+        (IMPORTED, "typer", "SIGINT", 130),
+        (IMPORTED, "scipy", "SIGTERM", 130),
+        (COMPUTED, "", "SIGINT", 130),
+        (EXITING, "", "SIGTERM", 0),
+    ],
+    ids=["imports of the start", "imports of a command", "compiled text", "exit"],
+)
+def test_a_signal_at_any_moment_ends_a_command_with_its_own_code(tmp_path, moment, name, number, code):
+    """With 0 where the answer was written already."""
+    started = "import atexit, os, signal, sys, types\n" + moment
+    (tmp_path / "sitecustomize.py").write_text(started.format(name=name, kill=KILL.format(number=number)))
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    command = [sys.executable, "-m", "uedp_ray", "epsilon", "--rounds", "1"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    told = "interrupted: nothing was released. To run it again: uedp-ray epsilon --rounds 1\n"
+    assert (done.stdout == "", done.stderr) == ((True, told) if code else (False, ""))
+
+
+def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
+    def kill(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("initialization failed") from None
+
+    monkeypatch.setattr("uedp_ray.accountant.parameter_epsilon", kill)
+    code, _, err = command("epsilon")
+    assert (code, err.split()[0]) == (130, "interrupted:")
+    monkeypatch.undo()
+    assert command("epsilon", "--rounds", 0)[0] == 0
 
 
 @pytest.mark.slow

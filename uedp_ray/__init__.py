@@ -5,7 +5,7 @@ from uedp_ray import RunConfig, calibrate, epsilon, train
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from uedp_ray.errors import InputError
@@ -58,6 +58,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports on first use: reading a config or an epsilon should not load torch, transformers and Ray."""
     if name == "__version__":
+        from importlib import metadata
+
         try:
             return metadata.version("uedp-ray")
         except metadata.PackageNotFoundError:  # run from its sources, without being installed

@@ -17,6 +17,7 @@ from uedp_ray.config import SourceConfig, from_dict, load_config
 from uedp_ray.console import (
     emit,
     err,
+    keep_descriptors,
     on_round,
     on_step,
     print_comparison,
@@ -27,7 +28,7 @@ from uedp_ray.console import (
     sweep_screen,
 )
 from uedp_ray.errors import InputError, one_line, unreadable
-from uedp_ray.interrupts import ignore, like_ctrl_c
+from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 from uedp_ray.target import check_target
 
 app = typer.Typer(
@@ -51,14 +52,11 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out hold
 
 def main() -> None:
     """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C, SIGTERM or SIGHUP."""
-    like_ctrl_c()
+    keep_descriptors()
     try:
-        if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
-            raise KeyboardInterrupt
-    except (InputError, _UsageError) as error:
-        message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
-        _tell(f"error: {message}")
-        sys.exit(2)
+        like_ctrl_c()
+        code = _answered()
+        ignore()  # it is done
     except KeyboardInterrupt:
         while True:  # until it has been done: where one came, more come in a burst
             with suppress(KeyboardInterrupt):
@@ -68,13 +66,29 @@ def main() -> None:
         again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
         charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
         _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
-        sys.exit(130)
+        code = 130
+    exec("")  # CPython dies of SIGINT at its end if the last text that it compiled and ran was interrupted
+    if code:
+        sys.exit(code)
+
+
+def _answered() -> int:
+    """Runs the command and says what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
+    try:
+        with kept_apart():
+            if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
+                raise KeyboardInterrupt
+    except (InputError, _UsageError) as error:
+        message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
+        _tell(f"error: {message}")
+        return 2
     except (OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
-            sys.exit(2)
+            return 2
         _tell(f"failed: {one_line(str(error), 3000)}")
-        sys.exit(1)
+        return 1
+    return 0
 
 
 def _tell(message: str) -> None:

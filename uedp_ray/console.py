@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, cast
@@ -61,6 +64,30 @@ class _Onlookers(Console):
 
 
 err = _Onlookers(stderr=True)
+
+
+class _Closed(io.TextIOBase):
+    """Standard output where it is closed: an answer that goes nowhere must not look like one that was given."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "the answer cannot be written: standard output is closed")
+
+
+def keep_descriptors() -> None:
+    """Where a standard stream is closed, nothing else gets its number: what libraries print would go into a file of ours."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
 
 Show = Callable[[int, int | None, str], None]
 """show(done, total, text)"""

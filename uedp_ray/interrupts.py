@@ -1,38 +1,107 @@
 """SIGTERM and SIGHUP end a command as Ctrl-C does: a cluster's time limit or a closed terminal loses nothing.
 
-like_ctrl_c()                                   # in the main thread of a command
+hold()                                          # first of all: what comes is noted
+like_ctrl_c()                                   # in the main thread of a command, where KeyboardInterrupt is answered
+with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
 with handlers_kept(): ray.init()                # Ray would put its own in their place
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+_PATIENCE = 3.0
+"""Seconds from the first interrupt after which the next no longer waits for an import to end."""
+_noted: list[float] = []
+"""When interrupts came that the command has not been ended for yet."""
+_command: CodeType | None = None
+"""What called ``like_ctrl_c``. Imports that it is itself a part of are no reason to wait."""
+
+
+def hold() -> None:
+    """Notes SIGINT, SIGTERM and SIGHUP until ``like_ctrl_c``; one that is ignored, as under nohup, stays ignored.
+
+    Before it, while Python itself starts, a signal does what it does to any Python program.
+    """
+    _take(lambda number, frame: _noted.append(time.monotonic()))
 
 
 def like_ctrl_c() -> None:
-    """Lets SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored."""
-    for number in _ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    """Lets SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored.
+
+    Raises: KeyboardInterrupt if one came since ``hold``.
+    """
+    global _command
+    _command = sys._getframe(1).f_code
+    _take(_interrupt)
+    if _noted:
+        raise KeyboardInterrupt
 
 
 def ignore() -> None:
     """From here on nothing ends the process but its own end: SIGINT, SIGTERM and SIGHUP are ignored."""
     for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, signal.SIG_IGN)
+    if sys.getprofile() is _once_imported:
+        sys.setprofile(None)
+    _noted.clear()
+
+
+@contextmanager
+def kept_apart() -> Iterator[None]:
+    """Raises: KeyboardInterrupt for an error that comes after one: libraries turn it into errors of their own."""
+    try:
+        yield
+    except Exception:
+        if _noted:
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _take(handler: Callable[[int, FrameType | None], Any]) -> None:
+    for number in (signal.SIGINT, *_ENDING):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune put theirs there while they run
-    if not callable(handler):  # shells start what runs in the background with SIGINT ignored
+    if callable(handler) and handler is not _interrupt:
+        handler(signal.SIGINT, frame)
+        return
+    _noted.append(time.monotonic())
+    if not _importing(frame) or _noted[-1] - _noted[0] > _PATIENCE:
         raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)
+    sys.setprofile(_once_imported)
+
+
+def _once_imported(frame: FrameType, event: str, _: object) -> None:
+    if event == "return" and _imports(frame) and not _importing(frame.f_back):
+        sys.setprofile(None)
+        _interrupt(signal.SIGINT, frame.f_back)
+
+
+def _imports(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen importlib.")
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether the command is amid an import. Modules left half made break those after them, and some imports go on
+    without a module that failed: the interrupt would be lost, or become an error.
+    """
+    while frame is not None and frame.f_code is not _command:
+        if _imports(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
