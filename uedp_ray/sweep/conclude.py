@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -62,7 +61,8 @@ def conclude(
 
 def _answered(folder: SweepDir) -> dict[str, Any]:
     """``result.json`` with where everything lies, and the command that makes what is handed on."""
-    answer = json.loads(folder.result.read_text())
+    fields = {"best": record({}, nothing=True), "references": list_of(_REFERENCE)}
+    answer = read_json(folder.result, fields, "have it made anew by uedp-ray sweep … --resume")
     for row in filter(None, [answer["best"], *answer["references"]]):
         row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
     address = folder.storage.address(folder.root)

@@ -25,8 +25,8 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
-from uedp_ray.fields import Check, number
-from uedp_ray.files import read_json
+from uedp_ray.fields import Check, flag, number, string
+from uedp_ray.files import check_regular, read_json
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
@@ -210,10 +210,10 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
     group.unlink(missing_ok=True)
     run.storage.get(error)
     if error.exists():
-        fields = json.loads(error.read_text())
+        told = read_json(error, {"field": string(), "remedy": string(), "device": flag}, "delete it")
         error.unlink()
-        kind = DeviceError if fields.pop("device") else InputError
-        raise kind(**fields)
+        kind = DeviceError if told["device"] else InputError
+        raise kind(told["field"], told.get("value"), told["remedy"])
     return failed
 
 
@@ -250,8 +250,12 @@ def _free(run: RunDir) -> None:
 
     group = _group(run)
     run.storage.get(group)
-    if group.is_file():
-        held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
+    if group.exists():
+        check_regular(group, "delete it", most=1000)
+        try:
+            held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
+        except ValueError:
+            raise InputError(group.name, str(group), "is damaged: delete it") from None
         # What another job held ended with it, or is alive.
         if held.hex().endswith(ray.get_runtime_context().get_job_id()):
             ray.util.remove_placement_group(PlacementGroup(held))
