@@ -152,8 +152,6 @@ def test_warm_start(architecture: str, tmp_path: Path) -> None:
 def test_whether_a_warm_start_fits_is_told_from_its_settings(tmp_path: Path) -> None:
     for name, model in {"gpt2": tiny(), "awd_lstm": tiny("awd_lstm"), "llama": tiny_llama()}.items():
         save_model(model, tmp_path / name)
-    for weights in tmp_path.glob("*/*.safetensors"):
-        weights.write_text("not read")
     larger = LlamaConfig(**{**tiny_llama().config.to_dict(), "intermediate_size": 24})  # type: ignore[operator, union-attr]
     larger.save_pretrained(tmp_path / "larger")
 
@@ -182,6 +180,29 @@ def test_whether_a_warm_start_fits_is_told_from_its_settings(tmp_path: Path) -> 
     (tmp_path / "gpt2" / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"model\.warm_start = .*no model can be read"):
         fits("gpt2")
+
+
+def test_a_damaged_file_of_a_warm_start_is_named_before_any_text_is_read(tmp_path: Path) -> None:
+    save_model(tiny(), tmp_path)
+    config = dataclasses.replace(SMALL, num_layers=2, warm_start=str(tmp_path))
+    check_start_fits(config, VOCABULARY)
+    for name, content in {
+        "generation_config.json": b'{"max_new_tokens": "x"}',
+        "config.json": b'{"model_type": "gpt2", "n_layer": "x"}',
+        "model.safetensors": (tmp_path / "model.safetensors").read_bytes()[:-1],
+    }.items():
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content)
+        for use in (
+            lambda: check_start_fits(config, VOCABULARY),
+            lambda: build(config),
+            lambda: build(architecture="pretrained", path=str(tmp_path)),
+        ):
+            with pytest.raises(InputError, match=rf"model\.(warm_start|path) = .*\({name} is damaged|Valid") as raised:
+                use()
+            assert "\n" not in str(raised.value)
+        (tmp_path / name).write_bytes(whole)
+    check_start_fits(config, VOCABULARY)
 
 
 class Pieces:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.models.helpers import VOCABULARY, tiny, tiny_llama
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.corpus.vocabulary import build_vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.build import save_model
 from uedp_ray.training.predict import predict
 
 
@@ -74,3 +81,96 @@ def test_a_pipe_in_the_place_of_a_sweeps_result_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "result.json")
     with pytest.raises(InputError, match="is a sweep: name one of its finished runs"):
         predict(tmp_path, ["a"])
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "awd_lstm"])
+def small(request, tmp_path_factory):
+    """A model's folder, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("small") / request.param
+    save_model(tiny_llama() if request.param == "llama" else tiny(request.param), folder)
+    words = " ".join(f"w{i}" for i in range(VOCABULARY - 3))
+    build_vocabulary(VocabularyConfig(kind="public-words"), public_text=lambda: [words]).save(folder, longest=8)
+    assert predict(folder, ["w1 unknown"])
+    return folder
+
+
+def entries(value, path=()):
+    """The path of every value within one that was JSON."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield *path, key
+        yield from entries(inner, (*path, key))
+
+
+WRONG = ["x", -1, 0, 1.5, 3, 10**9, 10**30, 1e308, None, True, [], ["x"], {}, {"a": {"b": [1]}}, "NESTED"]
+DAMAGED = [b"", b"[]", b"null", b"{}", b'"x"', bytes(range(256)), b"[" * 20_000 + b"]" * 20_000]
+CASES = 24
+
+
+def damage(folder, seed):
+    """Another damage of one file for every seed; returns what it was."""
+    dice = random.Random(seed)
+    file = dice.choice([file for file in sorted(folder.iterdir()) if file.suffix == ".json"])
+    if seed % 4 == 0:
+        file = dice.choice(sorted(folder.iterdir()))
+        data = file.read_bytes()
+        content = dice.choice([*DAMAGED, data[: len(data) // 2], data + b"0"])
+        file.write_bytes(content)
+        return file.name, content[:20]
+    settings = json.loads(file.read_text())
+    *path, last = dice.choice(list(entries(settings)))
+    place, value = settings, dice.choice(WRONG)
+    for key in path:
+        place = place[key]
+    place[last] = value
+    file.write_text(json.dumps(settings).replace('"NESTED"', "[" * 5000 + "]" * 5000))
+    return file.name, *path, last, value
+
+
+def test_whatever_is_wrong_in_a_models_folder_is_said_in_one_line(small, tmp_path):
+    named = []
+    for seed in range(CASES):
+        folder = tmp_path / str(seed)
+        shutil.copytree(small, folder)
+        done = damage(folder, seed)
+        try:
+            predict(folder, ["w1 w2", "unknown"])
+        except InputError as error:
+            named.append((str(error), done))
+        except BaseException as error:
+            raise AssertionError(f"{done}: {error!r}") from error
+    assert len(named) > CASES / 4
+    assert [done for line, done in named if "\n" in line or str(tmp_path) not in line] == []
+
+
+WORDS = {"type": "WordLevel", "unk_token": "a"}
+IMPOSSIBLE = {
+    "gpt2": {"config.json": [{"n_layer": "x"}, {"n_embd": -4}, {"n_layer": 10**9}, {"layer_norm_epsilon": None}]},
+    "awd_lstm": {"config.json": [{"num_layers": 10**9}, {"vocab_size": 10**9}, {"init_range": None}]},
+    "llama": {
+        "tokenizer_config.json": [{"eos_token": []}],
+        "tokenizer.json": [
+            {"model": WORDS | {"vocab": {"a": 0, "b": 10**9}}},
+            {"model": WORDS | {"vocab": {"a": 0, "b": 100}}},
+            {"model": WORDS | {"vocab": {"w1": 0, "b": 1}}},
+        ],
+    },
+}
+
+
+def test_settings_that_no_model_has_are_refused(small, tmp_path):
+    for file, wrong in IMPOSSIBLE[small.name].items():
+        for number, settings in enumerate(wrong):
+            folder = tmp_path / f"{number}-{file}"
+            shutil.copytree(small, folder)
+            (folder / file).write_text(json.dumps(json.loads((small / file).read_text()) | settings))
+            with pytest.raises(InputError, match=str(folder)):
+                predict(folder, ["w1 b unknown"])
+
+
+def test_a_file_larger_than_a_model_has_is_not_read(small, tmp_path):
+    for name in {file.name for file in small.iterdir()}:
+        folder = tmp_path / name.partition(".")[0]
+        shutil.copytree(small, folder)
+        os.truncate(folder / name, 40 << 30)
+        with pytest.raises(InputError, match=rf"{name} is damaged"):
+            predict(folder, ["w1"])

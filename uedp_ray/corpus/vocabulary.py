@@ -36,6 +36,9 @@ _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 _MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
+_MOST_GAPS = 1 << 20
+"""Of ids that no token has; tokenizers go through them one by one."""
+
 Noise = Callable[[int, float], np.ndarray]
 """``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
 
@@ -62,18 +65,32 @@ class Vocabulary:
         for file in path.iterdir() if path.is_dir() else (path,):
             if file.suffix in (".json", ".txt") and file.exists():  # it may be a hub name
                 check_regular(file, "put the tokenizer's own back", most=_MOST_BYTES)
+        vocabulary, sound = None, False
         try:
             if path.suffix == ".json" and path.is_file():
                 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
             else:
                 tokenizer = AutoTokenizer.from_pretrained(str(directory))
-            empty = tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens)  # a model's folder without one
+            if not tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):  # a model's folder without one
+                vocabulary = cls(tokenizer)
+                sound = vocabulary._sound()
+        except InputError:
+            raise
         except Exception:  # tokenizers raise bare Exception, and transformers whatever a damaged file trips
-            empty = True
-        if empty:
+            pass
+        if vocabulary is None or not sound:
             remedy = "not a tokenizer: give a folder or tokenizer.json, or a hub name while online"
             raise InputError("vocabulary.path", str(directory), remedy)
-        return cls(tokenizer)
+        return vocabulary
+
+    def _sound(self) -> bool:
+        """Whether it does what is asked of it; of a damaged one some of that fails, in any way."""
+        self.encode_batch([""])
+        self.decode([self.eos_id])
+        if max(self.tokenizer.get_vocab().values()) > self.size + _MOST_GAPS:
+            return False
+        ids = (self.eos_id, self.bos_id, self.pad_id, 0 if self.unk_id is None else self.unk_id)
+        return all(isinstance(i, int) and 0 <= i < self.size for i in ids)
 
     def save(self, directory: str | Path, *, longest: int | None = None) -> None:
         """Writes tokenizer.json and its settings, beside a model if there is one, which reads ``longest`` tokens at most."""
@@ -113,8 +130,15 @@ class Vocabulary:
         return hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model."""
-        encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model.
+
+        Raises: InputError if the tokenizer cannot read one, as where it has no token for unknown words.
+        """
+        try:
+            encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception:  # tokenizers raise bare Exception, which may show the text
+            remedy = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"
+            raise InputError("tokenizer.json", self.tokenizer.name_or_path, remedy) from None
         return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:

@@ -10,7 +10,9 @@ All arguments are public; a saved model is as private as the training that made 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +20,13 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config
 from transformers.utils import logging as transformers_logging
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError, one_line
-from uedp_ray.fields import string
+from uedp_ray.fields import Check, flag, number, string
 from uedp_ray.files import check_regular, read_json
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 
@@ -52,6 +53,17 @@ _SHAPES = {
 """Settings that a model and its warm start share, under their names in ``config.json``."""
 SHAPES = frozenset(name for names in _SHAPES.values() for name in names) | {"architecture", "path", "warm_start"}
 """Settings of the model section that decide whether its warm start fits."""
+_OWN = "put the model's own back"
+_GENERATION = "generation_config.json"
+_SETTINGS = ("config.json", _GENERATION, "model.safetensors.index.json")
+_AWD_LSTM: dict[str, Check] = {
+    **dict.fromkeys(("vocab_size", "embedding_size", "hidden_size", "num_layers"), number(1, whole=True)),
+    **dict.fromkeys(DROPOUTS, number(0.0, 1.0)),
+    "init_range": number(1e-30, 1e30),
+    "tie_embeddings": flag,
+}
+_MOST_HEADER = 100_000_000
+"""Bytes of a safetensors header, by that format."""
 
 
 def build_model(
@@ -74,26 +86,23 @@ def build_model(
         torch.manual_seed(seed)
         model = _build(config, vocab_size, bos_id, eos_id, replace_embeddings)
     if config.warm_start:
+        with _as_start(config):
+            start = load_model(config.warm_start)
         try:
-            model.load_state_dict(load_model(config.warm_start).state_dict())
+            model.load_state_dict(start.state_dict())
         except RuntimeError:
             raise _misfit(config) from None
     return model.eval()
 
 
 def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings: bool = False) -> None:
-    """Holds the model section against the ``config.json`` of its warm start; no weights are read.
+    """Holds the model section against the settings of its warm start, and these against its files; no weights are read.
 
     Raises: InputError if ``build_model`` would not load it, as far as that can be told so. It refuses the rest itself.
     """
-    folder = Path(config.warm_start)
-    try:
-        settings = json.loads((folder / "config.json").read_text())
-        theirs = settings.pop("model_type")
-        hub: Any = AWDLSTMConfig(**settings) if theirs == "awd_lstm" else AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = f"no model can be read here ({type(error).__name__})"
-        raise InputError("model.warm_start", config.warm_start, remedy) from None
+    with _as_start(config):
+        hub = _settings(Path(config.warm_start))
+    theirs = "awd_lstm" if isinstance(hub, AWDLSTMConfig) else hub.model_type
     pretrained = config.architecture == "pretrained"
     ours = pretrained_config(config).model_type if pretrained else config.architecture
     if theirs != ours:
@@ -114,6 +123,14 @@ def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings
         return
     if shapes[0] != shapes[1]:
         raise _misfit(config)
+
+
+@contextmanager
+def _as_start(config: ModelConfig) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError("model.warm_start", config.warm_start, error.remedy) from error.__cause__
 
 
 _AS_PRETRAINED = "give the model section it was pre-trained with"
@@ -181,6 +198,10 @@ def pretrained_config(config: ModelConfig) -> Any:
 
     Raises: InputError if there is none, or the model reads fewer tokens than ``model.max_length``.
     """
+    folder = Path(config.path)
+    if folder.is_dir():
+        with _unread("model.path", folder):
+            _check_files(folder)
     with _said_by_transformers("model.path", config.path):
         hub = AutoConfig.from_pretrained(config.path)
     longest = getattr(hub, "max_position_embeddings", None) or config.max_length  # Mamba and its like have no limit
@@ -247,17 +268,121 @@ def longest_input(model: nn.Module) -> int | None:
 
 def load_model(path: str | Path) -> nn.Module:
     """Reads what ``save_model`` wrote: float32, on the CPU, in evaluation mode. Raises InputError if it cannot."""
+    folder = Path(path)
+    hub = _settings(folder)
     try:
-        for file in Path(path).iterdir():
-            if not file.is_dir():
-                check_regular(file, "put the model's own back")
-        settings = read_json(Path(path) / "config.json", {"model_type": string()}, "put the model's own back")
-        if settings.pop("model_type") != "awd_lstm":
-            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        model = AWDLSTM(AWDLSTMConfig(**settings))
-        safetensors.torch.load_model(model, str(Path(path) / "model.safetensors"))
+        model = _filled(folder, hub).eval()
+        with torch.no_grad():  # settings may be wrong in ways that only a pass meets
+            model(input_ids=torch.zeros((1, min(2, longest_input(model) or 2)), dtype=torch.long))
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and torch: whatever a damaged file leads to
+        raise _not_read("model", folder, type(error).__name__) from error
+    return model
+
+
+def _filled(folder: Path, hub: Any) -> nn.Module:
+    if isinstance(hub, AWDLSTMConfig):
+        network = AWDLSTM(hub)
+        safetensors.torch.load_model(network, str(folder / "model.safetensors"))
+        return network
+    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if found["missing_keys"]:  # which transformers would leave at random values
+        raise ValueError("weights are missing")
+    return model
+
+
+def _settings(folder: Path) -> Any:
+    """What ``config.json`` says. Raises: InputError if it, or a file beside it, is not what it should be."""
+    with _unread("model", folder):
+        _check_files(folder)
+        settings = read_json(folder / "config.json", {"model_type": string()}, _OWN)
+        if settings.pop("model_type") == "awd_lstm":
+            hub: Any = _awd_lstm(folder, settings)
+        else:
+            try:
+                hub = AutoConfig.from_pretrained(folder)
+            except Exception as error:  # transformers: whatever a damaged file leads to
+                raise InputError("config.json", str(folder), f"is damaged ({type(error).__name__}): {_OWN}") from error
+        _check_filled(folder, hub)
+    return hub
+
+
+def _awd_lstm(folder: Path, settings: dict[str, Any]) -> AWDLSTMConfig:
+    read_json(folder / "config.json", _AWD_LSTM, _OWN)
+    if not settings.keys() <= {field.name for field in dataclasses.fields(AWDLSTMConfig)}:
+        raise InputError("config.json", str(folder / "config.json"), f"is damaged: {_OWN}")
+    return AWDLSTMConfig(**settings)
+
+
+def _check_files(folder: Path) -> None:
+    """Raises: InputError for a file that is no ordinary one, or no settings, or not as long as it says; OSError."""
+    for file in sorted(folder.iterdir()):
+        if file.name in _SETTINGS:
+            settings = read_json(file, {}, _OWN)
+            if file.name == _GENERATION:
+                try:
+                    GenerationConfig.from_dict(settings)
+                except Exception as error:  # transformers: whatever a damaged file leads to
+                    raise InputError(file.name, str(file), f"is damaged ({type(error).__name__}): {_OWN}") from error
+        elif file.suffix == ".safetensors":
+            _stored(file)
+        elif not file.is_dir():
+            check_regular(file, _OWN)
+
+
+def _stored(file: Path) -> list[int]:
+    """How many numbers each tensor of a safetensors file has, by its header.
+
+    Raises: InputError if the file is not as long as that says.
+    """
+    check_regular(file, _OWN)
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length <= min(size, _MOST_HEADER) else b""
+    try:
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        numbers = [math.prod(map(int, tensor["shape"])) for tensor in tensors.values()]
+        whole = size == 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError):
+        whole, numbers = False, []
+    if not whole:
+        raise InputError(file.name, str(file), f"is damaged: {_OWN}")
+    return numbers
+
+
+def _check_filled(folder: Path, hub: Any) -> None:
+    """Raises: InputError if settings ask for a far larger network than the weights are, before one is made."""
+    stored = [count for file in folder.glob("*.safetensors") for count in _stored(file)]
+    if not stored:
+        return
+    layers = hub.num_layers if isinstance(hub, AWDLSTMConfig) else getattr(hub, "num_hidden_layers", 0)
+    needed = layers if isinstance(layers, int) and layers > len(stored) else _size(hub)
+    if needed > max(len(stored), 2 * sum(stored)):  # a tied matrix is stored once
+        raise InputError("config.json", str(folder / "config.json"), f"does not go with the weights: {_OWN}")
+
+
+def _size(hub: Any) -> int:
+    """How many parameters a network has; 0 for one that cannot be made without its values."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return sum(parameter.numel() for parameter in _empty(hub).parameters())
+    except Exception:  # transformers and torch: what is wrong with it shows when it is made
+        return 0
+
+
+@contextmanager
+def _unread(field: str, folder: Path) -> Iterator[None]:
+    """Names the folder, as ``field``, for what is wrong with a file in it."""
+    try:
+        yield
     except InputError as error:
-        raise InputError("model", str(path), f"no model can be read here: {error.field} {error.remedy}") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError("model", str(path), f"no model can be read here ({type(error).__name__})") from error
-    return model.eval()
+        raise _not_read(field, folder, f"{error.field} {error.remedy}") from error.__cause__
+    except OSError as error:
+        raise _not_read(field, folder, error.strerror or type(error).__name__) from error
+
+
+def _not_read(field: str, folder: Path, reason: str) -> InputError:
+    return InputError(field, str(folder), f"no model can be read here ({reason})")

@@ -25,7 +25,7 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
-from uedp_ray.fields import Check, flag, number, string
+from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.files import check_regular, read_json
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
@@ -210,10 +210,10 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
     group.unlink(missing_ok=True)
     run.storage.get(error)
     if error.exists():
-        told = read_json(error, {"field": string(), "remedy": string(), "device": flag}, "delete it")
+        told = read_json(error, {"field": string(), "remedy": anything, "device": flag}, "delete it")
         error.unlink()
         kind = DeviceError if told["device"] else InputError
-        raise kind(told["field"], told.get("value"), told["remedy"])
+        raise kind(told["field"], told.get("value"), str(told["remedy"]))
     return failed
 
 

@@ -15,6 +15,8 @@ from uedp_ray.files import read_json
 from uedp_ray.models.build import load_model, longest_input
 from uedp_ray.models.task import forward_logits
 
+_OWN = "put the model's own files back"
+
 
 def predict(
     run: Path, texts: list[str], *, top: int = 5, say: Callable[[str], None] = lambda message: None
@@ -34,9 +36,18 @@ def predict(
         raise InputError("RUN", str(run), remedy)
     if top < 1:
         raise InputError("--top", top, "ask for 1 or more")
-    model, vocabulary = load_model(folder).eval(), Vocabulary.load(folder)
+    model = load_model(folder)
+    try:
+        vocabulary = Vocabulary.load(folder)
+    except InputError as error:
+        reason = "" if error.field == "vocabulary.path" else f" ({error.field} {error.remedy.partition(':')[0]})"
+        raise InputError("RUN", str(run), f"no tokenizer can be read from {folder}{reason}: {_OWN}") from error
     longest = longest_input(model)
     encoded = vocabulary.encode_batch(texts)
+    known = model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+    if max(vocabulary.bos_id, *(int(ids.max(initial=0)) for ids in encoded)) >= known:
+        remedy = f"its tokenizer has other tokens than the {known} of its model: {_OWN}"
+        raise InputError("RUN", str(run), remedy)
     cut = 0 if longest is None else sum(len(ids) + 1 > longest for ids in encoded)
     if longest is not None and cut:
         which = "the text is" if len(texts) == 1 else f"{cut} of {len(texts)} texts are"
