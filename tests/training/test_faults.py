@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import yaml
 from tests.training.runs import TREE, events, run_config, run_tree
 from uedp_ray.console import refuse_short, say
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.training import host
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
@@ -144,3 +147,11 @@ def test_what_ray_says_of_a_lost_worker_can_be_shown(capsys):
     line = "the workers failed: [/__w/pytorch/third_party/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:4"
     say(line)
     assert capsys.readouterr().err.replace("\n", "") == line
+
+
+@pytest.mark.parametrize("content", ["pipe", "not hexadecimal", "00ff"])
+def test_a_damaged_note_of_what_a_killed_trial_held_is_named(tmp_path, content):
+    os.mkfifo(tmp_path / "group") if content == "pipe" else (tmp_path / "group").write_text(content)
+    run = SimpleNamespace(private=tmp_path, storage=SimpleNamespace(get=lambda path: None))
+    with pytest.raises(InputError, match=r"group = .*delete it"):
+        host._free(run)
