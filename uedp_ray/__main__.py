@@ -1,5 +1,10 @@
 """The console script ``uedp-ray``, which is also ``python -m uedp_ray``."""
 
+import atexit
+import os
+import sys
+from contextlib import suppress
+
 from uedp_ray.interrupts import hold
 
 
@@ -8,7 +13,17 @@ def main() -> None:
     hold()
     from uedp_ray.cli import main
 
-    main()
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code != 130:
+            raise
+        # What was interrupted amid its work, Ray's shutdown for one, may crash as the interpreter is taken down, and
+        # CPython itself ends by SIGINT then if compiled text was interrupted. Exit functions, such as Ray's, end the rest.
+        with suppress(Exception):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+        os._exit(130)
 
 
 if __name__ == "__main__":

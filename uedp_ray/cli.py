@@ -67,7 +67,6 @@ def main() -> None:
         charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
         _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
         code = 130
-    exec("")  # CPython dies of SIGINT at its end if the last text that it compiled and ran was interrupted
     if code:
         sys.exit(code)
 
