@@ -204,7 +204,7 @@ def pretrained_config(config: ModelConfig) -> Any:
             _check_files(folder)
     with _said_by_transformers("model.path", config.path):
         hub = AutoConfig.from_pretrained(config.path)
-    longest = getattr(hub, "max_position_embeddings", None) or config.max_length  # Mamba and its like have no limit
+        longest = _positions(hub) or config.max_length
     if longest < config.max_length:
         raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
     return hub
@@ -263,7 +263,19 @@ def save_model(model: nn.Module, path: str | Path) -> None:
 
 def longest_input(model: nn.Module) -> int | None:
     """Tokens that a network reads at most; None where it has no limit."""
-    return getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return None if isinstance(model, AWDLSTM) else _positions(getattr(model, "config", None))
+
+
+def longest_of(folder: Path) -> int | None:
+    """``longest_input`` of the network that is saved in ``folder``. Raises: InputError if none is."""
+    hub = _settings(folder)
+    return None if isinstance(hub, AWDLSTMConfig) else _positions(hub)
+
+
+def _positions(hub: Any) -> int | None:
+    """By a transformers configuration, whose text part may be a section of its own; Mamba and its like have no limit."""
+    text = hub.get_text_config() if hasattr(hub, "get_text_config") else hub
+    return getattr(text, "max_position_embeddings", None)
 
 
 def load_model(path: str | Path) -> nn.Module:

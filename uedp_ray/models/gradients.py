@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -289,17 +290,28 @@ def _generic(call: _Call, gradient: Tensor) -> dict[str, Tensor]:
     return vmap(one, in_dims=axes)(_wide(gradient), *args)
 
 
-def check_exact(model: nn.Module, params: FlatParameters, task: Task, batch: Batch, *, tolerance: float = 1e-3) -> None:
+def check_exact(
+    model: nn.Module,
+    params: FlatParameters,
+    task: Task,
+    batch: Batch,
+    *,
+    isolated: Callable[[], AbstractContextManager[None]] = nullcontext,
+    tolerance: float = 1e-3,
+) -> None:
     """Compares norms with backward passes over one sentence at a time; for networks we have not seen before.
 
     Finds what the records cannot show: sentences that influence each other, masks or tables mistaken for sentences. Use a
-    public or made-up batch of two or more sentences, and no dropout. Raises InputError if a norm is off by more than
-    ``tolerance`` (relative).
+    public or made-up batch of two or more sentences. Each pass is made in evaluation mode, within ``isolated()``. Raises
+    InputError if a norm is off by more than ``tolerance`` (relative).
     """
-    found = sentence_gradients(model, params, task, batch).norms()
+    with isolated():
+        model.eval()
+        found = sentence_gradients(model, params, task, batch).norms()
     for x in range(len(batch)):
         one = Batch(batch.input_ids[x : x + 1], batch.targets[x : x + 1])
-        with torch.enable_grad():
+        with isolated(), torch.enable_grad():
+            model.eval()
             gradients = torch.autograd.grad(task.losses(model, one).sum(), params.tensors, allow_unused=True)
         expected = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
         if not math.isclose(float(found[x]), expected, rel_tol=tolerance, abs_tol=1e-6):

@@ -23,7 +23,6 @@ from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
-from transformers import AutoConfig
 
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
@@ -31,6 +30,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.files import check_regular, read_json, replacing, write_json
 from uedp_ray.locks import INSIDE, folder_locked
+from uedp_ray.models.build import longest_of
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import published
@@ -191,9 +191,7 @@ def _write(
         total=total,
     )
     model = new / "model"
-    transformers = config.model.architecture != "awd_lstm"
-    longest = getattr(AutoConfig.from_pretrained(model), "max_position_embeddings", None) if transformers else None
-    text = card(config, found.result, total, Vocabulary.load(model), longest=longest)
+    text = card(config, found.result, total, Vocabulary.load(model), longest=longest_of(model))
     (new / "README.md").write_text(text, encoding="utf-8")
     _refuse_traces(new, found)
     if not math.isclose(export_epsilon(new)["epsilon"], total.epsilon, rel_tol=1e-9):

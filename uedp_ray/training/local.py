@@ -3,8 +3,8 @@
 Under ``gradient`` every sentence's gradient is taken at the round's parameters, scaled to ``sentence_clip_norm`` and by its
 weight, summed over the user and projected to ``l2_clip_norm``. Under ``local_sgd`` a user takes several steps and its
 whole difference is projected. Either way a user's update depends, to the bit, on its own selection, the parameters and
-public seeds only, never on who else was drawn or on how users are spread over workers and batches; and updates are added
-up as integers.
+public seeds only, never on who else was drawn or on how users are spread over workers and batches: a pass leaves nothing
+for the next one. Updates are added up as integers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,7 @@ from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import AWDLSTM, MaskSeeds
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
+from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
@@ -68,6 +69,9 @@ class LocalUpdate:
         self._awd_lstm = next((m for m in self.model.modules() if isinstance(m, AWDLSTM)), None)
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self._sentence_clip = self.plan.sentence_clip(self.params.num)
+        self.model.train(self._dropout)
+        self.isolated = Isolation(self.model, self.params.tensors)
+        """Within it, passes leave the network as they found it."""
         self._rows: dict[int, list[int]] = {}
         self._sums: torch.Tensor | None = None
 
@@ -108,10 +112,10 @@ class LocalUpdate:
         vocab_size = next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
         made_up = np.random.default_rng(0)
         length = min(config.model.max_length, 6)
-        self.model.eval()
         sentences = [made_up.integers(1, vocab_size, n) for n in (length - 1, 1, 2)]
         try:
-            check_exact(self.model, self.params, self.task, self.task.collate(sentences).to(self.device))
+            batch = self.task.collate(sentences).to(self.device)
+            check_exact(self.model, self.params, self.task, batch, isolated=self.isolated)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -119,7 +123,6 @@ class LocalUpdate:
                 "its per-sentence gradients cannot be computed: train less of it (model.trainable), or choose another"
             )
             raise InputError("model", type(self.model).__name__, remedy) from error
-        self.model.train(self._dropout)
         most = self._training.batch_tokens
         if self._dropout and self._awd_lstm is None:
             most = 1  # its masks come from one stream: each sentence passes alone
@@ -147,7 +150,6 @@ class LocalUpdate:
         """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
         self.probe()
         self.params.set(parameters)
-        self.model.train(self._dropout)
         total = self.plan.zeros(self.params.num, self.device)
         step = self._local_sgd if self._training.local_update == "local_sgd" else self._gradients
         for selection, update in step(parameters, selections, round_index):
@@ -209,25 +211,18 @@ class LocalUpdate:
     def _pass(
         self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
     ) -> SentenceGradients:
-        batch = self.task.collate(sentences, shape).to(self.device)
-        with self._masks(round_index, [*numbers, *[0] * (shape[0] - len(numbers))]) if self._dropout else nullcontext():
-            return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
-
-    @contextmanager
-    def _masks(self, round_index: int, numbers: Sequence[int]) -> Iterator[None]:
-        """Dropout's masks: each sentence has a stream of its own, with whomever it passes and wherever it is held.
+        """A row's number seeds its dropout: with whomever a sentence passes and wherever it is held, its masks are its own.
 
         A network that draws them from one stream gets each sentence alone. In company its masks would depend on the words
         of the others, and an entity's absence would change gradients of sentences that never held it.
         """
-        seeds = [_seed(self._training.seed, round_index, number) for number in numbers]
-        if self._awd_lstm is None:
-            with seeded(self.device, seeds[0]):  # its batches have one row
-                yield
-            return
-        self._awd_lstm.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
-        yield
-        self._awd_lstm.mask_seeds = None
+        batch = self.task.collate(sentences, shape).to(self.device)
+        seeds = [_seed(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
+        with self.isolated(seeds[0]):
+            if self._dropout and self._awd_lstm is not None:
+                seeds += [_seed(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
+                self._awd_lstm.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
+            return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
 
     def _local_sgd(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
@@ -237,7 +232,7 @@ class LocalUpdate:
         for selection in selections:
             self.params.set(parameters)
             seed = _seed(self._training.seed, round_index, selection.user)
-            with seeded(self.device, seed) if self._dropout else nullcontext():
+            with self.isolated(seed, trains=True):
                 for _ in range(self._training.local_epochs):
                     for start in range(0, len(selection.sentences), size):
                         which = slice(start, start + size)
@@ -250,8 +245,7 @@ class LocalUpdate:
         """A step on as many and as long sentences as there may be."""
         here, longest = self.params.get(), self.plan.config.model.max_length
         made_up = [np.ones(longest, np.int32)] * self._training.local_batch_size
-        self.model.train(self._dropout)
-        with seeded(self.device, 0):
+        with self.isolated(trains=True):
             self._sgd_step(made_up, np.zeros(len(made_up), np.float32))
         self.params.set(here)
 
@@ -261,10 +255,11 @@ class LocalUpdate:
             losses = self.task.losses(self.model, batch)
         loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
         tensors = self.params.tensors
-        gradients = torch.autograd.grad(loss, tensors)
+        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
         with torch.no_grad():
             for tensor, gradient in zip(tensors, gradients, strict=True):
-                tensor.sub_(gradient, alpha=self._training.local_learning_rate)
+                if gradient is not None:
+                    tensor.sub_(gradient, alpha=self._training.local_learning_rate)
 
 
 def exact_arithmetic(device: torch.device) -> None:

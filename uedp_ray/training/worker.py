@@ -102,7 +102,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             if size is None:
                 return NO_SCORES
             batch_tokens = config.training.batch_tokens
-            return size.scores(perplexity(model, task, sentences, device=device, batch_tokens=batch_tokens))
+            with update.isolated():  # what it read would stay in the network, and train the rounds to come
+                return size.scores(perplexity(model, task, sentences, device=device, batch_tokens=batch_tokens))
 
         driver = RunDriver(run, plan, state, weights, evaluate, observe)
         driver.resume()
