@@ -123,13 +123,17 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)
         total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
+        protected = ", ".join(terms.get("categories") or ())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
-    return _of_ledger(events, delta, accountant, least=total) | {"rule": rule, "epsilon_of_run": alone}
+    answer = _of_ledger(events, delta, accountant, least=total) | {"rule": rule, "epsilon_of_run": alone}
+    if protected:
+        answer["text"] += f" Entities: {protected}, which every trial protects."
+    return answer
 
 
 def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant: str) -> float:

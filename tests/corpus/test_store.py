@@ -161,6 +161,21 @@ def test_a_corpus_opened_for_categories_is_the_one_prepared_with_them(
     assert opened.statistics == apart.statistics
 
 
+def test_an_entity_has_the_same_sentences_whatever_else_is_protected(mixed: Path) -> None:
+    """What composes trials that protect different categories."""
+
+    def sentences(categories: tuple[str, ...]) -> dict[int, list[int]]:
+        corpus, found = open_corpus(mixed, categories), dict[int, list[int]]()
+        for x in range(corpus.num_sentences):
+            for e in corpus.entity_ids[corpus.entity_offsets[x] : corpus.entity_offsets[x + 1]]:
+                found.setdefault(int(corpus.entity_hash[e]), []).append(x)
+        return found
+
+    persons, more, every = sentences(("person",)), sentences(("person", "org")), sentences(())
+    assert persons
+    assert persons.items() < more.items() < every.items()
+
+
 def test_listed_phrases_stay_whatever_categories_are_chosen(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("project omega\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"user": "u", "text": "Project Omega: write to a@b.example now"}))

@@ -38,7 +38,7 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         (
             {"space": {"corpus.categories": {"choice": [["person"], ["org"]]}}},
             "space.corpus.categories",
-            "no common epsilon",
+            "no category is in every choice",
         ),
         ({"budget": {"unit": "token"}}, "budget.unit", "user-entity"),
         ({"budget": {"delta": 2.0}}, "budget.delta", "between 0 and 1"),
@@ -100,3 +100,32 @@ def test_the_rule_follows_from_the_searcher_and_who_adds_trials_pays(
 def test_a_grid_counts_its_own_points(corpora, tmp_path):
     space = {"training.num_rounds": {"integer": [2, 4]}, "privacy.selection_rule": {"choice": ["all", "any"]}}
     assert sweep_config(corpora, tmp_path, space=space, search={"searcher": "grid", "trials": None}).num_trials == 6
+
+
+@pytest.mark.parametrize(
+    ("choices", "common"),
+    [
+        ([["person"], ["person", "org"]], ("person",)),
+        ([["PER"], ["pii", "org"], []], ("person",)),
+        ([["theirs", "org"], ["Theirs"]], ("theirs",)),
+        ([[]], None),
+    ],
+)
+def test_the_price_is_for_entities_that_every_trial_protects(corpora, tmp_path, choices, common):
+    space = {"corpus.categories": {"choice": choices}}
+    found = sweep_config(corpora, tmp_path, space=space)
+    assert found.common_categories == common
+    assert found.unit == "user-entity" + (f"; entities: {common[0]}, which every trial protects" if common else "")
+
+
+def test_a_choice_that_some_trials_do_not_make_counts_the_bases(corpora, tmp_path):
+    base = sweep_tree(corpora)["base"]
+    base["corpus"]["categories"] = ["location", "person"]
+    of_persons = {"choice": [["person", "org"]], "when": {"method": "uedp"}}
+    space = {"method": {"choice": ["uedp", "user_dp"]}, "corpus.categories": of_persons}
+    assert sweep_config(corpora, tmp_path, base=base, space=space).common_categories == ("person",)
+
+
+def test_where_users_alone_are_priced_trials_may_protect_any_entities(corpora, tmp_path):
+    space = {"corpus.categories": {"choice": [["person"], ["org"]]}}
+    assert sweep_config(corpora, tmp_path, space=space, budget={"unit": "user"}).unit == "user"

@@ -14,10 +14,13 @@ from tests.training.test_export import FILES, files, traces
 from uedp_ray import export
 from uedp_ray.accountant import export_epsilon
 from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.summary import summary
 from uedp_ray.config import load_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.price import announced
 from uedp_ray.training.predict import predict
 
 SPACE = {
@@ -179,3 +182,21 @@ def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, t
         "a sentence's gradient none; so one entity moves one user's update by at most 2."
         in (winner / "privacy.md").read_text()
     )
+
+
+@pytest.mark.parametrize("rule", ["composition", "repeat_and_select"])
+def test_a_total_over_trials_that_protect_different_entities_says_which_it_covers(rule, corpora, tmp_path):
+    space = SPACE | {"corpus.categories": {"choice": [["person"], ["org", "person"]]}}
+    config = sweep_config(corpora, tmp_path, space=space, search=RULES[rule])
+    settings = {"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": 0.01}
+    points = [settings | {"corpus.categories": names} for names in ("person", "org,person")]
+    answer = search_here(config, tmp_path / "out", points if rule == "composition" else None)
+    common = "entities: person, which every trial protects"
+    assert f"user-entity; {common})" in answer["selection"]["text"]
+    assert common in announced(config, SweepDir(tmp_path / "out"))
+    export(tmp_path / "out", tmp_path / "handed-on")
+    row = next(line for line in (tmp_path / "handed-on" / "privacy.md").read_text().splitlines() if "**TOTAL**" in line)
+    assert common in row
+    assert common in (tmp_path / "handed-on" / "README.md").read_text()
+    assert "Entities: person, which every trial protects." in export_epsilon(tmp_path / "handed-on")["text"]
+    assert common in str(dict(summary(load_sweep(tmp_path / "out"))))

@@ -33,7 +33,7 @@ def relation(sweep: Sweep) -> str:
 
 def terms(sweep: Sweep) -> str:
     """What an epsilon of the sweep means."""
-    return f"unit {sweep.unit}, {relation(sweep)}, {_delta(sweep)}"
+    return f"unit {sweep.sweep_config.unit}, {relation(sweep)}, {_delta(sweep)}"
 
 
 def _delta(sweep: Sweep) -> str:

@@ -31,10 +31,11 @@ from uedp_ray.config import (
     set_keys,
     to_dict,
 )
+from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
-from uedp_ray.sweep.space import Space
+from uedp_ray.sweep.space import Space, setting
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 EarlyStopping = Literal["none", "asha", "median"]
@@ -183,11 +184,10 @@ class SweepConfig:
         if self.resources.workers_per_trial > 1 and self.search.stops_early:
             remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
             raise InputError("search.early_stopping", self.search.early_stopping, remedy)
-        categories = self.parsed_space.get("corpus.categories")
-        if categories is not None and self.search.rule != "public":
-            # The proof of the price composes releases for one pair of a user and an entity, in every trial the same.
-            remedy = "trials that protect different entities have no common epsilon: use rule public, or compare"
-            raise InputError("space.corpus.categories", list(categories.values), remedy)
+        if self.common_categories == () and self.budget.unit != "user":
+            remedy = "no category is in every choice, so no entity is protected by all trials: keep one in each, or use"
+            values = list(self.parsed_space["corpus.categories"].values)
+            raise InputError("space.corpus.categories", values, f"{remedy} rule public or compare")
         self._check_noise()
 
     def _check_noise(self) -> None:
@@ -211,6 +211,27 @@ class SweepConfig:
     @functools.cached_property
     def parsed_space(self) -> Space:
         return Space.parse(self.space, self.base)
+
+    @functools.cached_property
+    def common_categories(self) -> tuple[str, ...] | None:
+        """Where trials differ in the categories they protect and are priced together: those that all of them protect.
+
+        The price composes releases for one pair of a user and an entity, in every trial the same.
+        """
+        searched = self.parsed_space.get("corpus.categories")
+        if searched is None or self.search.rule == "public":
+            return None
+        chosen = [setting("corpus.categories", value) for value in searched.values]
+        chosen += [self.base.corpus.categories] if searched.when else []
+        protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
+        return tuple(sorted(frozenset.intersection(*protected))) if protected else None
+
+    @property
+    def unit(self) -> str:
+        """What the price of the search protects, in words."""
+        if self.common_categories is None or self.budget.unit == "user":
+            return self.budget.unit
+        return f"{self.budget.unit}; entities: {', '.join(self.common_categories)}, which every trial protects"
 
     @property
     def num_trials(self) -> int:

@@ -78,7 +78,8 @@ def export_best(
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
         raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
-    total = Total(max(found.epsilon, epsilon), rule, f"The total: {priced['text']} {_RECOMPUTE[rule]}")
+    text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
+    total = Total(max(found.epsilon, epsilon), config.unit, rule, text)
     return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
 
 
@@ -148,6 +149,8 @@ def _terms(
         return {}, {}
     fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
+    if config.common_categories is not None:
+        terms["categories"] = config.common_categories
     if rule == "repeat_and_select":
         candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "put the sweep's own back")[
             "candidates"

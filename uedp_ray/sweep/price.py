@@ -129,6 +129,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "epsilon": epsilon,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
+        "categories": sweep.common_categories,
         "accountant": _accountant(rule, sweep.search.adaptive),
         "releasable": RELEASABLE[rule],
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note,
@@ -153,7 +154,7 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     shown = show_epsilon(epsilon, "infinite")
     return (
         f"training and choosing together will cost {about}epsilon = {shown} at delta = {sweep.budget.delta:g} "
-        f"({sweep.budget.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
+        f"({sweep.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
     )
 
 
@@ -198,7 +199,7 @@ def _accountant(rule: str, adaptive: bool) -> str:
 
 
 def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
-    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {sweep.budget.delta:g} ({sweep.budget.unit})"
+    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {sweep.budget.delta:g} ({sweep.unit})"
     if rule == "public":
         return (
             f"Choosing is not charged: trials were trained on text that the owner declares public, and scored on "

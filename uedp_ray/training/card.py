@@ -62,7 +62,7 @@ def card(
     rows = [
         (
             "**ε, total**",
-            f"**{show_epsilon(total.epsilon)}** at δ = {privacy.delta:g}, unit {privacy.protect}: {_paid(total)}",
+            f"**{show_epsilon(total.epsilon)}** at δ = {privacy.delta:g}, unit {total.unit}: {_paid(total)}",
         ),
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         ("Held-out perplexity", _scored(result)),

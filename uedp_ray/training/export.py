@@ -109,7 +109,7 @@ def own_total(found: Finished) -> Total:
         "The total is that of this run. If it was chosen by its results among others, tried by hand or otherwise, that "
         "choice is not included: compose their ledgers. Recompute: `uedp-ray epsilon --export .`"
     )
-    return Total(found.epsilon, "none", text)
+    return Total(found.epsilon, found.config.privacy.protect, "none", text)
 
 
 def export_run(

@@ -66,7 +66,9 @@ class Total:
     """What a model costs together with how it was chosen: at least what its own run costs."""
 
     epsilon: float
-    """Of the unit that the run protects, at its delta."""
+    """At the run's delta."""
+    unit: str
+    """That it protects: the run's, or, where trials protect different categories, of entities those that all of them do."""
     rule: str
     """That pays for the choice (``privacy.selection``); ``none`` where nothing was chosen by a sweep."""
     text: str
@@ -79,7 +81,8 @@ class Total:
 
 def _row(what: str, unit: str, epsilon: float, delta: float) -> str:
     guarantee = "yes" if math.isfinite(epsilon) else "none"
-    return f"| {what} | {_UNITS[unit]} | {show_epsilon(epsilon)} | {delta:g} | {guarantee} |"
+    name, separator, narrowed = unit.partition("; ")
+    return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {delta:g} | {guarantee} |"
 
 
 def _course(rounds: int, planned: int) -> str:
@@ -157,7 +160,7 @@ def statement(
     lines += [
         "| accountant | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
-        *([_row(total.row, privacy.protect, total.epsilon, privacy.delta)] if total else []),
+        *([_row(total.row, total.unit, total.epsilon, privacy.delta)] if total else []),
         *(_row(f"{alone}{name}", name, value, privacy.delta) for name, value in spent.items()),
     ]
     lines += [
@@ -193,6 +196,8 @@ def statement(
         )
     command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g} --accountant {privacy.protect}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"
+    if total and total.unit != privacy.protect:
+        shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
         _evaluated(config.corpus.evaluation_basis, compared),
