@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
@@ -134,6 +135,24 @@ def test_what_is_no_tokenizer_is_an_input_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         with pytest.raises(InputError, match=r"vocabulary\.path"):
             Vocabulary.load(path)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"a": 0, "b": 1}),
+        models.WordPiece({"a": 0, "b": 1}),
+        models.Unigram([("a", -1.0), ("b", -2.0)]),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_tokenizer_that_some_text_would_trip_is_refused_whatever_the_text(tmp_path: Path, model: Any) -> None:
+    """Refused for what private text holds, it would tell of that; in a sweep, of one trial."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="b").save_pretrained(str(tmp_path))
+    with pytest.raises(InputError, match="it has no tokens for some text"):
+        Vocabulary.load(tmp_path)
 
 
 # Words released with noise. Each user is a list of sentences; a sentence is (words, entities).

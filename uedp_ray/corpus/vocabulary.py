@@ -39,6 +39,10 @@ _MOST_BYTES = 1 << 28
 _MOST_GAPS = 1 << 20
 """Of ids that no token has; tokenizers go through them one by one."""
 
+_UNHEARD_OF = "龘🝰ꙮ"
+"""A word of letters that hardly any tokenizer knows. One that has no token for it would fail on private text as well, and
+that it did would tell of the text."""
+
 Noise = Callable[[int, float], np.ndarray]
 """``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
 
@@ -85,7 +89,7 @@ class Vocabulary:
 
     def _sound(self) -> bool:
         """Whether it does what is asked of it; of a damaged one some of that fails, in any way."""
-        self.encode_batch([""])
+        self.encode_batch(["", _UNHEARD_OF])
         self.decode([self.eos_id])
         if max(self.tokenizer.get_vocab().values()) > self.size + _MOST_GAPS:
             return False
