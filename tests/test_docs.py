@@ -18,6 +18,7 @@ from uedp_ray.cli import app
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
+from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.sweep import config as sweep_config
 from uedp_ray.training.compare import Comparison
 
@@ -88,6 +89,11 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
     broken = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not broken
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/accounting.md", "docs/threat-model.md"])
+def test_the_relation_leaves_out_the_checks_before_the_first_round_in_the_same_words(page):
+    assert CHECKED.rstrip(".") in " ".join((ROOT / page).read_text().split())
 
 
 def test_every_command_parses():

@@ -26,6 +26,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.locks import folder_locked
 from uedp_ray.models.build import load_model
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.training.export import DATE
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
@@ -110,6 +111,11 @@ def test_the_card_is_one_that_a_hub_reads_with_the_total_before_any_other_figure
     figures = re.findall(r"\d+\.\d+", text.split("---\n", 2)[2])
     assert float(figures[0]) == pytest.approx(answer["epsilon"], abs=1e-3)
     assert "5 of 5 planned" in text
+
+
+def test_that_the_text_passed_the_checks_is_no_part_of_the_guarantee(exported):
+    for name in ("privacy.md", "README.md"):
+        assert CHECKED in (exported[0] / name).read_text()
 
 
 def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):

@@ -12,6 +12,7 @@ from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import load_config
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.training.host import train
 from uedp_ray.training.statement import show_epsilon, statement
 
@@ -35,6 +36,7 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
     )
     for expected in (
         "zero-out (fixed graph)",
+        CHECKED,
         "Poisson",
         "users 0.3",
         "rule `all`",

@@ -26,6 +26,13 @@ _PART_OF_COMPARISON = (
 )
 
 
+CHECKED = (
+    "The guarantee is for pairs of corpora that both pass the checks made before the first round: whether a corpus passes "
+    "them is told without noise."
+)
+"""In the definition of the relation, wherever it is stated; docs/threat-model.md lists the checks."""
+
+
 def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
     """What the run of a ledger is one of several of, if it is."""
     return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None

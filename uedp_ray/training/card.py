@@ -14,7 +14,7 @@ import yaml
 
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import CHECKED, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.statement import Total
 
@@ -104,6 +104,7 @@ where it was chosen among others by its results.
 
 The guarantee is about the private text that this model was trained on, as its owner declared it. It says nothing of the
 public text and the public model that training may have started from, nor of text that is typed into it.
+{CHECKED}
 """
 
 

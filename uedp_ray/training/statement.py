@@ -18,7 +18,7 @@ from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.events import charges
-from uedp_ray.privacy.statement import covers, part_of, show_epsilon
+from uedp_ray.privacy.statement import CHECKED, covers, part_of, show_epsilon
 from uedp_ray.redact import named_detector
 
 _UNITS = {
@@ -168,6 +168,8 @@ def statement(
         *([f"- {total.text}"] if total else []),
         f"- Protected unit asked for: {privacy.protect}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
+        f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
+        "public text.",
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
