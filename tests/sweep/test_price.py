@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -41,6 +42,8 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
             run.mkdir(parents=True)
             plan = Plan.of(config)
             ledger = Ledger.create(run / "ledger.jsonl", plan.header())
+            if words := plan.header()["plan"]["vocabulary"]:
+                ledger.append("vocabulary", **words)
             for number in range(config.training.num_rounds)[:rounds]:
                 ledger.append(**plan.event(round_index=number, attempt=0))
 
@@ -160,9 +163,94 @@ def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
 
 
-def test_repeat_and_select_refuses_a_vocabulary_from_private_text(corpora, tmp_path, folder):
-    noisy = {"kind": "noisy-threshold", "noise_multiplier": 20.0, "threshold_delta": 1e-6}
-    tree = sweep_tree(corpora)["base"] | {"vocabulary": noisy}
-    sweep = sweep_config(corpora, tmp_path, base=tree, search={"searcher": "random"})
-    with pytest.raises(InputError, match=r"base.vocabulary.kind.*public-words, or composition"):
-        fix_terms(sweep, folder)
+NOISY = {"noise_multiplier": 20.0, "threshold_delta": 1e-6}
+KINDS = {"vocabulary.kind": {"choice": ["public-words", "noisy-threshold"]}}
+RATES = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
+PUBLIC = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+
+
+def with_vocabulary(corpora, tmp_path, kind, space, **search):
+    tree = sweep_tree(corpora)["base"]
+    tree["vocabulary"] = {**tree["vocabulary"], **NOISY, "kind": kind}
+    return sweep_config(corpora, tmp_path, base=tree, space=space, search=search)
+
+
+def announced_epsilon(sweep, folder):
+    return float(re.search(r"will cost (?:about )?epsilon = (\S+) ", announced(sweep, folder))[1])
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random"])
+def test_a_vocabulary_that_some_points_take_from_private_text_is_in_the_announced_price(
+    corpora, tmp_path, folder, searcher
+):
+    search = {"searcher": searcher, "trials": None if searcher == "grid" else 2, "selection": "composition"}
+    sweep = with_vocabulary(corpora, tmp_path, "public-words", KINDS, **search)
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert len(points) == 2
+    write_ledgers(sweep, folder, points)
+    found = price(sweep, folder, rows(2))["epsilon"]
+    assert found <= announced_epsilon(sweep, folder) < found + 0.001
+    dearer = folder.runs(next(i for i, point in enumerate(points) if "noisy-threshold" in point.values()), 1)[0]
+    assert any(event["kind"] == "vocabulary" for event in Ledger.open(dearer / "ledger.jsonl").events)
+
+
+def test_an_adaptive_search_announces_vocabularies_from_private_text(corpora, tmp_path, folder):
+    sweep = with_vocabulary(corpora, tmp_path, "noisy-threshold", RATES, trials=3)
+    fix_terms(sweep, folder)
+    write_ledgers(sweep, folder, [{"training.server_learning_rate": 0.01}] * 3)
+    found = price(sweep, folder, rows(3))["epsilon"]
+    assert found <= announced_epsilon(sweep, folder) < found + 0.001
+    more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
+    assert more.digest() != sweep.digest(), "no more of delta was put aside"
+
+
+def test_an_adaptive_search_that_is_given_more_trials_announces_their_price(corpora, tmp_path, folder):
+    sweep = sweep_config(corpora, tmp_path, space=RATES, search={"trials": 2})
+    fix_terms(sweep, folder)
+    more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
+    write_ledgers(more, folder, [{"training.server_learning_rate": 0.01}] * 4)
+    found = price(more, folder, rows(4))["epsilon"]
+    assert found <= announced_epsilon(more, folder) < found + 0.001
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "search", "field", "remedy"),
+    [
+        ("public-words", KINDS, {"searcher": "random"}, "space.vocabulary.kind", "or composition"),
+        ("noisy-threshold", RATES, {"searcher": "random"}, "base.vocabulary.kind", "or composition"),
+        (
+            "noisy-threshold",
+            RATES | {"vocabulary.kind": {"choice": ["public-words"], "when": {"training.server_learning_rate": 0.01}}},
+            {"searcher": "random"},
+            "base.vocabulary.kind",
+            "or composition",
+        ),
+        ("public-words", KINDS, {}, "space.vocabulary.kind", "set it in base"),
+        (
+            "noisy-threshold",
+            {"vocabulary.threshold_delta": {"choice": [1e-6, 2e-6]}},
+            {},
+            "space.vocabulary.threshold_delta",
+            "set it in base",
+        ),
+    ],
+)
+def test_a_vocabulary_from_private_text_is_refused_where_its_price_cannot_be_fixed_beforehand(
+    corpora, tmp_path, kind, space, search, field, remedy
+):
+    with pytest.raises(InputError, match=remedy) as caught:
+        with_vocabulary(corpora, tmp_path, kind, space, **search)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "search"),
+    [
+        ("public-words", KINDS, {"selection": "public", "public": PUBLIC}),
+        ("noisy-threshold", {"vocabulary.kind": {"choice": ["public-words"]}}, {"searcher": "random"}),
+        ("public-words", {"vocabulary.threshold_delta": {"choice": [1e-6, 2e-6]}}, {}),
+    ],
+)
+def test_a_vocabulary_of_public_text_or_under_rule_public_may_be_searched(corpora, tmp_path, kind, space, search):
+    with_vocabulary(corpora, tmp_path, kind, space, **search)

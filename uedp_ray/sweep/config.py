@@ -43,6 +43,7 @@ Selection = Literal["default", "public", "repeat_and_select", "composition"]
 Law = Literal["logarithmic", "geometric", "poisson"]
 Tracker = Literal["mlflow", "wandb"]
 DEFAULT_TRIALS = 32
+_PRIVATE_WORDS = "noisy-threshold"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +190,34 @@ class SweepConfig:
             values = list(self.parsed_space["corpus.categories"].values)
             raise InputError("space.corpus.categories", values, f"{remedy} rule public or compare")
         self._check_noise()
+        self._check_vocabulary()
+
+    def _check_vocabulary(self) -> None:
+        """Refuses a vocabulary from private text where its price cannot be fixed before the first trial."""
+        if not self._private_words:
+            return
+        space, search = self.parsed_space, self.search
+        if search.rule == "repeat_and_select":
+            searched = space.get("vocabulary.kind")
+            part = "space" if searched and _PRIVATE_WORDS in searched.values else "base"
+            remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
+            raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)
+        for key in ("vocabulary.kind", "vocabulary.threshold_delta"):
+            if key in space and search.rule == "composition" and search.adaptive:
+                remedy = (
+                    "an adaptive search puts aside before its first trial what vocabularies from private text take of "
+                    "delta: set it in base, or use grid or random with selection composition"
+                )
+                raise InputError(f"space.{key}", space[key].spec, remedy)
+
+    @property
+    def _private_words(self) -> bool:
+        """Whether a trial may make a vocabulary of the text that it is trained on."""
+        searched = self.parsed_space.get("vocabulary.kind")
+        kinds = [] if searched is None else list(searched.values)
+        if searched is None or searched.when:  # else every point has a kind of its own
+            kinds.append(self.base.vocabulary.kind)
+        return _PRIVATE_WORDS in kinds
 
     def _check_noise(self) -> None:
         free, space = self.budget.noise == "free", self.parsed_space
@@ -243,11 +272,13 @@ class SweepConfig:
     def digest(self) -> str:
         """SHA-256 of what may not change on resume: all but name, resources, trackers, and sometimes the number of trials.
 
-        Whoever adds trials has seen results. Where that is not charged for, their number stays as it was.
+        Whoever adds trials has seen results. Where that is not charged for, their number stays as it was; and where they
+        make vocabularies from private text, for which no more of delta was put aside.
         """
         tree = to_dict(self)
         del tree["resources"], tree["trackers"], tree["base"]["name"]
-        if self.search.rule == "public" or (self.search.rule == "composition" and self.search.adaptive):
+        charged = self.search.rule == "composition" and self.search.adaptive and not self._private_words
+        if self.search.rule == "public" or charged:
             del tree["search"]["trials"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

@@ -149,8 +149,9 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
         planned = planned_charges_of(sweep, folder)
         epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
     else:
-        about, runs = "about ", [Charges(tuple(odometer.planned))] * odometer.runs
-        epsilon = _together(sweep, rule, runs, [], odometer)
+        typical = Charges(odometer.planned, planned_charges(sweep.base, 1.0).vocabularies)
+        about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
+        epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
     shown = show_epsilon(epsilon, "infinite")
     return (
         f"training and choosing together will cost {about}epsilon = {shown} at delta = {sweep.budget.delta:g} "
@@ -292,9 +293,6 @@ def _parts(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
 def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Draws the pool, and from it, in secret, the trials; returns the terms, its price among them."""
     search, budget = sweep.search, sweep.budget
-    if sweep.base.vocabulary.kind == "noisy-threshold":
-        remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
-        raise InputError("base.vocabulary.kind", "noisy-threshold", remedy)
     points = _draw(sweep, search.pool_size)
     candidates = [_parts(run_config(sweep, point), search.seeds_per_trial) for point in points]
     mean = float(sweep.num_trials)
