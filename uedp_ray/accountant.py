@@ -74,20 +74,30 @@ def parameter_epsilon(
 
 
 def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> dict[str, Any]:
-    """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough."""
+    """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough.
+
+    No guarantee for one run of a sweep or comparison: the choice among them is not in its ledger.
+    """
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
     events = read_ledger(path)
-    answer = _of_ledger(events, delta, accountant, kind)
-    if part_of(events):
-        answer["text"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
+    answer = _of_ledger(events, delta, accountant, kind, chosen=part_of(events) is not None)
     return answer | {"kind": kind, "events": len(events)}
 
 
 def _of_ledger(
-    events: Sequence[Mapping[str, Any]], delta: float, accountant: str, kind: str = "both", least: float = 0.0
+    events: Sequence[Mapping[str, Any]],
+    delta: float,
+    accountant: str,
+    kind: str = "both",
+    *,
+    least: float = 0.0,
+    chosen: bool,
 ) -> dict[str, Any]:
-    """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger."""
+    """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger.
+
+    ``chosen``: whether that leaves out a choice of the run among others.
+    """
     charged = charges(events)
     whole = to_planned_end(charged)
     value = max(least, epsilon_of_charges(whole, delta=delta, accountant=accountant, kind=kind))
@@ -100,10 +110,13 @@ def _of_ledger(
     mechanism = whole.rounds[-1][0] if whole.rounds else None
     declared = events[0]["header"].get("bounds") == "declared"
     claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing, "kind": kind}
+    claims |= {"chosen": chosen, "note": ""}
     if not nothing and whole.num_rounds > charged.num_rounds:
         claims["note"] = (
             f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
         )
+    if chosen:
+        claims["note"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
     return _answer(mechanism, value, delta, accountant, **claims) | {
         "rounds": charged.num_rounds,
         "planned_rounds": None if charged.plan is None else charged.plan.rounds,
@@ -130,10 +143,11 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         raise InputError(
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
-    answer = _of_ledger(events, delta, accountant, least=total) | {"rule": rule, "epsilon_of_run": alone}
+    chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
+    answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen)
     if protected:
         answer["text"] += f" Entities: {protected}, which every trial protects."
-    return answer
+    return answer | {"rule": rule, "epsilon_of_run": alone}
 
 
 def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant: str) -> float:

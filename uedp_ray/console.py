@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from uedp_ray.jsontext import plain, to_json
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import OF_ONE_RUN, show_epsilon
 
 
 class _Spared:
@@ -235,7 +235,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     best, unit = answer["best"], answer["selection"]["unit"]
     table = Table(
-        title="Held-out perplexity, and ε of each run alone",
+        title=f"Held-out perplexity, and ε {OF_ONE_RUN}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

@@ -11,8 +11,9 @@ import pytest
 
 from tests.sweep.sweeps import search_here, sweep_config, sweep_tree
 from tests.training.test_export import FILES, files, traces
+from tests.training.test_statement import table
 from uedp_ray import export
-from uedp_ray.accountant import export_epsilon
+from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.summary import summary
 from uedp_ray.config import load_config
@@ -98,6 +99,19 @@ def test_what_is_asked_of_a_folder_inside_costs_the_same_or_is_refused(done, tmp
     (tmp_path / "link").symlink_to(done.out / "winner")
     told = export(tmp_path / "link", tmp_path / "y")
     assert told["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
+
+
+def test_of_an_export_the_total_alone_is_a_guarantee_where_a_choice_was_charged(done, handed_on, tmp_path):
+    chosen = done.rule != "public"
+    rows = table((handed_on[0] / "privacy.md").read_text())
+    cells = [row[3] for row in rows.values()][1:]
+    assert cells == ["yes", *["of one run, not of its choice" if chosen else "yes"] * 3]
+    assert ledger_epsilon(handed_on[0] / "ledger.jsonl", delta=1e-4)["guarantee"] is not chosen
+    assert export_epsilon(handed_on[0])["guarantee"] is True
+    out = shutil.copytree(handed_on[0], tmp_path / "copy")
+    terms = json.loads((out / "selection.json").read_text())
+    (out / "selection.json").write_text(json.dumps(terms | {"rule": "none"}))
+    assert export_epsilon(out)["guarantee"] is not chosen, "the ledger says that there was a choice"
 
 
 def test_a_ledger_that_is_missing_is_refused_by_whoever_recomputes_the_price(done, handed_on, tmp_path):

@@ -314,7 +314,12 @@ def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_
     assert {name for name in table(text) if "alone" in name} == {
         f"this run alone: {unit}" for unit in ("user-entity", "user", "entity")
     }
+    assert {row[3] for name, row in table(text).items() if "alone" in name} == {"of one run, not of its choice"}
     said = ledger_epsilon(run / "ledger.jsonl", delta=1e-5)
     assert "Not the price of a chosen model: one run of a sweep, by itself" in said["text"]
+    assert "(of one run, not of its choice: no guarantee)" in said["text"]
+    assert "`uedp-ray epsilon --export DIR`" in said["text"]
+    assert said["guarantee"] is False
+    assert said["epsilon"] < float("inf")
     with pytest.raises(InputError, match="is one run of a sweep, whose total it costs"):
         export(run, tmp_path / "out")

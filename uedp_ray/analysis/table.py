@@ -14,6 +14,7 @@ from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
+from uedp_ray.privacy.statement import OF_ONE_RUN
 
 NOTHING = "–"
 
@@ -52,7 +53,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "perplexity": Column("perplexity", "held-out perplexity, ± one standard deviation over seeds", True),
         "bits_per_byte": Column("bits/byte", "of the evaluation text, unknown words spelled out", True),
         "unk_share": Column("<unk>", "share of the evaluation text's words that the vocabulary lacks", True),
-        "epsilon": Column("ε of the run alone", f"of one run: {terms(sweep)}; rounded up", True),
+        "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),

@@ -16,7 +16,8 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 
 _PART_OF_SWEEP = (
     "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "
-    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes"
+    "the sweep's result.json and first in what `uedp-ray export SWEEP --out DIR` writes; `uedp-ray epsilon --export DIR` "
+    "computes it again"
 )
 
 
@@ -46,6 +47,8 @@ def covers(header: Mapping[str, Any]) -> str:
     return _PART_OF_COMPARISON if part == "comparison" else _PART_OF_SWEEP
 
 
+OF_ONE_RUN = "of one run, not of its choice"
+"""Of an epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
 _EXACT = 2.0**53 / 1000
 """Above it a float has no thousandths to round up, and far above its product with 1000 is infinite."""
 
@@ -87,6 +90,7 @@ def state(
     nothing: str = "",
     note: str = "",
     kind: str = "both",
+    chosen: bool = False,
 ) -> Statement:
     """The statement of ``epsilon``.
 
@@ -94,21 +98,23 @@ def state(
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
     published claims nothing, and has no unit of its own: ``unit`` says which its figure was printed for. ``nothing``: why
     there is no guarantee. ``note``: a further sentence. ``kind``: of entities, where it is one
-    (``dominating.kinds``): that is a part of the unit, and no guarantee of it.
+    (``dominating.kinds``): that is a part of the unit, and no guarantee of it. ``chosen``: whether the run is one of
+    several, whose choice ``epsilon`` leaves out: no guarantee of the model then.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     part = _PARTS.get(kind, "") if accountant in ("user-entity", "entity") else ""
-    guarantee = private and accountant != "published" and math.isfinite(epsilon) and not part
+    guarantee = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
     unit = unit or ("user-entity" if accountant == "published" else accountant)
     rule = "none" if mechanism is None else mechanism.selection_rule
     if accountant == "published":
         claim = "as published, not a guarantee"
     elif not private:
         claim = "not private: noise by a test seed, or as published"
+    elif guarantee:
+        claim = "an upper bound"
     else:
-        claim = (
-            "an upper bound" if guarantee else nothing or (f"of {part} alone: no guarantee" if part else "no guarantee")
-        )
+        less = [f"of {part} alone"] * bool(part) + [OF_ONE_RUN] * chosen
+        claim = nothing or ": ".join([", ".join(less), "no guarantee"] if less else ["no guarantee"])
     text = (
         f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {delta:g} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "

@@ -18,7 +18,7 @@ from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.events import charges
-from uedp_ray.privacy.statement import CHECKED, covers, part_of, show_epsilon
+from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_epsilon
 from uedp_ray.redact import named_detector
 
 _UNITS = {
@@ -79,8 +79,8 @@ class Total:
         return "**TOTAL**, training" + ("" if self.rule == "none" else f" and choosing (rule {self.rule})")
 
 
-def _row(what: str, unit: str, epsilon: float, delta: float) -> str:
-    guarantee = "yes" if math.isfinite(epsilon) else "none"
+def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes") -> str:
+    guarantee = claim if math.isfinite(epsilon) else "none"
     name, separator, narrowed = unit.partition("; ")
     return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {delta:g} | {guarantee} |"
 
@@ -156,12 +156,13 @@ def statement(
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]
     alone = "this run alone: " if total or part_of(events) else ""
+    claim = OF_ONE_RUN if part_of(events) else "yes"
     replayed = len(charged) - len({event["round"] for event in charged})
     lines += [
         "| accountant | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
         *([_row(total.row, total.unit, total.epsilon, privacy.delta)] if total else []),
-        *(_row(f"{alone}{name}", name, value, privacy.delta) for name, value in spent.items()),
+        *(_row(f"{alone}{name}", name, value, privacy.delta, claim) for name, value in spent.items()),
     ]
     lines += [
         "",
