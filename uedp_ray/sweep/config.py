@@ -213,11 +213,13 @@ class SweepConfig:
     @property
     def _private_words(self) -> bool:
         """Whether a trial may make a vocabulary of the text that it is trained on."""
-        searched = self.parsed_space.get("vocabulary.kind")
-        kinds = [] if searched is None else list(searched.values)
-        if searched is None or searched.when:  # else every point has a kind of its own
-            kinds.append(self.base.vocabulary.kind)
-        return _PRIVATE_WORDS in kinds
+        return _PRIVATE_WORDS in self._values("vocabulary.kind", self.base.vocabulary.kind)
+
+    def _values(self, key: str, base: Any) -> list[Any]:
+        """What a setting of choices may be in a trial; ``base``: where it is not searched, or not at every point."""
+        searched = self.parsed_space.get(key)
+        values = [] if searched is None else [setting(key, value) for value in searched.values]
+        return values if searched and not searched.when else [*values, base]
 
     def _check_noise(self) -> None:
         free, space = self.budget.noise == "free", self.parsed_space
@@ -247,11 +249,9 @@ class SweepConfig:
 
         The price composes releases for one pair of a user and an entity, in every trial the same.
         """
-        searched = self.parsed_space.get("corpus.categories")
-        if searched is None or self.search.rule == "public":
+        if "corpus.categories" not in self.parsed_space or self.search.rule == "public":
             return None
-        chosen = [setting("corpus.categories", value) for value in searched.values]
-        chosen += [self.base.corpus.categories] if searched.when else []
+        chosen = self._values("corpus.categories", self.base.corpus.categories)
         protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
         return tuple(sorted(frozenset.intersection(*protected))) if protected else None
 
