@@ -176,6 +176,22 @@ def test_a_smaller_price_in_the_result_changes_nothing(done, tmp_path):
     assert export(copy, tmp_path / "x")["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
 
 
+def test_a_second_winner_is_never_trained_on_the_private_text(corpora, tmp_path):
+    config = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"])
+    first, other = ({"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in (0.01, 0.02))
+    out = tmp_path / "out"
+    answer = search_here(config, out, [first])
+    before = files(out / "winner"), (out / "result.json").read_bytes()
+    assert search_here(config, out, [first]) == answer
+    shutil.rmtree(out / "trials")
+    with pytest.raises(
+        InputError, match=r"winner was trained on the private text already, .* second release"
+    ) as caught:
+        search_here(config, out, [other])
+    assert caught.value.field == "--resume"
+    assert (files(out / "winner"), (out / "result.json").read_bytes()) == before
+
+
 def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, tmp_path):
     """And not the base's value, as where a setting does not exist at the point."""
     clip, absent = "privacy.sentence_clip_norm", "training.server_learning_rate"

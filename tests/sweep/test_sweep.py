@@ -17,6 +17,8 @@ import pytest
 
 from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.training.runs import events
+from tests.training.test_export import files
+from uedp_ray import export
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
@@ -191,6 +193,16 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     sources = [json.loads((tmp_path / "out" / part / "private" / "setup.json").read_text())["corpus_digest"]
                for part in ("trials/0000", "trials/0001", "winner")]  # fmt: skip
     assert sources[0] == sources[1] != sources[2]
+    kept = files(tmp_path / "out" / "winner")
+    assert sweep(config, tmp_path / "out", resume=True) == answer
+    more = sweep_config(corpora, tmp_path, search={"trials": 3, "selection": "public", "public": public})
+    with pytest.raises(InputError, match=r"search.trials = 3: the winner was trained on the private text already"):
+        sweep(more, tmp_path / "out", resume=True)
+    assert [run.name for run in sorted((tmp_path / "out" / "trials").iterdir())] == ["0000", "0001"]
+    fewer = sweep_config(corpora, tmp_path, search={"trials": 1, "selection": "public", "public": public})
+    assert sweep(fewer, tmp_path / "out", resume=True) == answer
+    assert files(tmp_path / "out" / "winner") == kept
+    assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]
 
 
 def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tmp_path):

@@ -25,12 +25,14 @@ from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
+from uedp_ray.sweep.space import Point, settings_of
 from uedp_ray.sweep.trial import started, trial_base
 from uedp_ray.training.evaluate import warn_unknown
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
-from uedp_ray.training.rundir import RunDir, Say
+from uedp_ray.training.paths import with_absolute_paths
+from uedp_ray.training.rundir import RunDir, Say, unused
 
 
 def conclude(
@@ -69,6 +71,31 @@ def _answered(folder: SweepDir) -> dict[str, Any]:
     return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 
+SECOND_WINNER = (
+    "the winner was trained on the private text already, and another one would be a second release that the price does "
+    "not hold: search in another folder, and add its epsilon to this one's"
+)
+
+
+def begun_winner(folder: SweepDir) -> RunDir | None:
+    """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell."""
+    run = RunDir(folder.winner, folder.storage.part(folder.winner))
+    run.storage.get(run.config, run.result)
+    run.storage.restore(run.ledger)
+    return run if run.config.exists() and not unused(run) else None
+
+
+def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
+    """Whether the winner was trained at this point: laying it over its config again changes nothing."""
+    trained = winner.load_config()
+    method, settings = settings_of(point, config.base)
+    if method is None:
+        again = methods.overlay(trained, settings)
+    else:
+        again = methods.apply(trained, method, {"privacy.protect": config.budget.unit, **settings})
+    return with_absolute_paths(again).digest() == trained.digest()
+
+
 def _winner(
     config: SweepConfig,
     folder: SweepDir,
@@ -84,8 +111,10 @@ def _winner(
         return None
     if config.search.rule == "repeat_and_select":
         return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), say)
+    point, begun = config.parsed_space.at(found), begun_winner(folder)
+    if begun is not None and not _is_at(begun, config, point):
+        raise InputError("--resume", str(folder.root), f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     say(f"training the winner, trial {found['trial']}, on private text")
-    point = config.parsed_space.at(found)
     base = prepared(config.base, folder, folder.private / "winner")
     winner = run_config(dataclasses.replace(config, base=base), point)
     return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)

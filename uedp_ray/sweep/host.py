@@ -23,7 +23,7 @@ from uedp_ray.locks import INSIDE
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.conclude import conclude, pretrained
+from uedp_ray.sweep.conclude import SECOND_WINNER, begun_winner, conclude, pretrained
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.disk import too_full
 from uedp_ray.sweep.feed import Feed
@@ -91,6 +91,7 @@ def sweep(
         make_folder(folder.private, private=True)
         storage.take_over()
         restore(folder)
+        _refuse_second_winner(config, folder)
         _claim(config, folder)
         fix_terms(config, folder)
         keep_terms(folder)
@@ -135,6 +136,18 @@ def _searched_base(config: SweepConfig) -> RunConfig:
         remedy = "rule public searches on public text: give corpus.source there"
         raise InputError("search.public", dict(config.search.public), remedy)
     return base
+
+
+def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
+    """Refuses more trials under rule ``public`` once the winner's training began: they might make another one the best."""
+    if config.search.rule != "public" or not folder.journal.exists() or planned_points(config, folder) is not None:
+        return
+    if begun_winner(folder) is None:
+        return
+    ended = Study.open(config, folder.journal).ended(count_refused=False)
+    if config.num_trials > ended:
+        remedy = f"{SECOND_WINNER}, or keep to {ended} trials"
+        raise InputError("search.trials", config.num_trials, remedy)
 
 
 def _claim(config: SweepConfig, folder: SweepDir) -> None:

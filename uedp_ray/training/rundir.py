@@ -452,7 +452,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     """Refuses a folder that holds anything but the run that is asked for."""
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
-    if run.config.exists() and _unused(run):
+    if run.config.exists() and unused(run):
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
                 return
@@ -473,7 +473,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
         raise InputError("--out", str(run.root), "is not empty and holds no run: name another folder")
 
 
-def _unused(run: RunDir) -> bool:
+def unused(run: RunDir) -> bool:
     """Whether nothing was charged, and nothing is there that would have been. The caller holds the folder."""
     if any(path.exists() for path in run.outcomes):
         return False
@@ -486,7 +486,7 @@ def _clear(run: RunDir) -> None:
     """Forgets a run that is unused. Renamed first, the ledger before all and the config last: a start after a kill in
     between finds it unused as before, and ``settle`` deletes what was set aside."""
     with run.driving():  # a worker of a killed process may be about to charge the first round
-        if not _unused(run):
+        if not unused(run):
             return
         aside = run.private / ".cleared.new"
         make_folder(aside, private=True)
