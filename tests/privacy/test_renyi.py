@@ -202,3 +202,13 @@ def test_unbounded_nothing_and_bad_input():
         renyi.epsilon([(BASE, -1)], delta=1e-5)
     with pytest.raises(InputError, match="lost"):
         renyi.rdp([(BASE, 1)], lost=0.0)
+
+
+@pytest.mark.parametrize(
+    ("z", "q_u", "least", "most"), [(2.0, 0.01, 1.01, 1.13), (10.0, 0.001, 1.01, 1.13), (1.0, 1e-4, 2.0, 3.0)]
+)
+def test_at_many_rounds_it_is_as_far_above_composition_as_the_page_says(z, q_u, least, most):
+    """At the most rounds that are still composed: beyond them it takes their place."""
+    mechanism, rounds = change(noise_multiplier=z, user_sampling_prob=q_u), accounting._MAX_ROUNDS
+    composed = accounting.epsilon(mechanism, rounds=rounds, delta=1e-5, accountant="user")
+    assert least < renyi.epsilon([(mechanism, rounds)], delta=1e-5, accountant="user") / composed < most
