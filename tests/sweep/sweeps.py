@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import create_trial
+from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
 from uedp_ray.config import dump_config
@@ -86,10 +87,20 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
     if points is None:
         rates = [0.01 * (1 + number) for number in range(config.num_trials)]
         points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in rates]
-    trials: list[Any] = []
     for number, point in enumerate(points):
         _train(config, folder, number, point, lambda row: None, 0.0)
-        trials.append(create_trial(params=point, distributions=_distributions(config, point), value=1.0))
+    return conclude_here(config, out, points)
+
+
+def conclude_here(
+    config: SweepConfig, out: Path, points: list[dict[str, Any]], failed: Collection[int] = ()
+) -> dict[str, Any]:
+    """The end of a sweep that tried these points."""
+    folder = SweepDir(out)
+    trials: list[Any] = []
+    for number, point in enumerate(points):
+        ended = {"state": TrialState.FAIL} if number in failed else {"value": 1.0}
+        trials.append(create_trial(params=point, distributions=_distributions(config, point), **ended))
         trials[-1].number = number
     return conclude(config, folder, Rows(config, folder).read(trials), Here(), lambda text: None, lambda row: None)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.sweep.sweeps import search_here, sweep_config, sweep_tree
+from tests.sweep.sweeps import conclude_here, search_here, sweep_config, sweep_tree
 from tests.training.test_export import FILES, files, traces
 from tests.training.test_statement import table
 from uedp_ray import export
@@ -67,6 +67,8 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
     assert told["epsilon"] == pytest.approx(best["epsilon_with_choice"])
     assert told["epsilon_of_run"] == pytest.approx(best["epsilon"]["user-entity"])
     assert (told["epsilon"] > told["epsilon_of_run"]) == (done.rule != "public")
+    assert best["rounds"] == best["planned_rounds"] == 5, "what the command's exit code follows from"
+    assert {"bits_per_byte", "unk_share"} <= best.keys()
     what, shown = first_row(out)
     assert what == f"**TOTAL**, training and choosing (rule {done.rule})"
     assert 0 <= shown - told["epsilon"] < 0.001
@@ -190,6 +192,19 @@ def test_a_second_winner_is_never_trained_on_the_private_text(corpora, tmp_path)
         search_here(config, out, [other])
     assert caught.value.field == "--resume"
     assert (files(out / "winner"), (out / "result.json").read_bytes()) == before
+
+
+def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, tmp_path):
+    """Without a descriptor left it could not, and nothing starts it again."""
+    config, out = sweep_config(corpora, tmp_path, space=SPACE), tmp_path / "out"
+    points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in (0.01, 0.02)]
+    search_here(config, out, points)
+    left = [out / "trials" / "0001" / place / ".it.uedp_ray.new" for place in ("private", "checkpoint")]
+    left += [out / "trials" / "0001" / ".vocabulary.uedp_ray.new", out / "trials" / "0001" / ".theirs.uedp_ray.new"]
+    for each in left:
+        each.mkdir()
+    conclude_here(config, out, points, failed={1})
+    assert [each.exists() for each in left] == [False, False, False, True]
 
 
 def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, tmp_path):

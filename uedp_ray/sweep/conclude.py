@@ -32,13 +32,17 @@ from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
 from uedp_ray.training.paths import with_absolute_paths
-from uedp_ray.training.rundir import RunDir, Say, unused
+from uedp_ray.training.rundir import RunDir, Say, settle_run, unused
 
 
 def conclude(
     config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
+    for row in rows:
+        if row["state"] == "failed":  # nothing starts it again, which would do this
+            for run in folder.runs(row["number"], config.search.seeds_per_trial):
+                settle_run(RunDir(run))
     warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
     selection = price(config, folder, rows)
     winner = _winner(config, folder, rows, selection, beside, say, progress)

@@ -190,7 +190,10 @@ def best(rows: Iterable[Row]) -> Row | None:
     return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
 
 
-_STATED = ("trial", "perplexity", "perplexity_std", "seeds", "noise_multiplier", "rounds", "planned_rounds")
+_STATED = (
+    *("trial", "perplexity", "perplexity_std", "bits_per_byte", "unk_share", "seeds", "noise_multiplier"),
+    *("rounds", "planned_rounds"),
+)
 
 
 def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
@@ -212,9 +215,6 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
         "run_dir": min(found["run_dirs"]),
         "tied": None if found["tied_with_best"] is None else tied,
     }
-
-
-_STATED = ("trial", "perplexity", "perplexity_std", "bits_per_byte", "unk_share", "seeds", "noise_multiplier")
 
 
 def _dominates(one: Row, other: Row) -> bool:

@@ -318,10 +318,7 @@ def _set_up(
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     storage.clear()
-    settle(run.root, run.names)
-    if run.config.exists():  # else it is not ours
-        for folder in (run.private, run.checkpoint, run.tokens):
-            settle(folder)
+    settle_run(run)
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
     plan = None
@@ -471,6 +468,14 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
             )
     elif run.root.exists() and not {path.name for path in run.root.iterdir()} <= {run.private.name, INSIDE}:
         raise InputError("--out", str(run.root), "is not empty and holds no run: name another folder")
+
+
+def settle_run(run: RunDir) -> None:
+    """Ends what a kill, or a lack of descriptors, interrupted among the files of a run that nobody is at work on."""
+    settle(run.root, run.names)
+    if run.config.exists():  # else it is not ours
+        for folder in (run.private, run.checkpoint, run.tokens):
+            settle(folder)
 
 
 def unused(run: RunDir) -> bool:
