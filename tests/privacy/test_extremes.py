@@ -63,6 +63,10 @@ EXTREMES = [
     {"entity_sampling_prob": 5e-324},
     {"entity_clip": 1e300},
     {"entity_clip": 5e-324},
+    {"entity_clip": 5e-324, "holder_bound": "reweight", "max_users": 60},
+    {"user_sampling_prob": 5e-324, "holder_bound": "reweight", "max_users": 60},
+    {"user_sampling_prob": 0.0, "holder_bound": "reweight", "max_users": 60},
+    {"entity_sampling_prob": 5e-324, "holder_bound": "reweight", "max_users": 60, "entity_draw": "per_user"},
     {"delta": 1.0 - 2**-53},
 ]
 
@@ -84,6 +88,12 @@ def test_more_rounds_than_are_composed_numerically_cost_more():
     assert values == sorted(values)
     assert values[2] < 1.2 * values[1]
     assert calibrate(mechanism, target_epsilon=8.0, rounds=10**9, delta=1e-5) > 1000
+
+
+def test_no_noise_is_solved_for_a_delta_that_promises_nothing():
+    """It would take minutes: next to none is left, and the fewer there is, the finer the grid."""
+    with pytest.raises(InputError, match=r"delta = 0\.99: 0\.9 at most"):
+        calibrate(change(holder_bound="reweight", max_users=60), target_epsilon=8.0, rounds=6, delta=0.99)
 
 
 @pytest.mark.parametrize("call", [{"max_order": 100_000}, {"max_order": 0}, {"rounds": 10**30}, {"rounds": -1},

@@ -30,6 +30,7 @@ from uedp_ray.privacy.dominating import HolderGroups, Profile
 from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism
 
 MIN_DELTA = 1e-12
+_MOST_DELTA = 0.9
 _ROUNDING = 2.0**-50
 """Of delta, for each round: over three times the largest error that rounding in the convolution was seen to make."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
@@ -83,8 +84,11 @@ def calibrate(
 ) -> float:
     """The smallest noise multiplier (within a thousandth) whose epsilon is at most ``target_epsilon``, never above it.
 
-    The mechanism's own noise multiplier is ignored. Raises: InputError where no noise multiplier up to 1e6 is enough.
+    The mechanism's own noise multiplier is ignored. Raises: InputError where no noise multiplier up to 1e6 is enough, and
+    for a delta above 0.9, at which next to no noise is left and the search takes minutes.
     """
+    if delta > _MOST_DELTA:
+        raise InputError("delta", delta, f"{_MOST_DELTA:g} at most, to solve noise for: a larger one promises nothing")
     if not math.isfinite(target_epsilon) or target_epsilon <= 0:
         raise InputError("target_epsilon", target_epsilon, "must be a finite number above 0")
     if accountant != "user" and kind != "extended":

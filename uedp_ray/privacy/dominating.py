@@ -28,6 +28,7 @@ KINDS = ("entity", "extended")
 UNBOUNDED = 1 << 62  # holders, where nobody bounds them
 _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
+_LEAST = 1e-100
 
 
 def kinds(kind: str) -> tuple[str, ...]:
@@ -278,10 +279,12 @@ class HolderGroups:
         self._round = (mechanism, accountant, kind)
         self._tail = tail
         self._exact: dict[tuple[int, int], Profile] = {}
-        self._holders, prob, self._clip = entity_part(mechanism, accountant, kind)
+        self._holders, prob, clip = entity_part(mechanism, accountant, kind)
         draw = _entity_draw(mechanism, prob)
         self.relaxed = draw.by_each
-        self._draw_prob = mechanism.user_sampling_prob * (prob if draw.by_each else 1.0)
+        # Rounded upwards, so that no product of them is nothing.
+        self._clip = max(clip, _LEAST)
+        self._draw_prob = max(mechanism.user_sampling_prob * (prob if draw.by_each else 1.0), _LEAST)
         mean = self._draw_prob * self._holders * self._clip
         top = self._largest_shift(most)
         step = 0.004
