@@ -31,7 +31,7 @@ ODD = [
     {},
 ]
 CHECKS = {
-    "number": (number(), [-1, 0, 7, 0.5, -0.5]),
+    "number": (number(), [-1, 0, 7, 0.5, -0.5, 1e308]),
     "share": (number(0.0, 1.0), [0, 0.5]),
     "count": (number(0, whole=True), [0, 7]),
     "count or null": (number(0, whole=True, nothing=True), [0, 7, None]),

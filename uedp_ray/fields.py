@@ -9,11 +9,12 @@ A check takes a value and where it stands; keys that it does not name are let th
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Never
 
 Check = Callable[[Any, str], None]
-_LARGEST, _LARGEST_WHOLE = 1e300, 1 << 53
+_LARGEST, _LARGEST_WHOLE = sys.float_info.max, 1 << 53
 _LONGEST = 10_000
 
 

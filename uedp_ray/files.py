@@ -27,6 +27,8 @@ from uedp_ray.jsontext import to_json
 _NEW, _OLD = ".uedp_ray.new", ".uedp_ray.old"  # no name of a user's: what bears it is removed
 _NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
 """How libraries in Rust, which safetensors and tokenizers are, tell the number of a system's error."""
+_SHORT = re.compile(r"\d+ requested and \d+ written")
+"""How NumPy says that a disk is full."""
 _MOST_JSON = 1 << 26
 _SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
@@ -153,6 +155,8 @@ def sync_folder(folder: Path) -> None:
 
 def os_error(error: BaseException) -> OSError | None:
     """The system's error that an exception is or tells of, if it is such."""
+    if isinstance(error, OSError) and error.errno is None and _SHORT.match(str(error)):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if isinstance(error, OSError):
         return error
     found = _NATIVE.search(str(error)) if isinstance(error, Exception) else None

@@ -303,3 +303,13 @@ def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
     with pytest.raises(InputError, match=r"corpus\.source"):
         train(run_config(folder), tmp_path / "run", workers=0, resume=True)
     assert np.load(tmp_path / "run" / "private" / "sentence_weight.npy").size
+
+
+def test_what_was_left_beside_a_result_goes_on_the_next_start(private_run, corpora, tmp_path):
+    """Where Ray itself was killed, its files and the speeds in ``progress.json`` stay."""
+    run = Path(shutil.copytree(private_run.out, tmp_path / "run"))
+    (run / "private" / "ray").mkdir()
+    (run / "progress.json").write_text("{}")
+    train(run_config(corpora), run, workers=0, resume=True)
+    assert not (run / "private" / "ray").exists()
+    assert not (run / "progress.json").exists()

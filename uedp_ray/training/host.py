@@ -99,9 +99,10 @@ def train(
                 else:
                     say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
                     _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, say)
-            run.progress.unlink(missing_ok=True)
         elif storage.url:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
+        run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
+        shutil.rmtree(_ray_files(run), ignore_errors=True)
         run.storage.get(run.speed)
         speed: dict[str, Any] = {"tokens_per_second": None}
         with suppress(InputError):  # of this machine only; nothing rests on it
@@ -187,7 +188,7 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
 
     # Two runs with one name and storage path would silently resume each other.
     name = f"{config.name}-{uuid.uuid4().hex[:8]}"
-    storage, error, group = run.private / "ray", run.private / f"error-{name}.json", _group(run)
+    storage, error, group = _ray_files(run), run.private / f"error-{name}.json", _group(run)
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config={"run": run, "error": error},
@@ -236,6 +237,10 @@ class Patience:
 def _kept(run: RunDir) -> int:
     run.storage.get(run.checkpoint, commit=COMMIT)
     return kept_rounds(run.checkpoint)
+
+
+def _ray_files(run: RunDir) -> Path:
+    return run.private / "ray"
 
 
 def _group(run: RunDir) -> Path:
