@@ -117,7 +117,7 @@ def _result(
             **{key: best[key] for key in ("trial", *_SCORES, "perplexity_std", "seeds", "delta", "unit")},
             "epsilon": {name: best[f"epsilon_{name}"] for name in ACCOUNTANTS},
             "epsilon_with_choice": choice or best["epsilon"],
-            "noise_multiplier": best["noise_multiplier"],
+            **{key: best[key] for key in ("noise_multiplier", "rounds", "planned_rounds")},
             "params": {key: best[key] for key in space if best[key] is not None},
             "run_dir": best["run_dirs"][0],
             "tied": [r["trial"] for r in rows if r["tied_with_best"] and r is not best] if best["seeds"] > 1 else None,
@@ -182,7 +182,7 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
         **dict.fromkeys(("epsilon", *(f"epsilon_{name}" for name in ACCOUNTANTS)), None),
         "delta": base.privacy.delta,
         "unit": base.privacy.protect,
-        **dict.fromkeys(("noise_multiplier", "rounds", "charged", "seconds"), None),
+        **dict.fromkeys(("noise_multiplier", "rounds", "planned_rounds", "charged", "seconds"), None),
         "run_dirs": [],
     }
     if state == "refused":
@@ -203,7 +203,13 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
         perplexities.append(final)
         spent = _write_run(path / folder, run_config, plan, rounds, final, started=state != "running")
     row |= {"epsilon": spent[base.privacy.protect], **{f"epsilon_{name}": value for name, value in spent.items()}}
-    row |= {"charged": rounds * seeds, "rounds": rounds, "seconds": 3.5 * rounds, "initial_perplexity": 133.0}
+    row |= {
+        "charged": rounds * seeds,
+        "rounds": rounds,
+        "planned_rounds": config.training.num_rounds,
+        "seconds": 3.5 * rounds,
+        "initial_perplexity": 133.0,
+    }
     row["noise_multiplier"] = None if plan.mechanism is None else plan.mechanism.noise_multiplier
     if state in ("done", "stopped"):
         row["perplexity"] = float(np.mean(perplexities))

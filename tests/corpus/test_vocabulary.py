@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
@@ -142,17 +142,31 @@ def test_what_is_no_tokenizer_is_an_input_error(tmp_path: Path) -> None:
     [
         models.WordLevel({"a": 0, "b": 1}),
         models.WordPiece({"a": 0, "b": 1}),
+        models.WordLevel({"a": 0, "b": 1}, unk_token="?"),
         models.Unigram([("a", -1.0), ("b", -2.0)]),
+        models.Unigram([("a", -1.0), ("b", -2.0)], byte_fallback=True),
+        models.BPE({"a": 0, "b": 1}, [], unk_token="?"),
     ],
     ids=lambda model: type(model).__name__,
 )
 def test_a_tokenizer_that_some_text_would_trip_is_refused_whatever_the_text(tmp_path: Path, model: Any) -> None:
     """Refused for what private text holds, it would tell of that; in a sweep, of one trial."""
     tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(Regex("[^a-z ]"), "")  # no trial with odd letters would show it
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="b").save_pretrained(str(tmp_path))
     with pytest.raises(InputError, match="it has no tokens for some text"):
         Vocabulary.load(tmp_path)
+
+
+def test_ids_may_have_gaps_and_the_largest_has_a_row(tmp_path: Path) -> None:
+    """A text with the last word would stop a run that has as many rows as there are tokens: it would tell of that word."""
+    words = Tokenizer(models.WordLevel({"</s>": 0, "<unk>": 1, "the": 2, "dog": 6}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>").save_pretrained(str(tmp_path))
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary.size == 7
+    assert [ids.tolist() for ids in vocabulary.encode_batch(["the dog", "a dog"])] == [[2, 6], [1, 6]]
 
 
 # Words released with noise. Each user is a list of sentences; a sentence is (words, entities).

@@ -52,6 +52,7 @@ _DTYPES = {
     "unit": "string",
     "noise_multiplier": "float64",
     "rounds": "Int64",
+    "planned_rounds": "Int64",
     "charged": "Int64",
     "seconds": "float64",
     "run_dirs": "object",

@@ -104,7 +104,9 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
                     cut = [0]
                     _write(new, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
                     np.save(new / "cut.npy", np.int64(cut[0]))
-                store = TokenStore(path)
+                store = _whole(path, *shape)
+                if store is None:
+                    raise InputError("tokenizer.json", str(path), "it has ids beyond its own: name another tokenizer")
     return store
 
 

@@ -15,9 +15,11 @@ private set union" (2020).
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -36,12 +38,9 @@ _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 _MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
+_SOME_TEXT = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"
 _MOST_GAPS = 1 << 20
 """Of ids that no token has; tokenizers go through them one by one."""
-
-_UNHEARD_OF = "龘🝰ꙮ"
-"""A word of letters that hardly any tokenizer knows. One that has no token for it would fail on private text as well, and
-that it did would tell of the text."""
 
 Noise = Callable[[int, float], np.ndarray]
 """``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
@@ -89,12 +88,23 @@ class Vocabulary:
 
     def _sound(self) -> bool:
         """Whether it does what is asked of it; of a damaged one some of that fails, in any way."""
-        self.encode_batch(["", _UNHEARD_OF])
+        self.encode_batch([""])
         self.decode([self.eos_id])
-        if max(self.tokenizer.get_vocab().values()) > self.size + _MOST_GAPS:
+        if self.size > len(self.tokenizer) + _MOST_GAPS:
             return False
+        if not self._reads_everything():
+            raise InputError("vocabulary.path", self.tokenizer.name_or_path, _SOME_TEXT)
         ids = (self.eos_id, self.bos_id, self.pad_id, 0 if self.unk_id is None else self.unk_id)
         return all(isinstance(i, int) and 0 <= i < self.size for i in ids)
+
+    def _reads_everything(self) -> bool:
+        """Whether it has tokens for any text. One that has not would fail on some private text, which would tell of it."""
+        model = json.loads(self.tokenizer.backend_tokenizer.to_str())["model"]
+        kind, words = model["type"], model["vocab"]
+        if kind == "Unigram":  # ``byte_fallback`` alone is not enough: some bytes may have no token
+            return isinstance(model["unk_id"], int) and 0 <= model["unk_id"] < len(words)
+        unknown = model["unk_token"]
+        return unknown in words or (kind == "BPE" and unknown is None)  # which leaves out what it does not know
 
     def save(self, directory: str | Path, *, longest: int | None = None) -> None:
         """Writes tokenizer.json and its settings, beside a model if there is one, which reads ``longest`` tokens at most."""
@@ -102,10 +112,10 @@ class Vocabulary:
             self.tokenizer.model_max_length = longest
         self.tokenizer.save_pretrained(str(directory))
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Number of token ids, special ones included: the model's output size."""
-        return len(self.tokenizer)
+        """One more than the largest token id, special ones included: the model's output size. Ids may have gaps."""
+        return max(self.tokenizer.get_vocab().values()) + 1
 
     @property
     def eos_id(self) -> int:
@@ -141,8 +151,7 @@ class Vocabulary:
         try:
             encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception:  # tokenizers raise bare Exception, which may show the text
-            remedy = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"
-            raise InputError("tokenizer.json", self.tokenizer.name_or_path, remedy) from None
+            raise InputError("tokenizer.json", self.tokenizer.name_or_path, _SOME_TEXT) from None
         return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
