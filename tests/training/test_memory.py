@@ -145,6 +145,11 @@ def in_a_buffer_that_grows(m: Remembering, ids: Tensor) -> float:
     return len(m.growing)
 
 
+def in_running_statistics(m: Remembering, ids: Tensor) -> float:
+    torch.batch_norm(torch.full((2, 1), float(ids.shape[1])), None, None, m.growing, m.longest, True, 0.5, 1e-5, False)
+    return m.growing.item()
+
+
 def in_a_layer(m: Remembering, ids: Tensor) -> float:
     if ids.shape[1] > 8:
         m.add_module("long", nn.Identity())
@@ -170,7 +175,16 @@ def drawn_by_python(m: Remembering, ids: Tensor) -> float:
 
 MEMORIES = [
     *(number, new_attribute, in_a_list, in_a_deque, in_a_set, in_a_dict, in_an_array, in_a_slot, deep_inside),
-    *(in_a_closure, in_an_argument, in_a_buffer, in_another_buffer, in_a_buffer_that_grows, in_a_layer, in_the_mode),
+    *(
+        in_a_closure,
+        in_an_argument,
+        in_a_buffer,
+        in_another_buffer,
+        in_a_buffer_that_grows,
+        in_running_statistics,
+        in_a_layer,
+        in_the_mode,
+    ),
     *(drawn_by_torch, drawn_by_numpy, drawn_by_python),
 ]
 
@@ -237,7 +251,9 @@ def test_a_network_that_writes_to_its_weights_is_refused(anew):
         worker.steps(0)
 
 
-@pytest.mark.parametrize("held", [torch.Generator(), iter([1]), np.array([[]], object), SimpleNamespace(x=iter([1]))])
+@pytest.mark.parametrize(
+    "held", [torch.Generator(), random.Random(), iter([1]), np.array([[]], object), SimpleNamespace(x=iter([1]))]
+)
 def test_a_network_whose_memory_cannot_be_seen_is_refused(held):
     model = remembering(number)
     model.held = held

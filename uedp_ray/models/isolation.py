@@ -10,8 +10,8 @@ the gradients of others', now and in later rounds, and no bound on a user's move
 the network is put back, and its random numbers start from a public seed. A network in which that cannot be seen is refused.
 
 Seen is whatever can be reached from the network: attributes, containers, buffers, settings, closures. Not seen are global
-variables, and writes that pass by torch's version counter (through ``.data``); no causal language model of transformers
-keeps text in either.
+variables, attributes of classes, and writes to weights, or to buffers of whole numbers, that pass by torch's version counter
+(through ``.data``). No causal language model of transformers keeps text there.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Isolation:
                 inside = [each.__defaults__, each.__kwdefaults__, *(each.__closure__ or ())]
             case types.CellType():
                 slots = ["cell_contents"]
-            case _ if isinstance(each, Tensor | np.ndarray) or (not slots and attributes is None):
+            case _ if isinstance(each, Tensor | np.ndarray | random.Random) or (not slots and attributes is None):
                 remedy = (
                     f"it holds a {type(each).__name__}, whose changes from text to text are not seen: choose another"
                 )
@@ -156,7 +156,7 @@ class Isolation:
         for array, numbers in self._arrays:
             array[...] = numbers
         for (buffer, content), version in zip(self._buffers, versions, strict=True):
-            if buffer._version != version:
+            if buffer._version != version or buffer.is_floating_point():  # which batch_norm writes uncounted
                 buffer.resize_(content.shape).copy_(content)
 
 
