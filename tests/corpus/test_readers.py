@@ -360,6 +360,44 @@ def test_parquet_bad_input(tmp_path: Path) -> None:
         _read(tmp_path / "x", "parquet")
 
 
+_STRUCT = pa.struct([("category", pa.string()), ("start", pa.int64())])
+OTHER_TYPES: dict[str, pa.Array] = {
+    "float": pa.array([1.5, float("nan")]),
+    "boolean": pa.array([True, False]),
+    "integer": pa.array([7, 2**62]),
+    "decimal": pa.array([7, 8]).cast(pa.decimal128(20, 1)),
+    "binary": pa.array([SECRET.encode(), b"\xff"]),
+    "date": pa.array([7, 8], pa.int32()).cast(pa.date32()),
+    "late date": pa.array([2**31 - 1, 8], pa.int32()).cast(pa.date32()),
+    "late timestamp": pa.array([2**62, 8]).cast(pa.timestamp("us")),
+    "timestamp of nowhere": pa.array([7, 8]).cast(pa.timestamp("us", "Nowhere/Land")),
+    "time": pa.array([7, 8]).cast(pa.time64("us")),
+    "long duration": pa.array([2**62, 8]).cast(pa.duration("ms")),
+    "dictionary": pa.array([7, 8]).dictionary_encode(),
+    "struct": pa.array([{"category": SECRET, "start": 0}] * 2, _STRUCT),
+    "struct of a name twice": pa.StructArray.from_arrays([pa.array(["a", SECRET])] * 2, ["category", "category"]),
+    "map": pa.array([[(SECRET, 1)], []], pa.map_(pa.string(), pa.int64())),
+    "list of integers": pa.array([[1], [2]]),
+    "list of lists": pa.array([[[SECRET]], [[]]]),
+    "list of nulls": pa.array([[None], []], pa.list_(pa.null())),
+    "list of late timestamps": pa.array([[2**62], [8]]).cast(pa.list_(pa.timestamp("us"))),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+@pytest.mark.parametrize("column", ["user", "text", "label", "tags", "entities"])
+def test_a_parquet_column_of_another_type_is_named_with_its_row_and_not_shown(
+    tmp_path: Path, column: str, kind: str
+) -> None:
+    if kind in {"user": ("integer", "dictionary"), "label": ("integer", "dictionary", "boolean")}.get(column, ()):
+        pytest.skip("it may name a user or a label")
+    columns = {"user": ["Ann", "Bob"], "text": [f"{SECRET} ran", "away"], column: OTHER_TYPES[kind]}
+    pq.write_table(pa.table(columns), tmp_path / "x")
+    with pytest.raises(InputError, match=rf"x:row [12]': .*{column}") as caught:
+        _read(tmp_path / "x", "parquet")
+    assert SECRET not in str(caught.value)
+
+
 def test_speeches(tmp_path: Path) -> None:
     path = _write(tmp_path, "ANN:\nWhat, ho!\nAnd then\nwe left.\n\n\nBOB:\n\nANN:\nYes")
     assert [(s.user, s.text) for s in _read(path, "speeches")] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -58,11 +59,9 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
             rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
             number = 0
             for batch in file.iter_batches(rows, columns=[name for name in _COLUMNS if name in names]):
-                for row in batch.to_pylist():
+                for row in _rows(batch, path, number):
                     number += 1
-                    most -= sum(len(cell) for cell in row.values() if isinstance(cell, str))
-                    most -= sum(len(cell) for cell in row.get("tags") or () if isinstance(cell, str))
-                    most -= 32 * len(row.get("entities") or ())
+                    most -= sum(map(_size, row.values()))
                     if most < 0:
                         raise bomb
                     yield checked_row(row, f"{path}:row {number}")
@@ -70,6 +69,30 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(error, "path", str(path)) from None
         raise InputError("path", str(path), "not a readable Parquet file") from None
+
+
+def _rows(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
+    """Its rows by column; the file holds ``before`` others first. Raises: InputError for a cell that Python cannot hold."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:  # a damaged page
+        raise
+    except (OverflowError, ValueError):  # a date after the year 9999, an unknown time zone, a name twice in a struct
+        columns = list(zip(batch.schema.names, batch.columns, strict=True))
+        for index, (name, column) in itertools.product(range(batch.num_rows), columns):
+            try:
+                column[index].as_py()
+            except (OverflowError, ValueError):
+                where = f"{path}:row {before + index + 1}"
+                raise InputError("path", where, f"{name} holds neither text nor numbers nor lists of them") from None
+        raise
+
+
+def _size(cell: Any) -> int:
+    """About how many bytes a cell takes unpacked, whatever its type."""
+    if isinstance(cell, list):
+        return sum(len(item) if isinstance(item, str) else 32 for item in cell)
+    return len(cell) if isinstance(cell, str) else 0
 
 
 def _declared(metadata: Any) -> list[int]:
