@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +16,15 @@ import pytest
 
 from tests.analysis.sweeps import read_result
 from uedp_ray.analysis import files
+from uedp_ray.analysis.figures import joint_pareto
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.report import report
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.errors import InputError
+
+PERPLEXITIES = ("perplexity", "initial_perplexity")
+NOT_NEGATIVE = ("perplexity_std", "bits_per_byte", "unk_share", "noise_multiplier", "epsilon", "epsilon_user")
+COUNTS = ("number", "seeds", "rounds", "charged")
 
 
 @pytest.fixture
@@ -105,6 +113,7 @@ def test_the_page_replaces_a_link_and_figures_follow_none(copy):
     [
         (("best", "perplexity"), "1e999", "best.perplexity"),
         (("best", "perplexity"), "-1", "best.perplexity"),
+        (("best", "perplexity"), 0.5, "best.perplexity"),
         (("best", "perplexity"), "NaN", "best.perplexity"),
         (("best", "perplexity"), "9" * 400, "best.perplexity"),
         (("best", "perplexity"), "9" * 5000, "no JSON"),
@@ -120,6 +129,7 @@ def test_the_page_replaces_a_link_and_figures_follow_none(copy):
         (("selection", "delta"), 1e-3, "selection.delta"),
         (("selection", "text"), ["free"], "selection.text"),
         (("references",), [{"name": "<b>", "perplexity": 3, "epsilon": 0}], "references[0].name"),
+        (("references",), [{"name": "noiseless", "perplexity": 0, "epsilon": 0}], "references[0].perplexity"),
         (("counts",), [], "counts"),
         (("counts", "done"), 0.5, "counts.done"),
         (("best",), 3, "best"),
@@ -141,8 +151,10 @@ def test_a_result_that_is_none(copy, content):
     ("column", "value", "part"),
     [
         ("perplexity", "95", "another type"),
-        ("perplexity", -1.0, "is no perplexity"),
-        ("epsilon", -1.0, "is no epsilon"),
+        *((name, -1.0, f"trials.parquet: {name} = '-1.0': expected a number from 1") for name in PERPLEXITIES),
+        *((name, value, "expected a number from 1") for name in PERPLEXITIES for value in (0.0, 5e-324)),
+        *((name, -1.0, f"trials.parquet: {name} = '-1.0': expected a number from 0") for name in NOT_NEGATIVE),
+        *((name, -1, f"trials.parquet: {name} = '-1': expected a number from 0") for name in COUNTS),
         ("seeds", "two", "another type"),
         ("state", "<script>", "is no state"),
         ("trial", "../0000", "is no name of a trial"),
@@ -155,6 +167,92 @@ def test_a_table_with_what_no_sweep_writes(copy, column, value, part):
     rows = [{**row, column: value} for row in pq.read_table(copy / "trials.parquet").to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
     refused(copy, part, column)
+
+
+def _curve(folder: Path, column: str, value: object, *, last: bool = False) -> None:
+    """Sets a column of the chosen run's rounds.parquet, or its last value only."""
+    path = folder / read_result(folder)["best"]["run_dir"] / "rounds.parquet"
+    rows = pq.read_table(path).to_pylist()
+    for row in rows[-1:] if last else rows:
+        row[column] = value
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["all", "last"])
+@pytest.mark.parametrize(
+    ("column", "value", "part"),
+    [
+        *(("perplexity", value, "expected a number from 1") for value in (0.0, -1.0, 5e-324, 0.5, -math.inf)),
+        *(("round", value, "expected a number from 0") for value in (-1, -(2**63))),
+        ("round", None, "another type"),
+    ],
+)
+def test_rounds_with_what_no_run_writes(copy, column, value, part, last):
+    _curve(copy, column, value, last=last)
+    refused(copy, part, "rounds.parquet", column if value is not None else "")
+
+
+@pytest.mark.parametrize("value", ["95", True, datetime(9999, 1, 1), [95.0]], ids=str)
+@pytest.mark.parametrize("column", ["round", "perplexity"])
+def test_rounds_of_another_type(copy, column, value):
+    _curve(copy, column, value)
+    refused(copy, "another type", f"rounds.parquet: {column}")
+
+
+def test_a_column_that_is_there_twice(copy):
+    run = copy / read_result(copy)["best"]["run_dir"]
+    for path, name in ((run / "rounds.parquet", "perplexity"), (copy / "trials.parquet", "epsilon")):
+        kept = path.read_bytes()
+        table = pq.read_table(path)
+        pq.write_table(table.append_column(name, table.column(name)), path)
+        refused(copy, f"lacks the column {name}, or has it twice")
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("perplexity", None), ("perplexity", math.nan), ("run_dirs", None), ("run_dirs", [])]
+)
+def test_a_trial_that_is_done_without_what_it_made(copy, column, value):
+    rows = [{**row, column: value} for row in pq.read_table(copy / "trials.parquet").to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
+    refused(copy, f"trials.parquet: {column}", "is done")
+    (copy / "result.json").unlink()
+    refused(copy, f"trials.parquet: {column}", "is done")
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["all", "last"])
+@pytest.mark.parametrize("value", [1.0, 1.7e308, math.inf, None])
+def test_rounds_of_a_run_that_diverged_or_was_not_evaluated_make_a_page(copy, value, last):
+    _curve(copy, "perplexity", value, last=last)
+    report([copy])
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["best", "all"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("perplexity", 1.0),
+        ("perplexity", 1e304),
+        ("perplexity", 1.7e308),
+        ("perplexity", math.inf),
+        ("perplexity_std", 1.7e308),
+        ("epsilon", 1.7e308),
+    ],
+)
+def test_a_table_of_runs_that_diverged_makes_a_page(copy, column, value, every):
+    best = read_result(copy)["best"]["trial"]
+    rows = pq.read_table(copy / "trials.parquet").to_pylist()
+    for row in rows:
+        if row["state"] == "done" and (every or row["trial"] == best):
+            row[column] = value
+    pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
+    report([copy])
+    joint_pareto([load_sweep(copy)] * 2)
+
+
+def test_references_that_diverged_make_a_page(copy):
+    edit(copy, "references", to=[{"name": "noiseless", "perplexity": 1e300, "epsilon": None}])
+    report([copy])
 
 
 def test_a_table_that_unpacks_to_more_than_it_may(copy, monkeypatch):
@@ -176,7 +274,7 @@ def test_what_is_no_table_and_what_is_too_large(copy, monkeypatch):
 def test_perplexities_at_the_end_of_all_numbers_and_formulas_in_names_make_a_page(copy, tmp_path):
     rows = pq.read_table(copy / "trials.parquet").to_pylist()
     done = [row for row in rows if row["state"] == "done"]
-    done[-1]["perplexity"], done[-2]["perplexity"] = 1e300, 1e-300
+    done[-1]["perplexity"], done[-2]["perplexity"] = sys.float_info.max, 1.0
     pq.write_table(pa.Table.from_pylist(rows), copy / "trials.parquet")
     named = copy.rename(tmp_path / r"$\frac{<script>x")
     assert "<script>x" not in report([named]).read_text()

@@ -24,6 +24,7 @@ from uedp_ray.analysis.style import (
     BLUE,
     GREEN,
     GREY,
+    LARGEST,
     ORANGE,
     PURPLE,
     SKY,
@@ -59,7 +60,7 @@ def comparable_trials(sweep: Sweep) -> pd.DataFrame:
     """
     trials = sweep.trials
     shown = trials[
-        np.isfinite(trials["perplexity"]) & np.isfinite(trials["epsilon"]) & trials["state"].isin(["done", "stopped"])
+        np.isfinite(trials["perplexity"]) & (trials["epsilon"] <= LARGEST) & trials["state"].isin(["done", "stopped"])
     ]
     if shown.empty:
         raise NothingToShow("No trial has both a perplexity and an ε yet.")
@@ -108,13 +109,18 @@ def pareto(sweep: Sweep) -> Figure:
 def _front(sweep: Sweep, trials: pd.DataFrame, public: float | None, far: float) -> tuple[list[float], list[float]]:
     """Corners of the front, from the public model at epsilon 0, where there is one, to the edge of the budget."""
     corners = [] if public is None else [(0.0, public)]
-    front = sweep.pareto[sweep.pareto["perplexity"] <= far]
+    front = _drawable_front(sweep, far)
     for epsilon, perplexity in zip(front["epsilon"], front["perplexity"], strict=True):
         if public is None or perplexity < public:
             corners.append((epsilon, perplexity))
     if corners:
         corners.append((max(sweep.target_epsilon, *trials["epsilon"]), corners[-1][1]))
     return [epsilon for epsilon, _ in corners], [perplexity for _, perplexity in corners]
+
+
+def _drawable_front(sweep: Sweep, far: float) -> pd.DataFrame:
+    front = sweep.pareto
+    return front[(front["perplexity"] <= far) & (front["epsilon"] <= LARGEST)]
 
 
 def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
@@ -127,7 +133,7 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
         style = line(index)
         cloud = {**style, "linestyle": "none", "alpha": 0.35, "markersize": 4}
         axes.plot(trials["epsilon"], trials["perplexity"].clip(upper=far), **cloud)
-        front = sweep.pareto
+        front = _drawable_front(sweep, far)
         axes.plot(
             front["epsilon"],
             front["perplexity"],
@@ -177,7 +183,7 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
     """Held-out perplexity over the rounds of the ``top`` best trials; a thin line for each further seed."""
     best = finished_trials(sweep.trials).sort_values("perplexity").head(top)["trial"]
     curves = [(trial, sweep.rounds(trial)) for trial in best]
-    curves = [(trial, rounds[rounds["perplexity"].notna()]) for trial, rounds in curves]
+    curves = [(trial, rounds[np.isfinite(rounds["perplexity"])]) for trial, rounds in curves]
     curves = [(trial, rounds) for trial, rounds in curves if not rounds.empty]
     if not curves:
         raise NothingToShow("No finished trial has recorded a perplexity during its rounds.")
@@ -201,7 +207,8 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
 
 def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
     """Draws the levels of the model trained on public text only, and of the one trained without noise."""
-    levels = dict(zip(sweep.references["name"], sweep.references["perplexity"], strict=True))
+    named = zip(sweep.references["name"], sweep.references["perplexity"], strict=True)
+    levels = {name: level for name, level in named if level <= LARGEST}
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
         "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {NOISELESS}".replace("on the", "\non the")),
@@ -228,7 +235,7 @@ def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: f
             axes.errorbar(
                 x[mask],
                 trials["perplexity"][mask],
-                yerr=None if spread.isna().all() else spread.fillna(0.0),
+                yerr=None if spread.isna().all() else spread.fillna(0.0).clip(upper=LARGEST),
                 linestyle="none",
                 elinewidth=0.9,
                 ecolor=GREY,

@@ -104,7 +104,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
     spent = number(0.0, nothing=True)
     best = {
         "trial": _NAMED,
-        "perplexity": number(0.0),
+        "perplexity": number(1.0),
         "perplexity_std": spent,
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,
@@ -121,7 +121,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         **dict.fromkeys(("accountant", "releasable", "text"), string()),
         **terms,
     }
-    reference = {"name": one_of("public-only", "noiseless"), "perplexity": number(0.0), "epsilon": spent}
+    reference = {"name": one_of("public-only", "noiseless"), "perplexity": number(1.0), "epsilon": spent}
     states = ("asked", "done", "stopped", "failed", "refused", "running")
     record(
         {

@@ -16,7 +16,7 @@ What is in the frames is as public as the sweep: under rule ``repeat_and_select`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,13 @@ _DTYPES = {
     "seconds": "float64",
     "run_dirs": "object",
 }
+_LEAST = {
+    **dict.fromkeys(("perplexity", "initial_perplexity"), 1.0),
+    **dict.fromkeys(("perplexity_std", "bits_per_byte", "unk_share", "noise_multiplier"), 0.0),
+    **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS)), 0.0),
+    **dict.fromkeys(("number", "seeds", "rounds", "charged"), 0),
+}
+_ROUNDS_LEAST = {"round": 0, "perplexity": 1.0}
 _STATES = ("done", "stopped", "failed", "refused", "running")
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
 _RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
@@ -215,23 +222,9 @@ def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
     """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
-    frame = table.to_pandas(types_mapper=_NULLABLE.get)
-    missing = [name for name in (*_DTYPES, *space) if name not in frame]
-    if missing:
-        raise InputError("trials.parquet", str(path), f"lacks the column {missing[0]}: read it with its own version")
+    _check_columns("trials.parquet", path, table, (*_DTYPES, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
-    numeric = [name for name, dtype in (_DTYPES | ranges).items() if dtype in ("float64", "Int64", "int64")]
-    for name in numeric:
-        kind = table.schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-            raise InputError(
-                f"trials.parquet: {name}", str(kind)[:60], "has a column of another type: expected numbers"
-            )
-    try:
-        frame = frame.astype(_DTYPES | ranges)
-    except (TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:80]
-        raise InputError("trials.parquet", str(path), f"has a column of another type ({reason})") from None
+    frame = _typed("trials.parquet", path, table, _DTYPES | ranges)
     for key, dimension in space.items():
         for value in frame[key].dropna():
             if not holds(dimension, value):
@@ -239,11 +232,18 @@ def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
     for column, fits, remedy in (
         ("state", frame["state"].isin(_STATES), f"is no state: expected one of {', '.join(_STATES)}"),
         ("trial", frame["trial"].str.fullmatch(r"[\w-]{1,64}").fillna(False), "is no name of a trial"),
-        ("perplexity", ~(frame["perplexity"] <= 0), "is no perplexity"),
-        ("epsilon", ~(frame["epsilon"] < 0), "is no epsilon"),
     ):
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
+    _check_least("trials.parquet", frame, _LEAST)
+    done = frame[frame["state"] == "done"]
+    for column, lacks in (
+        ("perplexity", done["perplexity"].isna()),
+        ("run_dirs", done["run_dirs"].map(lambda names: names is None or len(names) == 0).astype(bool)),
+    ):
+        if lacks.any():
+            trial = done["trial"][lacks].iloc[0]
+            raise InputError(f"trials.parquet: {column}", None, f"is missing, and trial {trial} is done")
     for names in frame["run_dirs"]:
         for name in () if names is None else names:
             run_dir(path, name)
@@ -251,11 +251,42 @@ def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
 
 
 def _read_rounds(root: Path, path: Path) -> pd.DataFrame:
-    frame = read_table(root, str(path.relative_to(root))).to_pandas()
+    name = str(path.relative_to(root))
+    table = read_table(root, name)
+    _check_columns(name, root, table, _ROUNDS_LEAST)
+    frame = _typed(name, root, table.select(list(_ROUNDS_LEAST)), {"round": "int64", "perplexity": "float64"})
+    _check_least(name, frame, _ROUNDS_LEAST)
+    return frame
+
+
+def _check_columns(name: str, root: Path, table: pa.Table, columns: Iterable[str]) -> None:
+    for column in columns:
+        if table.column_names.count(column) != 1:
+            raise InputError(
+                name, str(root), f"lacks the column {column}, or has it twice: read it with its own version"
+            )
+
+
+def _typed(name: str, root: Path, table: pa.Table, dtypes: Mapping[str, str]) -> pd.DataFrame:
+    """The frame of a table of somebody else's. Raises: InputError for what these types cannot hold."""
+    for column in (each for each, dtype in dtypes.items() if dtype in ("float64", "Int64", "int64")):
+        kind = table.schema.field(column).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+            raise InputError(f"{name}: {column}", str(kind)[:60], "has a column of another type: expected numbers")
     try:
-        return frame.astype({"round": "int64", "perplexity": "float64"})
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise InputError("rounds.parquet", str(path), "has no columns round and perplexity of numbers") from None
+        return table.to_pandas(types_mapper=_NULLABLE.get).astype(dtypes)
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0][:80]
+        raise InputError(name, str(root), f"has a column of another type ({reason})") from None
+
+
+def _check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> None:
+    """Raises: InputError for a number that no run writes; what is absent passes."""
+    for column, low in least.items():
+        wrong = (frame[column] < low).fillna(False).astype(bool)
+        if wrong.any():
+            value = frame[column][wrong].iloc[0]
+            raise InputError(f"{name}: {column}", str(value)[:60], f"expected a number from {low:g}")
 
 
 def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:

@@ -43,6 +43,8 @@ _LINES = (
 )
 _FAR = 3.0
 """A perplexity beyond this many times the typical one is drawn at the edge: it would flatten the rest."""
+LARGEST = 1e100
+"""Figures take what is larger as infinite: the axis of the largest numbers has no end."""
 _FONTS = "DejaVu Sans', Verdana, Arial, Helvetica, sans-serif"
 _SMALL = 8.5
 
@@ -102,8 +104,8 @@ def perplexity_axis(axes: Axes, values: Iterable[float], lines: Iterable[float] 
     ``lines``: levels that must be visible. The scale is logarithmic where values span more than a factor of three.
     """
     shown, levels = np.array(list(values)), list(lines)
-    far = _FAR * max([float(np.median(shown)), float(shown.min()), *levels])
-    inside = [*shown[shown <= far].tolist(), *levels]
+    far = min(_FAR * max([float(np.median(shown.clip(max=LARGEST))), float(shown.min()), *levels]), LARGEST)
+    inside = [*shown[shown <= far].tolist(), *levels] or [far]
     low, high = min(inside), max(inside)
     cut = bool((shown > far).any())
     top = far if cut else high
