@@ -136,7 +136,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)
         total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
-        protected = ", ".join(terms.get("categories") or ())
+        protected = "" if rule in ("none", "public") else ", ".join(terms["categories"] or ())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise

@@ -243,5 +243,11 @@ def test_a_total_over_trials_that_protect_different_entities_says_which_it_cover
     row = next(line for line in (tmp_path / "handed-on" / "privacy.md").read_text().splitlines() if "**TOTAL**" in line)
     assert common in row
     assert common in (tmp_path / "handed-on" / "README.md").read_text()
+    assert "Entities that only some of the trials protect" in (tmp_path / "handed-on" / "privacy.md").read_text()
     assert "Entities: person, which every trial protects." in export_epsilon(tmp_path / "handed-on")["text"]
     assert common in str(dict(summary(load_sweep(tmp_path / "out"))))
+    terms = json.loads((tmp_path / "handed-on" / "selection.json").read_text())
+    del terms["categories"]
+    (tmp_path / "handed-on" / "selection.json").write_text(json.dumps(terms))
+    with pytest.raises(InputError, match="or was changed"):  # without them it would read as of all entities
+        export_epsilon(tmp_path / "handed-on")

@@ -169,6 +169,7 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
     drawn = [pool["points"][index] for index in pool["draws"]]
     assert [{key: row[key] for key in searched} for row in answer["trials"]] == drawn
     assert answer["selection"]["rule"] == "repeat_and_select"
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
     assert answer["best"]["epsilon"]["user-entity"] < answer["selection"]["epsilon"]
     assert "the winner alone" in answer["selection"]["releasable"]
     winner = tmp_path / "out" / "winner"

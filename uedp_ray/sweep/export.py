@@ -149,8 +149,7 @@ def _terms(
         return {}, {}
     fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
-    if config.common_categories is not None:
-        terms["categories"] = config.common_categories
+    terms["categories"] = config.common_categories
     if rule == "repeat_and_select":
         candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "put the sweep's own back")[
             "candidates"

@@ -88,6 +88,8 @@ def sweep(
         for caution in budget_cautions(config):
             say(f"caution: {caution}")
         make_folder(folder.root)
+        if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
+            folder.root.chmod(0o700)
         make_folder(folder.private, private=True)
         storage.take_over()
         restore(folder)

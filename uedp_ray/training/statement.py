@@ -49,6 +49,10 @@ _NOT_COVERED = """\
 """
 
 
+_NARROWED = """\
+- Entities that only some of the trials protect, and sentences that hold no other: the total has no bound for them, nor has
+  the choice of this run. The sentences that it protects one by one are those without an entity of any trial.
+"""
 _NOT_CHOSEN = {
     False: """\
 - Choosing this run by its results among others, tried by hand or otherwise: that is a release of its own, and no figure
@@ -207,7 +211,9 @@ def statement(
         "",
         "## Not covered",
         "",
-        _NOT_COVERED + _NOT_CHOSEN[total is not None and total.rule != "none"],
+        (_NARROWED if total and total.unit != privacy.protect else "")
+        + _NOT_COVERED
+        + _NOT_CHOSEN[total is not None and total.rule != "none"],
         f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",
         "",
     ]
