@@ -20,6 +20,7 @@ from uedp_ray.config import load_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.sweep.host import _refuse_second_winner, sweep
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import announced
 from uedp_ray.training.predict import predict
@@ -192,6 +193,36 @@ def test_a_second_winner_is_never_trained_on_the_private_text(corpora, tmp_path)
         search_here(config, out, [other])
     assert caught.value.field == "--resume"
     assert (files(out / "winner"), (out / "result.json").read_bytes()) == before
+
+
+@pytest.mark.parametrize("gone", ["winner", "winner/ledger.jsonl", "winner and study.journal"])
+def test_a_winner_whose_ledger_is_gone_is_not_trained_again(corpora, tmp_path, gone):
+    """Both would have been released, and one of them charged."""
+    config = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"])
+    out, points = tmp_path / "out", [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": 0.01}]
+    search_here(config, out, points)
+    for name in gone.split(" and "):
+        path = out / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    before = files(out)
+    for start in (lambda: sweep(config, out, resume=True), lambda: conclude_here(config, out, points)):
+        with pytest.raises(InputError, match=r"winner = .*its ledger is gone, .*put winner/ back, or search in"):
+            start()
+    assert files(out) == before
+
+
+def test_a_sweep_that_chose_nothing_may_train_its_first_winner(corpora, tmp_path):
+    config, out = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"]), tmp_path / "out"
+    search_here(config, out)
+    shutil.rmtree(out / "winner")
+    result = json.loads((out / "result.json").read_text())
+    (out / "result.json").write_text(json.dumps(result | {"best": None}))
+    _refuse_second_winner(config, SweepDir(out))
+    (out / "result.json").unlink()
+    _refuse_second_winner(config, SweepDir(out))
 
 
 def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, tmp_path):

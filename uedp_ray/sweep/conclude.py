@@ -82,11 +82,30 @@ SECOND_WINNER = (
 
 
 def begun_winner(folder: SweepDir) -> RunDir | None:
-    """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell."""
+    """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell.
+
+    Raises: InputError where the sweep ended with a winner whose charges are gone: another one would be uncharged.
+    """
     run = RunDir(folder.winner, folder.storage.part(folder.winner))
     run.storage.get(run.config, run.result)
     run.storage.restore(run.ledger)
-    return run if run.config.exists() and not unused(run) else None
+    begun = run.config.exists() and not unused(run)
+    if not (begun and run.ledger.exists()) and _chose(folder):
+        remedy = (
+            "its ledger is gone, and what it pays for is not: put winner/ back, or search in another folder and add its "
+            "epsilon to this one's"
+        )
+        raise InputError("winner", str(folder.winner), remedy)
+    return run if begun else None
+
+
+def _chose(folder: SweepDir) -> bool:
+    """Whether the sweep ended before, with a best. Raises: InputError where its result does not say so any more."""
+    folder.storage.get(folder.result)
+    if not folder.result.exists():
+        return False
+    fields, remedy = {"best": record({}, nothing=True)}, "put the sweep's own back, or search in another folder"
+    return read_json(folder.result, fields, remedy)["best"] is not None
 
 
 def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:

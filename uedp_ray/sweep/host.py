@@ -141,10 +141,13 @@ def _searched_base(config: SweepConfig) -> RunConfig:
 
 
 def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
-    """Refuses more trials under rule ``public`` once the winner's training began: they might make another one the best."""
-    if config.search.rule != "public" or not folder.journal.exists() or planned_points(config, folder) is not None:
+    """Refuses more trials under rule ``public`` once the winner's training began: they might make another one the best.
+
+    And any start where the winner was trained and its ledger is gone.
+    """
+    if config.search.rule != "public" or begun_winner(folder) is None:
         return
-    if begun_winner(folder) is None:
+    if not folder.journal.exists() or planned_points(config, folder) is not None:
         return
     ended = Study.open(config, folder.journal).ended(count_refused=False)
     if config.num_trials > ended:
