@@ -399,7 +399,7 @@ def report(
         Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
     ] = None,
     publish: Annotated[
-        bool, typer.Option("--publish", help="For others: without the noiseless reference, which no epsilon pays for.")
+        bool, typer.Option("--publish", help="For others: without paths, error messages and the noiseless reference.")
     ] = False,
     as_json: Json = False,
 ) -> None:

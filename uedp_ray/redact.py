@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Mapping
 
 from uedp_ray.config import RunConfig, SourceConfig
 
@@ -31,11 +32,13 @@ def published(config: RunConfig) -> RunConfig:
             evaluation=corpus.evaluation and _source(corpus.evaluation, "evaluation"),
         ),
         model=dataclasses.replace(
-            model, path=_hub_name(model.path), warm_start=NOT_PUBLISHED if model.warm_start else ""
+            model,
+            path=PATH_SETTINGS["model.path"](model.path),
+            warm_start=PATH_SETTINGS["model.warm_start"](model.warm_start),
         ),
         vocabulary=dataclasses.replace(
             vocabulary,
-            path=_hub_name(vocabulary.path),
+            path=PATH_SETTINGS["vocabulary.path"](vocabulary.path),
             public_text=_sources(vocabulary.public_text),
         ),
         pretrain=dataclasses.replace(pretrain, text=_sources(pretrain.text)),
@@ -61,3 +64,15 @@ def _source(source: SourceConfig, text: str) -> SourceConfig:
 def _hub_name(path: str) -> str:
     """What exists here was made absolute when the run began (``rundir.with_absolute_paths``)."""
     return path if not path or _HUB_NAME.fullmatch(path) else NOT_PUBLISHED
+
+
+def _folder(path: str) -> str:
+    return NOT_PUBLISHED if path else ""
+
+
+PATH_SETTINGS: Mapping[str, Callable[[str], str]] = {
+    "model.path": _hub_name,
+    "model.warm_start": _folder,
+    "vocabulary.path": _hub_name,
+}
+"""Settings beside text that name a path, by dotted key, and what is published of a path in a run's configuration."""

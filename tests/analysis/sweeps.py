@@ -18,6 +18,7 @@ from uedp_ray.config import RunConfig, dump_config, from_dict, to_dict
 from uedp_ray.jsontext import to_json
 from uedp_ray.plan import ACCOUNTANTS, Plan, epsilons
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.statement import write_statement
 
 BASE = {
@@ -231,7 +232,7 @@ def _write_run(
     folder: Path, config: RunConfig, plan: Plan, rounds: int, final: float, *, started: bool
 ) -> dict[str, float]:
     folder.mkdir(parents=True)
-    dump_config(config, folder / "config.yaml")
+    dump_config(with_absolute_paths(config), folder / "config.yaml")
     ledger = Ledger.create(folder / "ledger.jsonl", plan.header())
     spent = epsilons(plan, ledger.events)
     if started:

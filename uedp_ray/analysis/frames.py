@@ -89,11 +89,13 @@ class Sweep:
     references: pd.DataFrame
     """name (string), perplexity (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
     finished: bool
+    published_space: Space | None = None
+    """Of a sweep as others may see it (``publish.publishable``): the space without paths."""
 
     @property
     def space(self) -> Space:
         """The searched settings by dotted key."""
-        return self.sweep_config.parsed_space
+        return self.sweep_config.parsed_space if self.published_space is None else self.published_space
 
     @property
     def unit(self) -> str:

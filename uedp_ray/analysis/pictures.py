@@ -96,8 +96,11 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     ]
 
 
-def joint_picture(sweeps: Sequence[Sweep]) -> Picture | None:
-    """The fronts of several sweeps together, or why they share no axis; None for a single sweep."""
+def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture | None:
+    """The fronts of several sweeps together, or why they share no axis; None for a single sweep.
+
+    ``publish``: in which setting they differ is told without its values, which may name paths.
+    """
     if len(sweeps) == 1:
         return None
     words = ("joint", "The sweeps together", f"ε of one run each: {terms(sweeps[0])}.")
@@ -105,7 +108,8 @@ def joint_picture(sweeps: Sequence[Sweep]) -> Picture | None:
         check_comparable(sweeps)
         return Picture(*words, svg=Markup(svg(figures.joint_pareto(sweeps), "joint")))
     except InputError as error:
-        return Picture(*words, reason=f"No common axis: {error}.")
+        why = f"{error.field} is another than of {sweeps[0].name}" if publish else str(error)
+        return Picture(*words, reason=f"No common axis: {why}.")
     except NothingToShow as nothing:
         return Picture(*words, reason=str(nothing))
 

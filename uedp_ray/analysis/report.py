@@ -9,7 +9,6 @@ says so, and is written owner-only.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from uedp_ray.analysis.cost import Price, prices
 from uedp_ray.analysis.files import inside, read_text
 from uedp_ray.analysis.frames import Sweep, load_sweep
 from uedp_ray.analysis.pictures import Picture, joint_picture, pictures
+from uedp_ray.analysis.publish import publishable
 from uedp_ray.analysis.style import shown_value
 from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
@@ -63,7 +63,8 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
     Args:
       paths: sweep directories.
       out: the page; ``report.html`` in the directory of a single sweep if left out.
-      publish: leave out what no price pays for: the noiseless reference, which was trained on the private text.
+      publish: leave out what no price pays for (the noiseless reference, which was trained on the private text), paths
+        that were searched, and the error messages of trials.
 
     Raises: InputError for a folder that is no sweep, several sweeps without ``out``, or a sweep whose page as a whole may
     not be published.
@@ -80,7 +81,7 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
         raise InputError("--out", str(page), "is a folder: name a file")
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
-    _write(page, _render(sections, joint_picture(sweeps), private), private)
+    _write(page, _render(sections, joint_picture(sweeps, publish=publish), private, publish), private)
     for section in sections:
         for picture in section.pictures.values():
             file = inside(section.sweep.path, f"figures/{picture.name}.svg")
@@ -99,7 +100,7 @@ def _published(sweep: Sweep) -> Sweep:
         raise InputError(
             "--publish", str(sweep.path), "is not finished, and its price is not settled: go on with it first"
         )
-    return dataclasses.replace(sweep, references=sweep.references[sweep.references["name"] != "noiseless"])
+    return publishable(sweep)
 
 
 def _is_private(sweep: Sweep) -> bool:
@@ -115,7 +116,7 @@ def _write(path: Path, text: str, private: bool) -> None:
         new.chmod(0o600 if private else 0o644)
 
 
-def _render(sections: list[Section], joint: Picture | None, private: bool) -> str:
+def _render(sections: list[Section], joint: Picture | None, private: bool, publish: bool) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("uedp_ray.analysis"),
         autoescape=True,
@@ -126,7 +127,8 @@ def _render(sections: list[Section], joint: Picture | None, private: bool) -> st
     )
     environment.filters["epsilon"] = shown
     environment.filters["breakable"] = _breakable
-    return environment.get_template("report.html").render(sections=sections, joint=joint, private=private)
+    template = environment.get_template("report.html")
+    return template.render(sections=sections, joint=joint, private=private, publish=publish)
 
 
 def _breakable(name: str) -> Markup:

@@ -47,6 +47,7 @@ class TrialTable:
 def trial_table(sweep: Sweep) -> TrialTable:
     """Every trial, refused and failed ones with their reason, in the order in which they were asked for."""
     names = labels(sweep.space)
+    told = "" if sweep.trials["reason"].isna().all() else "why a trial was refused, failed or stopped; "
     columns = {
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
@@ -58,7 +59,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "rounds": Column("rounds", "of one run", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
         **{key: Column(names[key], key, not dimension.is_choice) for key, dimension in sweep.space.items()},
-        "notes": Column("notes", "why a trial was refused, failed or stopped; whether it is the best", False),
+        "notes": Column("notes", f"{told}whether it is the best", False),
     }
     if "method" not in sweep.space and sweep.trials["method"].nunique() > 1:
         columns["method"] = Column("method", "method", False)

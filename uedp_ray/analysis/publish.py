@@ -1,0 +1,80 @@
+"""A sweep as its page may show it to others: searched paths by number, no message of a trial, no noiseless reference.
+
+    publishable(load_sweep("runs/quickstart")).trials["vocabulary.path"]     # "path 1", "path 2", "gpt2"
+
+Figures and tables made of it hold nothing that it does not hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from uedp_ray.analysis.frames import Sweep
+from uedp_ray.config import to_dict
+from uedp_ray.redact import NOT_PUBLISHED, PATH_SETTINGS
+from uedp_ray.redact import published as published_config
+from uedp_ray.sweep.space import Dimension, Space
+
+Names = Mapping[str, Mapping[Any, str]]
+"""What is shown instead of a choice, by dotted key and choice."""
+
+
+def publishable(sweep: Sweep) -> Sweep:
+    """The sweep without paths, reasons of trials, and what no epsilon pays for. Its files, which it still names, have them.
+
+    A searched path is ``path 1``, ``path 2``, … in the order of its choices. The name of a hub's model or tokenizer stays
+    where a finished run shows that it is one: no file of that name was there.
+    """
+    names = {key: _names(sweep, sweep.space[key]) for key in PATH_SETTINGS if key in sweep.space}
+    trials = sweep.trials.assign(
+        reason=pd.Series(pd.NA, index=sweep.trials.index, dtype="string"),  # an error message may tell of the text
+        **{key: _shown(sweep.trials[key], shown) for key, shown in names.items()},
+    )
+    best = sweep.best
+    if best is not None:
+        best = {**best, "params": {key: _named(names, key, value) for key, value in best["params"].items()}}
+    return dataclasses.replace(
+        sweep,
+        trials=trials,
+        best=best,
+        references=sweep.references[sweep.references["name"] != "noiseless"],
+        published_space=Space({key: _dimension(each, names) for key, each in sweep.space.items()}),
+    )
+
+
+def _names(sweep: Sweep, dimension: Dimension) -> dict[Any, str]:
+    hub, shown = _hub_names(sweep, dimension.key), dict[Any, str]()
+    for value in dimension.values:
+        if value:  # else no path is named
+            known = len(set(shown.values()) - hub)
+            shown[value] = value if value in hub else f"path {known + 1}"
+    return shown
+
+
+def _hub_names(sweep: Sweep, key: str) -> set[str]:
+    """Values of the setting that finished runs were trained with and that are published: see ``redact.published``."""
+    section, _, name = key.partition(".")
+    done = sweep.trials[sweep.trials["state"] == "done"]
+    found = {to_dict(published_config(sweep.config(trial)))[section][name] for trial in done["trial"]}
+    return found - {"", NOT_PUBLISHED}
+
+
+def _shown(column: pd.Series, shown: Mapping[Any, str]) -> pd.Series:
+    return column.map(lambda value: shown.get(value, NOT_PUBLISHED) if isinstance(value, str) and value else value)
+
+
+def _named(names: Names, key: str, value: Any) -> Any:
+    return names[key].get(value, NOT_PUBLISHED) if key in names and value else value
+
+
+def _dimension(dimension: Dimension, names: Names) -> Dimension:
+    return dataclasses.replace(
+        dimension,
+        values=tuple(_named(names, dimension.key, value) for value in dimension.values),
+        spec={},
+        when={key: tuple(_named(names, key, value) for value in values) for key, values in dimension.when.items()},
+    )
