@@ -24,6 +24,7 @@ from uedp_ray.training.pretrain import pretrain
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 

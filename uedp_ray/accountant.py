@@ -146,6 +146,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
     answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen)
     if protected:
+        answer["unit"] += f"; entities: {protected}, which every trial protects"
         answer["text"] += f" Entities: {protected}, which every trial protects."
     return answer | {"rule": rule, "epsilon_of_run": alone}
 

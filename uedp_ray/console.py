@@ -268,7 +268,9 @@ def print_sweep(answer: dict[str, Any]) -> None:
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         lines.append(f"Best: trial {best['trial']}, {_measured(best)}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
-        lines.append(f"ε of this model, training and choosing: {total} ({unit}, δ = {best['delta']:g})")
+        common = answer["selection"].get("categories")
+        narrowed = "" if common is None else f"; entities: {', '.join(common)}, which every trial protects"
+        lines.append(f"ε of this model, training and choosing: {total} ({unit}{narrowed}, δ = {best['delta']:g})")
         lines.append(f"ε of its run alone: {alone}")
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")

@@ -159,6 +159,15 @@ def test_a_tokenizer_that_some_text_would_trip_is_refused_whatever_the_text(tmp_
         Vocabulary.load(tmp_path)
 
 
+def test_a_tokenizer_that_panics_is_refused_without_a_word_of_the_text() -> None:
+    words = Tokenizer(models.WordLevel({"</s>": 0, "<unk>": 1}, unk_token="<unk>"))
+    words.normalizer = normalizers.Replace(Regex("(a|aa)+$"), "")
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>"))
+    with pytest.raises(InputError, match="it has no tokens for some text") as refused:
+        vocabulary.encode_batch(["hello", "a" * 40 + "b"])
+    assert "aaa" not in str(refused.value)
+
+
 def test_ids_may_have_gaps_and_the_largest_has_a_row(tmp_path: Path) -> None:
     """A text with the last word would stop a run that has as many rows as there are tokens: it would tell of that word."""
     words = Tokenizer(models.WordLevel({"</s>": 0, "<unk>": 1, "the": 2, "dog": 6}, unk_token="<unk>"))

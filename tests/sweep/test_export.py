@@ -17,6 +17,7 @@ from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.summary import summary
 from uedp_ray.config import load_config
+from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -86,6 +87,13 @@ def test_no_file_of_it_names_the_house_the_trial_or_how_many_there_were(done, ha
     assert traces(out, "qxfolder", "tokens_per_second", "seconds", "run_dir") == []
     if not composed:
         assert traces(out, f"'{done.answer['best']['trial']}'", f"/{done.answer['best']['trial']}") == []
+
+
+def test_where_time_may_have_chosen_the_price_says_so(done, handed_on):
+    """Of an adaptive search by composition: which trial ends first may follow from the text, and shows in what is tried."""
+    adaptive = done.answer["selection"]["accountant"].startswith("Renyi odometer")
+    said = "which of them ended first, which may depend on the text"
+    assert (said in done.answer["selection"]["text"]) == (said in (handed_on[0] / "privacy.md").read_text()) == adaptive
 
 
 def test_what_is_asked_of_a_folder_inside_costs_the_same_or_is_refused(done, tmp_path):
@@ -261,7 +269,7 @@ def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, t
 
 
 @pytest.mark.parametrize("rule", ["composition", "repeat_and_select"])
-def test_a_total_over_trials_that_protect_different_entities_says_which_it_covers(rule, corpora, tmp_path):
+def test_a_total_over_trials_that_protect_different_entities_says_which_it_covers(rule, corpora, tmp_path, capsys):
     space = SPACE | {"corpus.categories": {"choice": [["person"], ["org", "person"]]}}
     config = sweep_config(corpora, tmp_path, space=space, search=RULES[rule])
     settings = {"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": 0.01}
@@ -270,12 +278,16 @@ def test_a_total_over_trials_that_protect_different_entities_says_which_it_cover
     common = "entities: person, which every trial protects"
     assert f"user-entity; {common})" in answer["selection"]["text"]
     assert common in announced(config, SweepDir(tmp_path / "out"))
-    export(tmp_path / "out", tmp_path / "handed-on")
+    told = export(tmp_path / "out", tmp_path / "handed-on")
     row = next(line for line in (tmp_path / "handed-on" / "privacy.md").read_text().splitlines() if "**TOTAL**" in line)
     assert common in row
     assert common in (tmp_path / "handed-on" / "README.md").read_text()
     assert "Entities that only some of the trials protect" in (tmp_path / "handed-on" / "privacy.md").read_text()
-    assert "Entities: person, which every trial protects." in export_epsilon(tmp_path / "handed-on")["text"]
+    found = export_epsilon(tmp_path / "handed-on")
+    assert "Entities: person, which every trial protects." in found["text"]
+    assert found["unit"] == told["unit"] == f"user-entity; {common}"
+    print_sweep(answer)
+    assert common in " ".join(capsys.readouterr().out.split())
     assert common in str(dict(summary(load_sweep(tmp_path / "out"))))
     terms = json.loads((tmp_path / "handed-on" / "selection.json").read_text())
     del terms["categories"]

@@ -208,13 +208,15 @@ def check_comparable(sweeps: Sequence[Sweep]) -> None:
                 raise InputError(f"{what} of {other.name}", theirs, remedy)
 
 
-_SCALES = ("unit", "delta", "evaluation text", "vocabulary", "max_length")
+_SCALES = ("unit", "relation", "protected categories", "delta", "evaluation text", "vocabulary", "max_length")
 
 
 def _scale(sweep: Sweep) -> tuple[Any, ...]:
     base = to_dict(sweep.sweep_config.base)
     text, words, length = base["corpus"]["evaluation"], base["vocabulary"], base["model"]["max_length"]
-    return sweep.unit, sweep.delta, text, words, length
+    relation = "declared" if base["bounds"]["mode"] == "declared" else "fixed graph"
+    protected = sweep.sweep_config.common_categories or base["corpus"]["categories"]
+    return sweep.unit, relation, [] if sweep.unit == "user" else list(protected), sweep.delta, text, words, length
 
 
 def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:

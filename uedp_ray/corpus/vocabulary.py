@@ -150,7 +150,9 @@ class Vocabulary:
         """
         try:
             encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception:  # tokenizers raise bare Exception, which may show the text
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # bare Exception, or a panic of Rust, and either may show the text
             raise InputError("tokenizer.json", self.tokenizer.name_or_path, _SOME_TEXT) from None
         return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
 

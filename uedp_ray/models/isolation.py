@@ -7,11 +7,13 @@
 Some networks keep something from pass to pass: rotary tables that grow with the longest input so far, a kind of attention
 that a long sentence switches for good, draws from a generator that everybody shares. One user's sentence would then change
 the gradients of others', now and in later rounds, and no bound on a user's movement would hold. So what a pass leaves in
-the network is put back, and its random numbers start from a public seed. A network in which that cannot be seen is refused.
+the network is put back, and its random numbers start from a public seed. A network that writes to its weights, or visibly
+holds what cannot be watched, is refused.
 
-Seen is whatever can be reached from the network: attributes, containers, buffers, settings, closures. Not seen are global
-variables, attributes of classes, and writes to weights, or to buffers of whole numbers, that pass by torch's version counter
-(through ``.data``). No causal language model of transformers keeps text there.
+Seen is what Python objects that can be reached from the network hold: attributes, containers, buffers, settings, closures.
+Not seen are global variables, attributes of classes, what objects made in C keep to themselves (caches of functools,
+streams), and writes to weights, or to buffers of whole numbers, that pass by torch's version counter (through ``.data``).
+No causal language model of transformers keeps text there.
 """
 
 from __future__ import annotations

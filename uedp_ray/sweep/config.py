@@ -185,7 +185,7 @@ class SweepConfig:
         if self.resources.workers_per_trial > 1 and self.search.stops_early:
             remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
             raise InputError("search.early_stopping", self.search.early_stopping, remedy)
-        if self.common_categories == () and self.budget.unit != "user":
+        if self.common_categories == ():
             remedy = "no category is in every choice, so no entity is protected by all trials: keep one in each, or use"
             values = list(self.parsed_space["corpus.categories"].values)
             raise InputError("space.corpus.categories", values, f"{remedy} rule public or compare")
@@ -249,7 +249,7 @@ class SweepConfig:
 
         The price composes releases for one pair of a user and an entity, in every trial the same.
         """
-        if "corpus.categories" not in self.parsed_space or self.search.rule == "public":
+        if "corpus.categories" not in self.parsed_space or self.search.rule == "public" or self.budget.unit == "user":
             return None
         chosen = self._values("corpus.categories", self.base.corpus.categories)
         protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
@@ -258,7 +258,7 @@ class SweepConfig:
     @property
     def unit(self) -> str:
         """What the price of the search protects, in words."""
-        if self.common_categories is None or self.budget.unit == "user":
+        if self.common_categories is None:
             return self.budget.unit
         return f"{self.budget.unit}; entities: {', '.join(self.common_categories)}, which every trial protects"
 

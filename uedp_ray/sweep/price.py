@@ -46,6 +46,10 @@ COVERS = {
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
+_SIDE_BY_SIDE = (
+    "Not covered: where trials ran side by side, which of them ended first, which may depend on the text, decided what was "
+    "tried next (resources.max_concurrent: 1 leaves none of that)."
+)
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """Check of what a run of a candidate was planned to release, as JSON."""
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
@@ -208,7 +212,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
-    return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+    text = f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+    return f"{text} {_SIDE_BY_SIDE}" if sweep.search.adaptive else text
 
 
 def _scored(sweep: SweepConfig) -> str:

@@ -153,7 +153,7 @@ def export_run(
         "epsilon_of_run": found.epsilon,
         "rule": total.rule,
         "delta": privacy.delta,
-        "unit": privacy.protect,
+        "unit": total.unit,
     }
 
 
