@@ -357,6 +357,8 @@ def test_several_sweeps_make_one_page(copies, tmp_path):
     assert found.heads == ["The sweeps together", *SECTIONS, *SECTIONS]
     assert found.tags.count("svg") == 15
     assert "small: front of 9 trials" in found.text
+    assert "Totals of sweeps on the same private text add up" in found.text
+    assert "Totals of sweeps" not in Page(report(paths[:1], tmp_path / "one.html")).text
 
 
 def test_sweeps_of_other_terms_share_no_axis(copies, tmp_path):
