@@ -80,6 +80,7 @@ def test_configs_ledgers_and_rounds_of_a_trial(seeded):
     assert epsilons(_plan_of(configs[0]), events, ["entity"])["entity"] == row["epsilon_entity"]
     rounds = sweep.rounds(best)
     assert set(rounds["seed"]) == {0, 1}
+    assert {"round", "perplexity", "noise_std"} <= set(rounds)
     assert rounds["round"].max() == row["rounds"]
 
 

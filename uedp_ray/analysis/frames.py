@@ -258,7 +258,9 @@ def _read_rounds(root: Path, path: Path) -> pd.DataFrame:
     name = str(path.relative_to(root))
     table = read_table(root, name)
     _check_columns(name, root, table, _ROUNDS_LEAST)
-    frame = _typed(name, root, table.select(list(_ROUNDS_LEAST)), {"round": "int64", "perplexity": "float64"})
+    once = [field.name for field in table.schema if table.column_names.count(field.name) == 1]
+    kept = [each for each in once if pa.types.is_floating(table.schema.field(each).type) or each in _ROUNDS_LEAST]
+    frame = _typed(name, root, table.select(kept), {"round": "int64", "perplexity": "float64"})
     _check_least(name, frame, _ROUNDS_LEAST)
     return frame
 
