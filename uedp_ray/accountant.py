@@ -24,7 +24,7 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import epsilon_of_choosing
-from uedp_ray.privacy.statement import covers, part_of, state
+from uedp_ray.privacy.statement import covers, narrowed, part_of, state
 
 _UNPLANNED = (
     "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
@@ -136,7 +136,7 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, accountant=accountant)
         total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
-        protected = "" if rule in ("none", "public") else ", ".join(terms["categories"] or ())
+        unit = narrowed(accountant, None if rule in ("none", "public") else terms["categories"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -145,9 +145,9 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         ) from None
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
     answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen)
-    if protected:
-        answer["unit"] += f"; entities: {protected}, which every trial protects"
-        answer["text"] += f" Entities: {protected}, which every trial protects."
+    if unit != accountant:
+        which = unit.removeprefix(f"{accountant}; ")
+        answer |= {"unit": unit, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
     return answer | {"rule": rule, "epsilon_of_run": alone}
 
 

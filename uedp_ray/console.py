@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from uedp_ray.jsontext import plain, to_json
-from uedp_ray.privacy.statement import OF_ONE_RUN, show_epsilon
+from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_epsilon
 
 
 class _Spared:
@@ -268,9 +268,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         lines.append(f"Best: trial {best['trial']}, {_measured(best)}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
-        common = answer["selection"].get("categories")
-        narrowed = "" if common is None else f"; entities: {', '.join(common)}, which every trial protects"
-        lines.append(f"ε of this model, training and choosing: {total} ({unit}{narrowed}, δ = {best['delta']:g})")
+        paid_for = narrowed(unit, answer["selection"].get("categories"))
+        lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {best['delta']:g})")
         lines.append(f"ε of its run alone: {alone}")
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")

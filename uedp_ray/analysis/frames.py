@@ -93,6 +93,11 @@ class Sweep:
     """Of a sweep as others may see it (``publish.publishable``): the space without paths."""
 
     @property
+    def relation(self) -> str:
+        """The neighbouring relation as statements print it."""
+        return f"zero-out ({'declared' if self.sweep_config.base.bounds.mode == 'declared' else 'fixed graph'})"
+
+    @property
     def space(self) -> Space:
         """The searched settings by dotted key."""
         return self.sweep_config.parsed_space if self.published_space is None else self.published_space
@@ -214,9 +219,8 @@ _SCALES = ("unit", "relation", "protected categories", "delta", "evaluation text
 def _scale(sweep: Sweep) -> tuple[Any, ...]:
     base = to_dict(sweep.sweep_config.base)
     text, words, length = base["corpus"]["evaluation"], base["vocabulary"], base["model"]["max_length"]
-    relation = "declared" if base["bounds"]["mode"] == "declared" else "fixed graph"
     protected = sweep.sweep_config.common_categories or base["corpus"]["categories"]
-    return sweep.unit, relation, [] if sweep.unit == "user" else list(protected), sweep.delta, text, words, length
+    return sweep.unit, sweep.relation, [] if sweep.unit == "user" else list(protected), sweep.delta, text, words, length
 
 
 def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:

@@ -26,14 +26,9 @@ _WORDS = {
 }
 
 
-def relation(sweep: Sweep) -> str:
-    """The neighbouring relation as statements print it."""
-    return f"zero-out ({'declared' if sweep.sweep_config.base.bounds.mode == 'declared' else 'fixed graph'})"
-
-
 def terms(sweep: Sweep) -> str:
     """What an epsilon of the sweep means."""
-    return f"unit {sweep.sweep_config.unit}, {relation(sweep)}, {_delta(sweep)}"
+    return f"unit {sweep.sweep_config.unit}, {sweep.relation}, {_delta(sweep)}"
 
 
 def _delta(sweep: Sweep) -> str:
@@ -145,7 +140,7 @@ def _ties(best: Mapping[str, Any]) -> str:
 
 def _spent(sweep: Sweep, best: Mapping[str, Any]) -> str:
     each = ", ".join(f"{unit} {shown(best['epsilon'][unit])}" for unit in UNITS)
-    return f"By unit: {each}; {relation(sweep)}, {_delta(sweep)}; upper bounds for this one run, not for its choice."
+    return f"By unit: {each}; {sweep.relation}, {_delta(sweep)}; upper bounds for this one run, not for its choice."
 
 
 def _choosing(sweep: Sweep) -> str:

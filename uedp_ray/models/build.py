@@ -307,7 +307,7 @@ def _filled(folder: Path, hub: Any) -> nn.Module:
 def _settings(folder: Path) -> Any:
     """What ``config.json`` says. Raises: InputError if it, or a file beside it, is not what it should be."""
     with _unread("model", folder):
-        _check_files(folder)
+        stored = _check_files(folder)
         settings = read_json(folder / "config.json", {"model_type": string()}, _OWN)
         if settings.pop("model_type") == "awd_lstm":
             hub: Any = _awd_lstm(folder, settings)
@@ -316,7 +316,7 @@ def _settings(folder: Path) -> Any:
                 hub = AutoConfig.from_pretrained(folder)
             except Exception as error:  # transformers: whatever a damaged file leads to
                 raise InputError("config.json", str(folder), f"is damaged ({type(error).__name__}): {_OWN}") from error
-        _check_filled(folder, hub)
+        _check_filled(folder, hub, stored)
     return hub
 
 
@@ -327,8 +327,12 @@ def _awd_lstm(folder: Path, settings: dict[str, Any]) -> AWDLSTMConfig:
     return AWDLSTMConfig(**settings)
 
 
-def _check_files(folder: Path) -> None:
-    """Raises: InputError for a file that is no ordinary one, or no settings, or not as long as it says; OSError."""
+def _check_files(folder: Path) -> list[int]:
+    """How many numbers each tensor in the folder's safetensors files has.
+
+    Raises: InputError for a file that is no ordinary one, or no settings, or not as long as it says; OSError.
+    """
+    stored: list[int] = []
     for file in sorted(folder.iterdir()):
         if file.name in _SETTINGS:
             settings = read_json(file, {}, _OWN)
@@ -338,9 +342,10 @@ def _check_files(folder: Path) -> None:
                 except Exception as error:  # transformers: whatever a damaged file leads to
                     raise InputError(file.name, str(file), f"is damaged ({type(error).__name__}): {_OWN}") from error
         elif file.suffix == ".safetensors":
-            _stored(file)
+            stored += _stored(file)
         elif not file.is_dir():
             check_regular(file, _OWN)
+    return stored
 
 
 def _stored(file: Path) -> list[int]:
@@ -365,9 +370,8 @@ def _stored(file: Path) -> list[int]:
     return numbers
 
 
-def _check_filled(folder: Path, hub: Any) -> None:
+def _check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
     """Raises: InputError if settings ask for a far larger network than the weights are, before one is made."""
-    stored = [count for file in folder.glob("*.safetensors") for count in _stored(file)]
     if not stored:
         return
     layers = hub.num_layers if isinstance(hub, AWDLSTMConfig) else getattr(hub, "num_hidden_layers", 0)

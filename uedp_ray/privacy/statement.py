@@ -47,6 +47,11 @@ def covers(header: Mapping[str, Any]) -> str:
     return _PART_OF_COMPARISON if part == "comparison" else _PART_OF_SWEEP
 
 
+def narrowed(unit: str, categories: Sequence[str] | None) -> str:
+    """The unit of a total over runs that protect different categories: of entities, those that all of them protect."""
+    return unit if categories is None else f"{unit}; entities: {', '.join(categories)}, which every trial protects"
+
+
 OF_ONE_RUN = "of one run, not of its choice"
 """Of an epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
 _EXACT = 2.0**53 / 1000

@@ -35,6 +35,7 @@ from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
+from uedp_ray.privacy.statement import narrowed
 from uedp_ray.sweep.space import Space, setting
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
@@ -213,13 +214,17 @@ class SweepConfig:
     @property
     def _private_words(self) -> bool:
         """Whether a trial may make a vocabulary of the text that it is trained on."""
-        return _PRIVATE_WORDS in self._values("vocabulary.kind", self.base.vocabulary.kind)
+        return _PRIVATE_WORDS in self._in_a_trial("vocabulary.kind", self.base.vocabulary.kind)
 
-    def _values(self, key: str, base: Any) -> list[Any]:
+    def _in_a_trial(self, key: str, base: Any) -> list[Any]:
         """What a setting of choices may be in a trial; ``base``: where it is not searched, or not at every point."""
         searched = self.parsed_space.get(key)
-        values = [] if searched is None else [setting(key, value) for value in searched.values]
-        return values if searched and not searched.when else [*values, base]
+        return self.choices(key) if searched and not searched.when else [*self.choices(key), base]
+
+    def choices(self, key: str) -> list[Any]:
+        """What the space tries of a setting of choices, as ``RunConfig`` takes it; nothing if it is not searched."""
+        searched = self.parsed_space.get(key)
+        return [] if searched is None else [setting(key, value) for value in searched.values]
 
     def _check_noise(self) -> None:
         free, space = self.budget.noise == "free", self.parsed_space
@@ -251,16 +256,14 @@ class SweepConfig:
         """
         if "corpus.categories" not in self.parsed_space or self.search.rule == "public" or self.budget.unit == "user":
             return None
-        chosen = self._values("corpus.categories", self.base.corpus.categories)
+        chosen = self._in_a_trial("corpus.categories", self.base.corpus.categories)
         protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
         return tuple(sorted(frozenset.intersection(*protected))) if protected else None
 
     @property
     def unit(self) -> str:
         """What the price of the search protects, in words."""
-        if self.common_categories is None:
-            return self.budget.unit
-        return f"{self.budget.unit}; entities: {', '.join(self.common_categories)}, which every trial protects"
+        return narrowed(self.budget.unit, self.common_categories)
 
     @property
     def num_trials(self) -> int:

@@ -33,7 +33,6 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import announced, fix_terms, planned_points
 from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
-from uedp_ray.sweep.space import setting
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
@@ -236,14 +235,9 @@ def _lay_ground(
         beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
         start = str(folder.pretrained(base) / "model")
     if private is not None:
-        for model in {start, *_values(config, "model.warm_start")}:
+        for model in {start, *config.choices("model.warm_start")}:
             check_warm_start(private, model)
         _check_words(private, base)
-
-
-def _values(config: SweepConfig, key: str) -> Sequence[Any]:
-    dimension = config.parsed_space.get(key)
-    return [setting(key, value) for value in dimension.values] if dimension else []
 
 
 def _check_text(config: SweepConfig, run: RunConfig) -> None:
@@ -252,7 +246,7 @@ def _check_text(config: SweepConfig, run: RunConfig) -> None:
     A trial that was refused for it would tell of the private text, and nothing charges for that.
     Raises: InputError, of which ``TextError``.
     """
-    for categories in (run.corpus.categories, *_values(config, "corpus.categories")):
+    for categories in (run.corpus.categories, *config.choices("corpus.categories")):
         corpus = open_corpus(run.corpus.source.path, categories)
         apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
 

@@ -14,7 +14,6 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -282,11 +281,3 @@ def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[Use
 def _seed(*address: int) -> int:
     name = ",".join(map(str, address)).encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Runs torch's default generators from ``seed`` and restores them."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

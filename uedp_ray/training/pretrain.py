@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
-from uedp_ray.training.local import seeded
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.storage import folder_only
@@ -75,7 +75,7 @@ def pretrain_into(
     task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
-    with seeded(device, settings.seed):
+    with _seeded(device, settings.seed):
         model = build_model(
             config.model,
             vocab_size=vocabulary.size,
@@ -164,3 +164,11 @@ def _batches(sentences: list[np.ndarray], size: int, generator: np.random.Genera
         ]
         batches = [batch for c in chunks for batch in np.array_split(c, max(1, len(c) // size))]
         yield from (batches[i] for i in generator.permutation(len(batches)))
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Runs torch's default generators from ``seed`` and restores them."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
