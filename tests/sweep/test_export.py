@@ -89,13 +89,6 @@ def test_no_file_of_it_names_the_house_the_trial_or_how_many_there_were(done, ha
         assert traces(out, f"'{done.answer['best']['trial']}'", f"/{done.answer['best']['trial']}") == []
 
 
-def test_where_time_may_have_chosen_the_price_says_so(done, handed_on):
-    """Of an adaptive search by composition: which trial ends first may follow from the text, and shows in what is tried."""
-    adaptive = done.answer["selection"]["accountant"].startswith("Renyi odometer")
-    said = "which of them ended first, which may depend on the text"
-    assert (said in done.answer["selection"]["text"]) == (said in (handed_on[0] / "privacy.md").read_text()) == adaptive
-
-
 def test_what_is_asked_of_a_folder_inside_costs_the_same_or_is_refused(done, tmp_path):
     runs = sorted((done.out / "trials").iterdir())
     if done.rule == "composition":

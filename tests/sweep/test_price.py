@@ -99,6 +99,27 @@ def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(
     assert together < four["epsilon"] < 1.6 * together, "never below what fixed runs would cost"
     assert price(sweep, folder, rows(1))["epsilon"] < four["epsilon"]
     assert "8 runs" in four["text"]
+    assert "ended first" not in four["text"]
+    terms = json.loads(folder.terms.read_text())
+    del terms["order"]
+    folder.terms.write_text(json.dumps(terms))
+    assert "which of them ended first, which may depend on the text" in price(sweep, folder, rows(4))["text"]
+
+
+def test_a_grid_with_early_stopping_keeps_its_points_and_is_charged_by_the_odometer(corpora, tmp_path, folder):
+    space = {"privacy.user_sampling_prob": {"choice": [0.2, 0.3, 0.4, 0.5]}}
+    sweep = sweep_config(
+        corpora, tmp_path, space=space, search={"searcher": "grid", "trials": None, "early_stopping": "asha"}
+    )
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert [point["privacy.user_sampling_prob"] for point in points] == [0.2, 0.3, 0.4, 0.5]
+    assert "will cost about epsilon" in announced(sweep, folder)
+    write_ledgers(sweep, folder, points, rounds=2)
+    found = price(sweep, folder, rows(4))
+    assert found["accountant"] == "Renyi odometer over all ledgers"
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
+    assert found["text"].startswith("All 4 runs together cost")
 
 
 def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder):

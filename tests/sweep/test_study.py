@@ -34,6 +34,7 @@ def next_allowed(study):
 
 def test_a_refused_point_is_told_with_its_reason_and_a_violated_constraint(sweep, journal):
     study = Study.open(sweep, journal)
+    study.fix_lag(20)
     asked = [study.ask() for _ in range(20)]
     kinds = {bool(one.reason) for one in asked}
     assert kinds == {True, False}, "the space holds both kinds of points"
@@ -49,6 +50,7 @@ def test_a_stopped_trial_is_not_complete_and_no_refusal(sweep, journal):
     asked = next_allowed(study)
     study.report(asked.number, 2, 150.0)
     study.stop(asked.number)
+    study.close()
     trial = study.trials[asked.number]
     assert trial.state == TrialState.PRUNED
     assert trial.intermediate_values == {2: 150.0}
@@ -57,14 +59,19 @@ def test_a_stopped_trial_is_not_complete_and_no_refusal(sweep, journal):
 
 def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_else_is(sweep, journal):
     study = Study.open(sweep, journal)
+    study.fix_lag(3)
     done, begun, failed = (next_allowed(study) for _ in range(3))
     study.finish(done.number, perplexity=90.0, epsilon=3.0)
     study.fail(failed.number, "diverged")
+    assert [row.state.name for row in study.trials if not refused(row)] == ["RUNNING"] * 3, (
+        "nobody may know of them yet"
+    )
     again = Study.open(sweep, journal)
     assert again.ask() == begun
     new = again.ask()
     assert new.number == len(again.trials) - 1
     assert new.point not in [done.point, begun.point, failed.point], "a resumed sampler does not repeat itself"
+    again.close()
     assert again.trials[done.number].values == [90.0]
     assert again.trials[failed.number].user_attrs["reason"] == "diverged"
     assert again.ended(count_refused=False) == 2
@@ -74,6 +81,7 @@ def test_points_fixed_beforehand_come_in_order_and_once(sweep, journal):
     points = [{"privacy.noise_multiplier": 5.0, "training.num_rounds": rounds} for rounds in (3, 3, 7)]
     study = Study.open(sweep, journal)
     study.plan(points)
+    study.fix_lag(2)
     assert study.ask().point == points[0]
     again = Study.open(sweep, journal)
     again.plan(points)
@@ -87,12 +95,14 @@ def test_two_objectives_are_told_both(corpora, tmp_path, journal):
     asked = study.ask()
     study.report(asked.number, 2, 100.0)
     study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    study.close()
     assert study.trials[0].values == [90.0, 3.0]
 
 
 def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
     study = Study.open(sweep, journal)
     study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 4, "worker')
     journal.with_name(f"{journal.name}.lock").symlink_to("nowhere")
@@ -105,6 +115,7 @@ def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
 def test_a_corrupt_journal_is_refused_and_left_as_it_is(sweep, journal):
     study = Study.open(sweep, journal)
     study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join([*lines[:3], "{not json}\n", *lines[3:]]))
     damaged = journal.read_text()
@@ -116,5 +127,6 @@ def test_a_corrupt_journal_is_refused_and_left_as_it_is(sweep, journal):
 def test_the_journal_opens_with_optuna_alone(sweep, journal):
     study = Study.open(sweep, journal)
     study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     assert optuna.load_study(study_name=NAME, storage=storage).best_value == 90.0

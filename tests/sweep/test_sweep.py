@@ -266,16 +266,22 @@ def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_traine
     assert not (tmp_path / "out" / "trials").exists()
 
 
-def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path):
+@pytest.mark.parametrize("searcher", ["random", "grid"])
+def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path, searcher):
     base = sweep_tree(corpora)["base"]
     base["training"] |= {"num_rounds": 8, "evaluate_every": 1}
-    space = {"training.server_learning_rate": {"log_uniform": [1e-4, 1.0]}}
-    search = {"searcher": "random", "trials": 8, "early_stopping": "asha", "grace_rounds": 1}
-    config = sweep_config(corpora, tmp_path, base=base, space=space, search=search, resources={"max_concurrent": 1})
+    space = {"training.server_learning_rate": {"log_uniform": [1e-4, 1.0], "points": 8}}
+    search = {"searcher": searcher, "trials": 8 if searcher == "random" else None}
+    search |= {"early_stopping": "asha", "grace_rounds": 1}
+    config = sweep_config(corpora, tmp_path, base=base, space=space, search=search, resources={"max_concurrent": 2})
     answer = sweep(config, tmp_path / "out")
     stopped = [row for row in answer["trials"] if row["state"] == "stopped"]
     assert stopped
     assert answer["counts"]["done"] + len(stopped) == 8
+    if searcher == "grid":
+        assert [row["training.server_learning_rate"] for row in answer["trials"]] == [
+            point["training.server_learning_rate"] for point in config.parsed_space.grid()
+        ]
     assert all(row["charged"] < 8 and row["perplexity"] for row in stopped)
     assert all(7.9 < row["epsilon"] <= 8 for row in stopped), "epsilon of a stopped run is that of its planned rounds"
     assert journal_states(tmp_path / "out").count("PRUNED") == len(stopped)

@@ -19,7 +19,7 @@ from uedp_ray.sweep import feed as feed_module
 from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.study import Study
+from uedp_ray.sweep.study import Study, outcome
 from uedp_ray.sweep.trial import run_trial
 from uedp_ray.training import worker
 from uedp_ray.training.rundir import RunDir
@@ -130,13 +130,14 @@ def search(folder, corpora, tmp_path):
 
     def start(left=24, slots=2):
         study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
+        study.fix_lag(4)
         return Feed(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
 
     return start
 
 
 def states(study):
-    return [trial.state.name for trial in study.trials]
+    return [outcome(trial).name for trial in study.trials]
 
 
 LOST = {"outcome": "device", "reason": "the GPU failed", "where": "node 10.0.0.1, GPU 0"}

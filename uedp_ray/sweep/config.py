@@ -37,9 +37,9 @@ from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.sweep.space import Space, setting
+from uedp_ray.sweep.stopping import EarlyStopping
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
-EarlyStopping = Literal["none", "asha", "median"]
 Selection = Literal["default", "public", "repeat_and_select", "composition"]
 Law = Literal["logarithmic", "geometric", "poisson"]
 Tracker = Literal["mlflow", "wandb"]

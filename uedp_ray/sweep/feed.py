@@ -81,11 +81,13 @@ class Feed(Searcher):
 
     def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._again and self.failure is None:
-            asked = self._running[trial_id] = self._again.pop(0)
-            return {"number": asked.number, "point": asked.point}
+            again = self._running[trial_id] = self._again.pop(0)
+            return {"number": again.number, "point": again.point}
         refusals = 0
         while self._left > 0 and self.failure is None:
             asked = self._study.ask()
+            if asked is None:
+                break
             if not asked.reason or self._count_refused:
                 self._left -= 1
             if not asked.reason:
@@ -97,16 +99,21 @@ class Feed(Searcher):
             if refusals >= _MOST_REFUSALS:
                 remedy = f"{refusals} points in a row were refused, the last because {asked.reason}: narrow the space"
                 self.failure = InputError("space", "refused", remedy)
-        return Searcher.FINISHED if self.over else None  # what runs may yet want another device
+        return Searcher.FINISHED if self.over else None  # what runs may yet want another device, or decides on the next
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if trial_id in self._running and result.get("outcome") == DEVICE:
             with self._giving_up():
                 self._device_failed(self._running.pop(trial_id), result)
-        elif trial_id in self._running and "outcome" not in result:
-            with self._giving_up():
-                self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
-                self._changed()
+
+    def stops(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether a report of a trial ends it early. Tune asks before it hands the report to ``on_trial_result``."""
+        if trial_id not in self._running or "outcome" in result:
+            return False
+        with self._giving_up():
+            stopped = self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
+            self._changed()
+        return stopped
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         asked = self._running.pop(trial_id, None)
@@ -151,6 +158,7 @@ class Feed(Searcher):
     def _suspect(self, number: int, reason: str) -> None:
         """A failure that is the point's only if others do not fail like it."""
         self._suspects[number] = reason
+        self._study.leave_open(number)
         self._count(reason)
 
     def _count(self, reason: str) -> None:

@@ -23,7 +23,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.results import Row, Rows
-from uedp_ray.sweep.study import refused
+from uedp_ray.sweep.study import outcome, refused
 from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.rundir import RunDir, with_absolute_paths
 
@@ -70,7 +70,7 @@ class GatheredRows(Rows):
 
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
         for trial in trials if self._folder.storage.url else ():
-            if trial.state.is_finished() and not refused(trial) and trial.number not in self._gathered:
+            if outcome(trial).is_finished() and not refused(trial) and trial.number not in self._gathered:
                 for path in self._folder.runs(trial.number, self._sweep.search.seeds_per_trial):
                     storage = self._folder.storage.part(path)
                     if storage.begun():

@@ -102,6 +102,7 @@ def sweep(
         rows = GatheredRows(config, folder)
         with Beside(config, address) as beside:
             _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+            study.close()
             return conclude(config, folder, rows.read(study.trials), beside, say, progress)
 
 
@@ -202,8 +203,11 @@ def _search(
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
     with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials.exists):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
+    lag = study.fix_lag(config.resources.max_concurrent or at_once) if config.search.adaptive else left
+    at_once = min(at_once, lag)
     each = f", {gpus:g} GPU each" if gpus else ""
-    say(f"searching: {left} trials, {at_once} at once{each}")
+    by = f"; each is chosen by those at least {lag} before it" if lag > 1 and config.search.adaptive else ""
+    say(f"searching: {left} trials, {at_once} at once{each}{by}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
     tune_trials(config, folder, feed, at_once, gpus)

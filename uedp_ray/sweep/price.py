@@ -46,9 +46,11 @@ COVERS = {
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
-_SIDE_BY_SIDE = (
+_ORDER = "by place"
+"""How an adaptive search decides: by the places of trials (``study.Study``), not by the clock, as sweeps of old did."""
+_BY_CLOCK = (
     "Not covered: where trials ran side by side, which of them ended first, which may depend on the text, decided what was "
-    "tried next (resources.max_concurrent: 1 leaves none of that)."
+    "tried next: sweeps of this version decide in the order of trials."
 )
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """Check of what a run of a candidate was planned to release, as JSON."""
@@ -75,10 +77,12 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
     }
     if search.rule == "repeat_and_select":
         terms |= _fix_pool(sweep, folder)
-    elif not search.adaptive:
+    elif search.searcher == "grid" or not search.adaptive:
         write_json(folder.pool, {"points": _fixed_points(sweep)}, private=True)
-    elif search.rule == "composition":
-        terms["odometer"] = _odometer(sweep).to_dict()
+    if search.adaptive:
+        terms["order"] = _ORDER
+        if search.rule == "composition":
+            terms["odometer"] = _odometer(sweep).to_dict()
     write_json(folder.terms, terms)
 
 
@@ -136,7 +140,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "categories": sweep.common_categories,
         "accountant": _accountant(rule, sweep.search.adaptive),
         "releasable": RELEASABLE[rule],
-        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note,
+        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
     }
 
 
@@ -212,8 +216,12 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
-    text = f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
-    return f"{text} {_SIDE_BY_SIDE}" if sweep.search.adaptive else text
+    return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+
+
+def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:
+    charged = sweep.search.adaptive and terms["rule"] == "composition"
+    return f" {_BY_CLOCK}" if charged and terms.get("order") != _ORDER else ""
 
 
 def _scored(sweep: SweepConfig) -> str:
@@ -259,7 +267,7 @@ def _whole(config: RunConfig) -> Charges:
 def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
     """What every run that was planned beforehand charges, whole; nothing for the runs of a refused point."""
     found: list[Charges] = []
-    for point in planned_points(sweep, folder) or []:
+    for point in [] if sweep.search.adaptive else planned_points(sweep, folder) or []:
         config = judge(sweep, point).config
         found += [_whole(config) if config else Charges(())] * sweep.search.seeds_per_trial
     return found

@@ -29,7 +29,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
-from uedp_ray.sweep.study import REASON, refused
+from uedp_ray.sweep.study import REASON, outcome, refused, seconds
 
 Row = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Rows:
             if trial.state == TrialState.WAITING:
                 continue
             row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial)
-            if trial.state.is_finished():
+            if outcome(trial).is_finished():
                 self._ended[trial.number] = row
             rows.append(dict(row))
         return ranked(rows)
@@ -99,7 +99,7 @@ class Rows:
 
 def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
-    state = _STATES.get(trial.state) or ("refused" if refused(trial) else "stopped")
+    state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
     row: Row = dict.fromkeys(_COLUMNS) | {
         "trial": trial_id(trial.number),
         "number": trial.number,
@@ -110,12 +110,11 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
         "pareto": False,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
+        "seconds": seconds(trial),
         "run_dirs": [str(run.relative_to(folder.root)) for run in runs],
     }
     point = sweep.parsed_space.at(dict.fromkeys(sweep.parsed_space) | trial.params)
     row |= dict.fromkeys(sweep.parsed_space) | point
-    if trial.datetime_start and trial.datetime_complete:
-        row["seconds"] = (trial.datetime_complete - trial.datetime_start).total_seconds()
     if state in ("done", "stopped", "failed"):
         row |= _spent(sweep, runs)
     if state == "done":

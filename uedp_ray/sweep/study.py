@@ -8,13 +8,19 @@ States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budg
 early; FAIL: diverged or crashed; RUNNING: begun. A trial that a dead process left RUNNING keeps its number and its point
 and is asked for again first, so that no point is trained twice. One process at a time drives a study: the caller holds a
 lock on the sweep's folder.
+
+An adaptive search has a *lag*, fixed before its first trial: a trial is chosen, and stopped early, by the results of those
+that come at least ``lag`` places before it, and of no others. Which trial ends first may depend on the text it is trained
+on; it decides nothing. So Optuna is told of an outcome only once a trial is asked for that may know of it. Until then the
+outcome is in the trial's attribute ``ended``; the function ``outcome`` knows both.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +35,14 @@ from uedp_ray.files import check_regular
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point
+from uedp_ray.sweep.stopping import falls_behind
 
 NAME = "sweep"
 _MOST_BYTES = 1 << 30
 """Of a journal: a trial takes some kB."""
 REASON = "reason"
+_ENDED, _LAG = "ended", "lag"
+_TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
 _UNBOUNDED = 1e9
 """Stands for an infinite constraint: Optuna compares sums of them."""
 
@@ -51,8 +60,11 @@ class Study:
 
     def __init__(self, sweep: SweepConfig, study: optuna.Study):
         self._sweep, self._study = sweep, study
-        self._begun = [trial._trial_id for trial in self.trials if trial.state == TrialState.RUNNING]
+        self._order = [trial.number for trial in self.trials if _began(trial)]
+        """Trials to train, in order: a trial's place in the search."""
+        self._begun = [number for number in self._order if outcome(self.trials[number]) == TrialState.RUNNING]
         self._asked: dict[int, optuna.Trial] = {}
+        self._unknown: set[int] = set()
 
     @classmethod
     def open(cls, sweep: SweepConfig, path: Path) -> Study:
@@ -85,18 +97,39 @@ class Study:
         """Every trial, in order of number."""
         return self._study.get_trials(deepcopy=False)
 
+    def fix_lag(self, at_once: int) -> int:
+        """Of an adaptive search for ``at_once`` trials at a time: a little more, so that one slow trial holds few others
+        up. An earlier call's holds: the cluster it was made for may be gone, and the order of decisions may not change."""
+        if _LAG not in self._study.user_attrs:
+            self._study.set_user_attr(_LAG, 2 * at_once - 1)
+        return self._lag
+
+    @property
+    def _lag(self) -> int:
+        return int(self._study.user_attrs.get(_LAG, 1))
+
     def ended(self, *, count_refused: bool) -> int:
         """Trials that were trained to whatever end, and, if asked for, those that were refused."""
-        return sum(trial.state.is_finished() and (count_refused or not refused(trial)) for trial in self.trials)
+        return sum(outcome(trial).is_finished() and (count_refused or not refused(trial)) for trial in self.trials)
 
     def plan(self, points: Sequence[Point]) -> None:
         """Fixes which points are asked for, in order; those of an earlier call are not repeated."""
         for point in points[len(self.trials) :]:
             self._study.enqueue_trial(point)
 
-    def ask(self) -> Asked:
-        """The next point: first those that were begun and not ended. A refused one is told at once."""
-        trial = optuna.Trial(self._study, self._begun.pop(0)) if self._begun else self._study.ask()
+    def ask(self) -> Asked | None:
+        """The next point: first those that were begun and not ended. A refused one is told at once.
+
+        None: of an adaptive search, as long as a trial that the next one is chosen by has not ended.
+        """
+        place = self._order.index(self._begun[0]) if self._begun else len(self._order)
+        if self._sweep.search.adaptive:
+            known = self._known(place)
+            if any(outcome(self.trials[elder]) == TrialState.RUNNING for elder in known if elder not in self._unknown):
+                return None
+            self._tell(known)
+        began = self._begun.pop(0) if self._begun else None
+        trial = self._study.ask() if began is None else optuna.Trial(self._study, self.trials[began]._trial_id)
         point = self._sweep.parsed_space.suggest(trial)
         verdict = judge(self._sweep, point)
         if "epsilon" not in trial.constraints:
@@ -104,30 +137,86 @@ class Study:
         if verdict.config is None:
             trial.set_user_attr(REASON, verdict.reason)
             self._study.tell(trial, state=TrialState.PRUNED)
+            self._order = [number for number in self._order if number != trial.number]
         else:
             self._asked[trial.number] = trial
+            if began is None:
+                self._order.append(trial.number)
         return Asked(trial.number, point, verdict.reason)
 
-    def report(self, number: int, step: int, perplexity: float) -> None:
-        """An intermediate perplexity, by round; the first told counts. Not kept for two objectives."""
-        if len(self._study.directions) == 1:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # a trial that was killed tells a round again
-                self._asked[number].report(perplexity, step)
+    def report(self, number: int, step: int, perplexity: float) -> bool:
+        """An intermediate perplexity, by round; the first told counts. Returns whether it stops the trial early, which has
+        ended then. Not kept for two objectives."""
+        if len(self._study.directions) > 1:
+            return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a trial that was killed tells a round again
+            self._asked[number].report(perplexity, step)
+        search, trials = self._sweep.search, self.trials
+        known = [trials[elder] for elder in self._known(self._order.index(number))]
+        compared = [elder.intermediate_values for elder in known if outcome(elder) in _TRAINED]
+        if not falls_behind(search.early_stopping, search.grace_rounds, trials[number].intermediate_values, compared):
+            return False
+        self.stop(number)
+        return True
 
     def finish(self, number: int, *, perplexity: float, epsilon: float) -> None:
         """A trial was trained to its end."""
         values = [perplexity] if len(self._study.directions) == 1 else [perplexity, epsilon]
-        self._study.tell(number, values)
+        self._end(number, TrialState.COMPLETE, values)
 
     def stop(self, number: int) -> None:
         """A trial was stopped early: it is not complete, and its last perplexity is not its value."""
-        self._study.tell(number, state=TrialState.PRUNED)
+        self._end(number, TrialState.PRUNED)
 
     def fail(self, number: int, reason: str) -> None:
         """A trial diverged or crashed for good."""
         self._asked[number].set_user_attr(REASON, reason)
-        self._study.tell(number, state=TrialState.FAIL)
+        self._end(number, TrialState.FAIL)
+
+    def leave_open(self, number: int) -> None:
+        """What became of a trial is not known, and will not be soon: others do not wait for it."""
+        self._unknown.add(number)
+
+    def close(self) -> None:
+        """Tells Optuna all there is to tell."""
+        self._tell(self._order)
+
+    def _end(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
+        trial = self.trials[number]
+        if outcome(trial).is_finished():
+            return
+        assert trial.datetime_start is not None
+        seconds = (datetime.now() - trial.datetime_start).total_seconds()
+        self._asked[number].set_user_attr(_ENDED, {"state": state.name, "values": values, "seconds": seconds})
+        if not self._sweep.search.adaptive:
+            self._tell([number])
+
+    def _known(self, place: int) -> list[int]:
+        """The trials whose results decide on the trial at a place of the search."""
+        return self._order[: max(0, place - self._lag + 1)]
+
+    def _tell(self, numbers: Iterable[int]) -> None:
+        trials = self.trials
+        for number in numbers:
+            ended = trials[number].user_attrs.get(_ENDED)
+            if ended and trials[number].state == TrialState.RUNNING:
+                self._study.tell(number, ended["values"], state=TrialState[ended["state"]])
+
+
+def outcome(trial: FrozenTrial) -> TrialState:
+    """What became of a trial, whether or not Optuna was told yet."""
+    return TrialState[trial.user_attrs[_ENDED]["state"]] if _ENDED in trial.user_attrs else trial.state
+
+
+def seconds(trial: FrozenTrial) -> float | None:
+    """From a trial's first start to its end."""
+    ended = trial.user_attrs.get(_ENDED)
+    return None if ended is None else float(ended["seconds"])
+
+
+def _began(trial: FrozenTrial) -> bool:
+    return trial.state != TrialState.WAITING and not refused(trial)
 
 
 def refused(trial: FrozenTrial) -> bool:

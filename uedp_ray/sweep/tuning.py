@@ -1,4 +1,4 @@
-"""The search on Ray Tune: which trial runs where, when one is stopped early, and which trackers are told."""
+"""The search on Ray Tune: which trial runs where, and which trackers are told."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
         tune.with_resources(trainable, taken),
         tune_config=tune.TuneConfig(
             search_alg=feed,
-            scheduler=_scheduler(config),
             num_samples=-1,  # until the feed has no more
             max_concurrent_trials=at_once,
             reuse_actors=True,
@@ -61,7 +60,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
             trial_dirname_creator=_name,
         ),
         run_config=tune.RunConfig(
-            stop=_Over(feed),
+            stop=_Stopper(feed),
             name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
             storage_path=str(folder.tensorboard),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
@@ -85,14 +84,14 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
     feed.close()
 
 
-class _Over(Stopper):
-    """Ends trials that hold a device when no other is left."""
+class _Stopper(Stopper):
+    """Ends trials early, where the feed says so, and those that hold a device when no other is left."""
 
     def __init__(self, feed: Feed):
         self._feed = feed
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
+        return self._feed.stops(trial_id, result)
 
     def stop_all(self) -> bool:
         return self._feed.over
@@ -108,24 +107,6 @@ def _where() -> str:
 
 def _name(trial: Any) -> str:
     return trial_id(trial.config["number"])
-
-
-def _scheduler(config: SweepConfig) -> Any:
-    from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
-
-    search = config.search
-    common = {"time_attr": "round", "metric": "perplexity", "mode": "min"}
-    if search.early_stopping == "asha":
-        longest = max(_most_rounds(config), search.grace_rounds) + 1  # it stops whatever gets there
-        return ASHAScheduler(max_t=longest, grace_period=search.grace_rounds, **common)
-    if search.early_stopping == "median":
-        return MedianStoppingRule(grace_period=search.grace_rounds, min_samples_required=3, **common)
-    return FIFOScheduler()
-
-
-def _most_rounds(config: SweepConfig) -> int:
-    searched = config.parsed_space.get("training.num_rounds")
-    return max(searched.values) if searched else config.base.training.num_rounds
 
 
 def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
