@@ -15,7 +15,8 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
+from optuna.trial import TrialState
 from safetensors.numpy import load
 
 from tests.sweep.sweeps import Here
@@ -254,6 +256,7 @@ class Sweep(Command):
     """The driver, and the trials it runs, end together."""
 
     comparable = False
+    at_once = 1
     arm_trial: Callable[[], None] | None = None
     disarm: Callable[[], None] | None = None
 
@@ -282,7 +285,7 @@ class Sweep(Command):
             "uedp_ray.sweep.host",
             Beside=Here,
             tune_trials=self._tune,
-            _check_room=lambda *_: (0.0, 1),
+            _check_room=lambda *_: (0.0, self.at_once),
         )
 
     def check_after_kill(self) -> None:
@@ -291,29 +294,70 @@ class Sweep(Command):
             assert Counter(event["round"] for event in self.charged(run)).total() <= 8, "endless replays"
 
     def _tune(self, config: Any, folder: Any, feed: Any, at_once: int, gpus: float) -> None:
-        while isinstance(trial := feed.suggest(name := "trial"), dict):
-            for _ in range(4):  # a trial whose process died is started anew, three times
-                reports = self._trial(folder, trial)
-                if reports is not None:
-                    break
-            for report in reports or []:
-                feed.on_trial_result(name, report)
-            feed.on_trial_complete(name, reports[-1] if reports else None, error=reports is None)
+        while trials := self._handed_out(feed, at_once):
+            for name, trial in reversed(trials.items()):  # the last one begun is the first to end
+                for _ in range(4):  # a trial whose process died is started anew, three times
+                    reports = self._trial(folder, trial, partial(feed.stops, name))
+                    if reports is not None:
+                        break
+                feed.on_trial_complete(name, reports[-1] if reports else None, error=reports is None)
         if feed.failure is not None:
             raise feed.failure
 
-    def _trial(self, folder: Any, trial: dict[str, Any]) -> list[dict[str, Any]] | None:
+    def _handed_out(self, feed: Any, at_once: int) -> dict[str, dict[str, Any]]:
+        trials: dict[str, dict[str, Any]] = {}
+        for number in range(at_once):
+            if isinstance(trial := feed.suggest(name := f"trial {number}"), dict):
+                trials[name] = trial
+        return trials
+
+    def _trial(
+        self, folder: Any, trial: dict[str, Any], stops: Callable[[dict[str, Any]], bool]
+    ) -> list[dict[str, Any]] | None:
         from uedp_ray.sweep.trial import run_trial
 
         reports: list[dict[str, Any]] = []
-        run_trial(trial, root=folder.storage, report=reports.append)
+
+        def report(row: dict[str, Any]) -> None:
+            reports.append(row)
+            if stops(row):
+                raise _Stopped
+
+        with suppress(_Stopped):
+            run_trial(trial, root=folder.storage, report=report)
         return reports
+
+
+class _Stopped(BaseException):
+    """Ends a trial as Tune does: without asking it."""
+
+
+class SweepAdaptive(Sweep):
+    """Two trials at a time, chosen by the results of earlier ones, and stopped early by them."""
+
+    at_once = 2
+
+    def tree(self) -> dict[str, Any]:
+        tree = super().tree()
+        tree["base"]["training"] |= {"num_rounds": 3, "evaluate_every": 1}
+        tree["space"] = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
+        tree["search"] = {"searcher": "tpe", "trials": 5, "early_stopping": "asha", "grace_rounds": 1}
+        return tree
+
+    def check_end(self) -> None:
+        super().check_end()
+        lines = (self.out / "study.journal").read_text().splitlines()
+        states = {line["trial_id"]: line["state"] for line in map(json.loads, lines) if line.get("state", 0)}
+        assert len(states) == 5, "trials were lost, or made up for"
+        assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
 class SweepTrial(Sweep):
     """Only the process of the trial is killed: the driver starts it anew."""
 
-    def _trial(self, folder: Any, trial: dict[str, Any]) -> list[dict[str, Any]] | None:
+    def _trial(
+        self, folder: Any, trial: dict[str, Any], stops: Callable[[dict[str, Any]], bool]
+    ) -> list[dict[str, Any]] | None:
         arm, self.arm_trial = self.arm_trial, None  # the first one only
         box = self.base / "reports"
         box.unlink(missing_ok=True)
@@ -321,7 +365,7 @@ class SweepTrial(Sweep):
         if child == 0:
             if arm:
                 arm()
-            box.write_bytes(pickle.dumps(super()._trial(folder, trial)))
+            box.write_bytes(pickle.dumps(super()._trial(folder, trial, stops)))
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         return None if os.WIFSIGNALED(status) else pickle.loads(box.read_bytes())
@@ -336,6 +380,7 @@ COMMANDS: dict[str, type[Command]] = {
     "compare": Compare,
     "sweep": Sweep,
     "sweep, its trial": SweepTrial,
+    "sweep, adaptive": SweepAdaptive,
 }
 
 

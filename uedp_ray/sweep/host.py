@@ -206,7 +206,7 @@ def _search(
     lag = study.fix_lag(config.resources.max_concurrent or at_once) if config.search.adaptive else left
     at_once = min(at_once, lag)
     each = f", {gpus:g} GPU each" if gpus else ""
-    by = f"; each is chosen by those at least {lag} before it" if lag > 1 and config.search.adaptive else ""
+    by = f", each chosen by the results of those {lag} or more before it" if lag > 1 and config.search.adaptive else ""
     say(f"searching: {left} trials, {at_once} at once{each}{by}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
