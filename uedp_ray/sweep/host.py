@@ -203,7 +203,7 @@ def _search(
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
     with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials.exists):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
-    lag = study.fix_lag(config.resources.max_concurrent or at_once) if config.search.adaptive else left
+    lag = study.fix_lag(at_once) if config.search.adaptive else left
     at_once = min(at_once, lag)
     each = f", {gpus:g} GPU each" if gpus else ""
     by = f", each chosen by the results of those {lag} or more before it" if lag > 1 and config.search.adaptive else ""
