@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import optuna
 import psutil
@@ -35,9 +36,13 @@ GRID = {
 }
 
 
-def journal_states(out):
+def journal(out):
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.journal")))
-    return [trial.state.name for trial in optuna.load_study(study_name=NAME, storage=storage).trials]
+    return optuna.load_study(study_name=NAME, storage=storage).trials
+
+
+def journal_states(out):
+    return [trial.state.name for trial in journal(out)]
 
 
 def table(out):
@@ -286,6 +291,20 @@ def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path, sear
     assert all(7.9 < row["epsilon"] <= 8 for row in stopped), "epsilon of a stopped run is that of its planned rounds"
     assert journal_states(tmp_path / "out").count("PRUNED") == len(stopped)
     assert answer["selection"]["rule"] == "composition"
+
+
+@pytest.mark.slow
+def test_a_trial_waits_for_those_that_decide_on_it_however_fast_others_are(corpora, tmp_path):
+    space = {"training.num_rounds": {"choice": [100, 2, 3, 4, 5]}}
+    search = {"searcher": "grid", "trials": None, "early_stopping": "median", "grace_rounds": 1000}
+    config = sweep_config(corpora, tmp_path, space=space, search=search, resources={"max_concurrent": 2})
+    said = []
+    answer = sweep(config, tmp_path / "out", say=said.append)
+    assert answer["counts"]["done"] == 5
+    assert any("2 at once, each chosen by the results of those 3 or more before it" in line for line in said)
+    begun = [trial.datetime_start for trial in journal(tmp_path / "out")]
+    slow_one_ended = begun[0] + timedelta(seconds=answer["trials"][0]["seconds"])
+    assert max(begun[:3]) < slow_one_ended <= begun[3]
 
 
 def long_sweep(corpora, folder):
