@@ -145,6 +145,28 @@ def test_so_it_is_under_local_sgd(network, device):
     assert all(0.01 < worker.norm(steps) <= 1.0 for steps in alone.values())
 
 
+def test_so_it_is_on_many_cores(tmp_path):
+    """Threads part a tensor within a row, and compute the ends of parts by other code: some SiLUs differ in the last bit."""
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=100, **layers))
+    network.save_pretrained(tmp_path)
+    config = make("llama", tmp_path)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_length=10))
+    made_up = np.random.default_rng(0)
+    worker = Worker(config, {u: [made_up.integers(1, VOCABULARY, 9)] for u in range(400)})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        whole = worker.steps(*range(400))
+        for left_out in (0, 1, 150):
+            others = [u for u in range(400) if u != left_out]
+            assert torch.equal(whole - worker.steps(*others), worker.steps(left_out))
+        assert torch.get_num_threads() == 3, "evaluation may use them"
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
 def test_neither_batches_nor_groups_of_users_matter(network, monkeypatch):
     whole = Worker(make(network), sentences()).steps(*range(7))

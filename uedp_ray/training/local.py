@@ -14,6 +14,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,7 +37,7 @@ _HELD = 1 << 26
 """Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
 _MOST_AT_ONCE = 1 << 12
 _CPU_TOKENS = 512
-"""Padded tokens of a batch, for each thread of a CPU: more would be no faster and leave more rows empty."""
+"""Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
 """What earlier probes of this process found, by network, task, and all that shapes and kernels depend on."""
 
@@ -88,14 +89,15 @@ class LocalUpdate:
             self._try_step()  # it reads one user's sentences alone, and its difference is clipped as it is
             self._sums = torch.zeros(0)
         else:
-            self._probe_rows()
+            with one_thread():
+                self._probe_rows()
             size = (self._users_at_once(), self.params.num)
             self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
 
     def _probe_rows(self) -> None:
         config, here = self.plan.config, self.params.get()
-        sizes = (self.params.shapes, self.params.num, torch.get_num_threads())
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
+        sizes = self.params.shapes, self.params.num
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         if key not in _PROBED:
             noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
@@ -127,7 +129,7 @@ class LocalUpdate:
             most = 1  # its masks come from one stream: each sentence passes alone
         if not rows_are_apart(self.model):
             most = 1
-        tokens = min(most, _CPU_TOKENS * torch.get_num_threads()) if self.device.type == "cpu" else most
+        tokens = min(most, _CPU_TOKENS) if self.device.type == "cpu" else most
         units = [] if self._awd_lstm is None else self._awd_lstm.layer_sizes
         found = {}
         for length in padded_lengths(config.model.max_length):
@@ -150,9 +152,11 @@ class LocalUpdate:
         self.probe()
         self.params.set(parameters)
         total = self.plan.zeros(self.params.num, self.device)
-        step = self._local_sgd if self._training.local_update == "local_sgd" else self._gradients
-        for selection, update in step(parameters, selections, round_index):
-            self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
+        alone = self._training.local_update == "local_sgd"  # a user's sentences pass with no others
+        step = self._local_sgd if alone else self._gradients
+        with nullcontext() if alone else one_thread():
+            for selection, update in step(parameters, selections, round_index):
+                self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
         return total
 
     def _gradients(
@@ -259,6 +263,18 @@ class LocalUpdate:
             for tensor, gradient in zip(tensors, gradients, strict=True):
                 if gradient is not None:
                     tensor.sub_(gradient, alpha=self._training.local_learning_rate)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """CPU kernels with a single thread. Several divide a tensor among them, wherever that falls within it, and compute the
+    end of each part by other code: a row's bits would depend on its place in the batch (see ``shapes.row_counts``)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def exact_arithmetic(device: torch.device) -> None:
