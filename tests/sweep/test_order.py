@@ -99,7 +99,18 @@ def test_what_an_adaptive_search_tries_and_stops_does_not_depend_on_who_is_faste
         assert 3 < sum(state == "PRUNED" for state in states) < trials - 3
 
 
-def test_a_kill_of_the_driver_decides_nothing_about_points_that_are_fixed(corpora, tmp_path):
+@pytest.mark.parametrize("searcher", ["tpe", "nsga2", "gp"])
+def test_a_kill_of_the_driver_changes_nothing_in_what_is_tried(corpora, tmp_path, searcher):
+    """How far a search is when its time is over depends on the text, too."""
+    config = sweep_config(corpora, tmp_path, space=SOLVED, search={"searcher": searcher, "trials": 14})
+    found = [
+        searched(config, tmp_path / f"{killed}.journal", at_once=2, clock=random.Random(killed), killed=killed)
+        for killed in (0, 10, 29, 60)
+    ]
+    assert all(one == found[0] for one in found)
+
+
+def test_nor_in_who_is_stopped(corpora, tmp_path):
     space = {
         "training.server_learning_rate": {"choice": [0.01, 0.1, 0.001, 0.2, 0.0001, 0.02]},
         "privacy.user_sampling_prob": {"choice": [0.3, 0.4]},

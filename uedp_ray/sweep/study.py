@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -83,8 +84,6 @@ class Study:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                     study.set_metric_names(["perplexity", "epsilon"][: 1 + multi])
-            # A seed that a resumed sweep repeated would repeat its points.
-            study.sampler = _sampler(sweep, sweep.search.seed + len(study.get_trials(deepcopy=False)))
             return cls(sweep, study)
         except OSError:
             raise
@@ -129,7 +128,9 @@ class Study:
                 return None
             self._tell(known)
         began = self._begun.pop(0) if self._begun else None
-        trial = self._study.ask() if began is None else optuna.Trial(self._study, self.trials[began]._trial_id)
+        trials = self.trials
+        self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
+        trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
         point = self._sweep.parsed_space.suggest(trial)
         verdict = judge(self._sweep, point)
         if "epsilon" not in trial.constraints:
@@ -224,8 +225,10 @@ def refused(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.PRUNED and any(excess > 0 for excess in trial.constraints.values())
 
 
-def _sampler(sweep: SweepConfig, seed: int) -> BaseSampler:
+def _sampler(sweep: SweepConfig, number: int) -> BaseSampler:
+    """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill."""
     name = sweep.search.searcher
+    seed = int(np.random.SeedSequence([sweep.search.seed, number]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "tpe":
