@@ -16,7 +16,20 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from tests.training.tiny import tiny_config
 from uedp_ray.config import RunConfig
@@ -143,6 +156,26 @@ def test_so_it_is_under_local_sgd(network, device):
     alone = {u: worker.steps(u) for u in worker.selections}
     assert torch.equal(worker.steps(*alone), sum(alone.values()))
     assert all(0.01 < worker.norm(steps) <= 1.0 for steps in alone.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "network"),
+    [
+        (GemmaConfig, GemmaForCausalLM),
+        (Gemma2Config, Gemma2ForCausalLM),
+        (Gemma3TextConfig, Gemma3ForCausalLM),
+    ],
+)
+def test_so_it_is_with_an_embedding_of_the_networks_own_kind(settings, network, tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    network(settings(vocab_size=VOCABULARY, **sizes, **heads)).save_pretrained(tmp_path)
+    worker = Worker(make("llama", tmp_path), sentences())
+    assert_own(worker)
+    update = worker.update()
+    update.probe()
+    assert any(len(rows) > 1 for rows in update._rows.values())
 
 
 def test_so_it_is_on_many_cores(tmp_path):

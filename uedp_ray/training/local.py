@@ -267,8 +267,8 @@ class LocalUpdate:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """CPU kernels with a single thread. Several divide a tensor among them, wherever that falls within it, and compute the
-    end of each part by other code: a row's bits would depend on its place in the batch (see ``shapes.row_counts``)."""
+    """CPU kernels with a single thread. Several divide a tensor among them wherever that falls within a vector, and compute
+    the ends of the parts by other code: a row's bits would depend on its place in the batch (see ``shapes.row_counts``)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

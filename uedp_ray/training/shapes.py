@@ -5,8 +5,9 @@ depends on it alone, and batches have few numbers of rows, fixed by public setti
 such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
 every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
-shows on any sentence. What may show on few values alone, ``row_counts`` avoids; where values decide on shapes
-(``rows_are_apart``), each sentence passes alone.
+shows on any sentence. Another function shows on some values alone, which the probe may not meet: CPU kernels use one for
+what is left over beyond whole vectors. ``row_counts`` leaves nothing over, given that these passes run on one thread
+(``local.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[i
     """Numbers of rows to try, falling by four from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow no other.
 
     CPU kernels compute what is left over of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
-    ``exp`` or ``tanh`` differs in the last bit of some values: too few for a probe. So tensors of one number per row and
-    position, or per row and unit (``units``: of layers that take one position at a time), are whole vectors.
+    ``sigmoid`` or ``gelu`` differs for some values: too few for a probe (of bfloat16's 65,280 numbers ``gelu`` differs for
+    four). So tensors of one number per row and position, or per row and unit (``units``: of layers that take one position at
+    a time), are whole vectors.
     """
     multiple = max(_VECTOR // math.gcd(_VECTOR, n) for n in (length, *units))
     if multiple * length > batch_tokens:
@@ -142,6 +144,8 @@ def _spoilt(model: nn.Module, values: Sequence[float]) -> Iterator[None]:
         return
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        if len(output) != len(values):  # called once more, for the gradient of one sentence: a constant changes nothing
+            return output
         added = torch.tensor(values, dtype=output.dtype, device=output.device)
         return output + added.view(-1, *[1] * (output.dim() - 1))
 
