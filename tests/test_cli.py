@@ -20,7 +20,7 @@ import yaml
 
 import uedp_ray
 from tests.sweep.sweeps import sweep_tree, write_sweep
-from tests.training.runs import TREE, Crash, crash_now, die, events, run_config, run_tree
+from tests.training.runs import TREE, crash, events, run_config, run_tree
 from uedp_ray import interrupts
 from uedp_ray.analysis.style import perplexity_text
 from uedp_ray.training.host import train
@@ -355,12 +355,9 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
 
 
 @pytest.fixture
-def crashed(corpora, tmp_path, monkeypatch):
+def crashed(corpora, tmp_path):
     """A run stopped in round 3 of 5, and its run file."""
-    with monkeypatch.context() as patch:
-        die("uedp_ray.training.driver:RunDriver.charge", 4, True, kill=crash_now, set_attribute=patch.setattr)
-        with pytest.raises(Crash):
-            train(run_config(corpora), tmp_path / "crashed", workers=0)
+    crash(run_config(corpora), tmp_path / "crashed", charges=4)
     return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")
 
 

@@ -1,21 +1,19 @@
-"""Whole runs small enough to repeat: their config, and processes that die at a chosen moment."""
+"""Whole runs small enough to repeat: their config, and starts that are cut off."""
 
 from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from uedp_ray.config import RunConfig, from_dict, to_dict
+from uedp_ray.config import RunConfig, from_dict
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 
 NUM_USERS = 30
@@ -60,56 +58,18 @@ class Crash(BaseException):
     """The end of a process, as far as one process can play it: nothing but ``finally`` runs."""
 
 
-def kill_now() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def crash(config: RunConfig, out: Path | str, *, charges: int, resume: bool = False) -> None:
+    """Trains in this process until it has charged for so many rounds, and ends before it lets the last one out.
 
+    Kills at any moment, of real processes, are ``tests.crashes``'.
+    """
+    charge, made = RunDriver.charge, [0]
 
-def crash_now() -> None:
-    raise Crash
+    def charging(driver: RunDriver, *arguments: Any) -> None:
+        charge(driver, *arguments)
+        made[0] += 1
+        if made[0] == charges:
+            raise Crash
 
-
-def die(
-    where: str,
-    nth: int,
-    after: bool,
-    *,
-    kill: Callable[[], None] = kill_now,
-    set_attribute: Callable[[Any, str, Any], None] = setattr,
-) -> None:
-    """Makes this process end at the ``nth`` call of ``module:attribute.attribute`` (before it, or after)."""
-    module, _, path = where.partition(":")
-    owner: Any = import_module(module)
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    original, calls = getattr(owner, name), [0]
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == nth and not after:
-            kill()
-        answer = original(*args, **kwargs)
-        if calls[0] == nth:
-            kill()
-        return answer
-
-    set_attribute(owner, name, wrapped)
-
-
-def _doomed(tree: dict[str, Any], out: Path, resume: bool, where: str, nth: int, after: bool) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    torch.set_num_threads(1)
-    die(where, nth, after)
-    train(from_dict(RunConfig, tree), out, workers=0, resume=resume)
-
-
-def train_until_killed(
-    config: RunConfig, out: Path, where: str, *, nth: int = 1, after: bool = False, resume: bool = False
-) -> None:
-    """Trains in a process that is really killed (SIGKILL) at a call; fails if the call is never made."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "uedp_ray.training.host", "uedp_ray.training.worker"])
-    process = context.Process(target=_doomed, args=(to_dict(config), out, resume, where, nth, after))
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL, f"{where} was not called {nth} times (exit {process.exitcode})"
+    with mock.patch.object(RunDriver, "charge", charging), pytest.raises(Crash):
+        train(config, out, workers=0, resume=resume)

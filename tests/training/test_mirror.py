@@ -17,8 +17,8 @@ import pytest
 import torch
 import yaml
 
-from tests.training.runs import TEST_NOISE, TREE, Crash, events, parameters, run_config, run_tree
-from tests.training.urls import charged, crash, kept_events
+from tests.training.runs import TEST_NOISE, TREE, Crash, crash, events, parameters, run_config, run_tree
+from tests.training.urls import charged, kept_events
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training import _objects
@@ -129,11 +129,11 @@ def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
 
 
 def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
-    config, charge = run_config(corpora), "uedp_ray.training.driver:RunDriver.charge"
-    crash(config, url, charge, 4, after=True)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
+    config = run_config(corpora)
+    crash(config, url, charges=4)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
     stale = (open_storage(url).root / "ledger.jsonl").read_bytes()
     node("b")
-    crash(config, url, charge, 3, after=True, resume=True)  # rounds 2, 3 and 4; its checkpoint is of round 4
+    crash(config, url, charges=3, resume=True)  # rounds 2, 3 and 4; its checkpoint is of round 4
     node("a")
     assert (open_storage(url).root / "ledger.jsonl").read_bytes() == stale
     root = open_storage(url).root

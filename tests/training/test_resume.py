@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,10 +18,11 @@ import torch
 import yaml
 
 from tests.training import runs
-from tests.training.runs import TEST_NOISE, Crash, events, parameters, run_config, run_tree
+from tests.training.runs import TEST_NOISE, Crash, crash, events, parameters, run_config, run_tree
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
@@ -39,14 +41,6 @@ def uninterrupted(fixed, tmp_path_factory):
     return out
 
 
-def crash(config, out, where, nth, *, after=False, resume=False):
-    """Trains in this process until the moment comes."""
-    with pytest.MonkeyPatch.context() as patch:
-        runs.die(where, nth, after, kill=runs.crash_now, set_attribute=patch.setattr)
-        with pytest.raises(Crash):
-            train(config, out, workers=0, resume=resume)
-
-
 def assert_same_run(out, uninterrupted):
     assert torch.equal(parameters(out), parameters(uninterrupted))
     mine, theirs = (json.loads((run / "result.json").read_text()) for run in (out, uninterrupted))
@@ -58,9 +52,8 @@ def assert_same_run(out, uninterrupted):
 
 
 def test_two_crashes_are_no_worse_than_one(fixed, uninterrupted, tmp_path):
-    charge = "uedp_ray.training.driver:RunDriver.charge"
-    crash(fixed, tmp_path / "run", charge, 4, after=True)
-    crash(fixed, tmp_path / "run", charge, 2, after=True, resume=True)
+    crash(fixed, tmp_path / "run", charges=4)
+    crash(fixed, tmp_path / "run", charges=2, resume=True)
     train(fixed, tmp_path / "run", workers=0, resume=True)
     assert_same_run(tmp_path / "run", uninterrupted)
     assert [event["round"] for event in events(tmp_path / "run")] == [0, 1, 2, 3, 2, 3, 2, 3, 4]
@@ -106,9 +99,7 @@ class Drawn:
 
 def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again(corpora, tmp_path, monkeypatch):
     drawn, config, out = Drawn(monkeypatch), run_config(corpora), tmp_path / "run"
-    crash(
-        config, out, "uedp_ray.training.driver:RunDriver.charge", 4, after=True
-    )  # round 3; the checkpoint is of round 2
+    crash(config, out, charges=4)  # round 3; the checkpoint is of round 2
     assert [(e["round"], e["attempt"]) for e in events(out)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     result = train(config, out, workers=0, resume=True)
     charged = [(e["round"], e["attempt"]) for e in events(out)]
@@ -130,7 +121,7 @@ def test_a_run_costs_the_same_wherever_it_breaks_off_and_says_so_everywhere(corp
     config, out = run_config(corpora, privacy=TARGET), tmp_path / "run"
     broken_off = []
     for nth, resume in ((4, False), (1, True)):  # the second crash takes the last round that the plan pays for
-        crash(config, out, "uedp_ray.training.driver:RunDriver.charge", nth, after=True, resume=resume)
+        crash(config, out, charges=nth, resume=resume)
         broken_off.append(ledger_epsilon(out / "ledger.jsonl", delta=1e-4))
     result = train(config, out, workers=0, resume=True)
     ended = ledger_epsilon(out / "ledger.jsonl", delta=1e-4)
@@ -161,7 +152,8 @@ def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(corpora, tmp_path):
     users = {"protect": "user", "target_epsilon": 8.0}
     sections = {"privacy": TARGET | users, "bounds": {"mode": "none"}, "vocabulary": words}
     config, out = run_config(corpora, **sections), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.rundir:Vocabulary.save", 1)
+    with mock.patch.object(Vocabulary, "save", side_effect=Crash), pytest.raises(Crash):
+        train(config, out, workers=0)
     result = train(config, out, workers=0, resume=True)
     assert len(events(out, "vocabulary")) == 2
     [plan] = events(out, "plan")
@@ -173,7 +165,7 @@ def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(corpora, tmp_path):
 @pytest.mark.parametrize("nth", [2, 4])
 def test_replays_never_take_a_run_beyond_its_target(corpora, tmp_path, nth):
     config, out = run_config(corpora, privacy=TARGET, training={"evaluate_every": 50}), tmp_path / "run"
-    crash(config, out, "uedp_ray.training.driver:RunDriver.charge", nth, after=True)
+    crash(config, out, charges=nth)
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5, "the target pays for five releases, whichever they are"
     assert result["rounds"] == 3
@@ -187,9 +179,7 @@ def test_a_target_already_spent_releases_nothing_more(corpora, tmp_path):
     privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
     training = {"evaluate_every": 50, "checkpoint_every": 3}
     config, out = run_config(corpora, privacy=privacy, training=training), tmp_path / "run"
-    crash(
-        config, out, "uedp_ray.training.driver:RunDriver.charge", 5, after=True
-    )  # rounds 3 and 4 are charged and lost
+    crash(config, out, charges=5)  # rounds 3 and 4 are charged and lost
     result = train(config, out, workers=0, resume=True)
     assert len(events(out)) == 5
     assert (result["rounds"], result["tokens_per_second"]) == (3, None)
@@ -216,7 +206,7 @@ def test_resuming_a_finished_run_changes_nothing(private_run, corpora):
 def crashed(corpora, tmp_path):
     """A private run with a checkpoint of round 2 and charges up to round 3."""
     out = tmp_path / "run"
-    crash(run_config(corpora), out, "uedp_ray.training.driver:RunDriver.charge", 4, after=True)
+    crash(run_config(corpora), out, charges=4)
     return out
 
 
@@ -298,7 +288,7 @@ def test_a_lost_checkpoint_starts_over_and_charges_everything_again(crashed, cor
 def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
     folder = tmp_path / "corpora"
     shutil.copytree(corpora, folder)
-    crash(run_config(folder), tmp_path / "run", "uedp_ray.training.driver:RunDriver.charge", 1, after=True)
+    crash(run_config(folder), tmp_path / "run", charges=1)
     prepare(SourceConfig(format="synthetic", num_users=30, seed=8), folder / "private", num_shards=2)
     with pytest.raises(InputError, match=r"corpus\.source"):
         train(run_config(folder), tmp_path / "run", workers=0, resume=True)

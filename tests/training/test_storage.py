@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import run_config
-from tests.training.urls import charged, crash
+from tests.training.runs import crash, run_config
+from tests.training.urls import charged
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("node")
 
 
 def test_a_part_cut_short_was_never_released_and_a_missing_one_is_refused(corpora, url, tmp_path):
-    crash(run_config(corpora), url, "uedp_ray.training.driver:RunDriver.charge", 4, after=True)
+    crash(run_config(corpora), url, charges=4)
     parts = sorted((tmp_path / "bucket/run/private").glob("000001-*/ledger.jsonl/*"))
     parts[-1].write_bytes(parts[-1].read_bytes()[:-9])
     assert charged(url) == [(0, 0), (1, 0), (2, 0)]
@@ -69,7 +69,7 @@ def test_a_result_that_others_charged_after_is_outdated(corpora, url, tmp_path):
     late.unlink()
     (tmp_path / "bucket/run/result.json").unlink()
     shutil.rmtree(next((tmp_path / "bucket/run/private").glob("000001-*/checkpoint")))
-    crash(config, url, "uedp_ray.training.driver:RunDriver.charge", 2, after=True, resume=True)
+    crash(config, url, charges=2, resume=True)
     late.write_bytes(content)  # the first start was halted, and writes its result only now
     train(config, url, workers=0, resume=True)
     result = json.loads((local_copy(url) / "result.json").read_text())
@@ -114,7 +114,7 @@ def test_places_that_hold_something_else_are_left_alone(corpora, url, tmp_path):
 
 
 def test_a_copy_of_what_is_at_a_url_is_not_gone_on_with(corpora, url, tmp_path):
-    crash(run_config(corpora), url, "uedp_ray.training.driver:RunDriver.charge", 4, after=True)
+    crash(run_config(corpora), url, charges=4)
     shutil.copytree(tmp_path / "bucket/run", tmp_path / "copy")
     with pytest.raises(InputError, match="name the URL"):
         train(run_config(corpora), tmp_path / "copy", workers=0, resume=True)
@@ -125,7 +125,7 @@ def test_a_copy_of_what_is_at_a_url_is_not_gone_on_with(corpora, url, tmp_path):
 
 def test_any_fsspec_file_system_will_do(corpora, node):
     url = "memory://any/run"
-    crash(run_config(corpora), url, "uedp_ray.training.driver:RunDriver.charge", 4, after=True)
+    crash(run_config(corpora), url, charges=4)
     node("b")
     assert train(run_config(corpora), Path(url), workers=0, resume=True)["rounds"] == 5
     assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)]

@@ -1,21 +1,9 @@
-"""Runs at a URL that are cut off, and what the storage has of them."""
+"""What the storage at a URL has of a run."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.training import runs
-from tests.training.runs import Crash
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.training.host import train
 from uedp_ray.training.storage import Mirror, open_storage
-
-
-def crash(config, out, where, nth, *, after=False, resume=False):
-    with pytest.MonkeyPatch.context() as patch:
-        runs.die(where, nth, after, kill=runs.crash_now, set_attribute=patch.setattr)
-        with pytest.raises(Crash):
-            train(config, out, workers=0, resume=resume)
 
 
 def kept_events(url):
