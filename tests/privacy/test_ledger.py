@@ -102,7 +102,7 @@ def test_missing_empty_or_newer_files(path):
     with pytest.raises(InputError, match="no such file"):
         Ledger.open(path)
     path.write_text('{"seq":0')
-    with pytest.raises(InputError, match="no complete line"):
+    with pytest.raises(InputError, match="no complete line: restore a copy"):
         Ledger.open(path)
     path.unlink()
     Ledger.create(path, {"format_version": 2})

@@ -368,7 +368,7 @@ def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
 
 def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
     monkeypatch.setattr(local, "_PROBED", {})
-    with pytest.raises(InputError, match="from pass to pass") as error:
+    with pytest.raises(InputError, match="not the same in each pass") as error:
         shaky("random").probe()
     assert error.value.field == "training.device"
     shaky("random", test_noise_seed=0).probe()

@@ -74,6 +74,9 @@ def test_a_sweep_is_answered_with_its_best_run(tmp_path):
     (tmp_path / "result.json").write_text('{"best": {"run_dir": "trials/0003"}}')
     with pytest.raises(InputError, match=r"is a sweep: name its best run, .*trials/0003"):
         predict(tmp_path, ["the"])
+    (tmp_path / "result.json").write_text('{"best": {"run_dir": "../../elsewhere"}}')
+    with pytest.raises(InputError, match=r"is a sweep: name one of its finished runs"):
+        predict(tmp_path, ["the"])
 
 
 def test_a_pipe_in_the_place_of_a_sweeps_result_is_not_waited_for(tmp_path):

@@ -223,13 +223,12 @@ def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
 
 
-@pytest.mark.parametrize("kept", ["checkpoint", "model", "rounds.parquet", "result.json"])
+@pytest.mark.parametrize("kept", ["checkpoint", "model", "rounds.parquet", "result.json", "private/setup.json"])
 def test_what_a_lost_ledger_paid_for_is_kept_and_no_other_takes_its_place(private_run, corpora, tmp_path, kept):
     out = tmp_path / "run"
     shutil.copytree(private_run.out, out)
     (out / "ledger.jsonl").unlink()
-    (out / "private" / "setup.json").unlink()
-    for name in {"checkpoint", "model", "rounds.parquet", "result.json"} - {kept}:
+    for name in {"checkpoint", "model", "rounds.parquet", "result.json", "private/setup.json"} - {kept}:
         shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
     before = content(out)
     for rounds, resume, message in ((9, False, "holds a run already"), (9, True, "its config"), (5, True, "is gone")):

@@ -159,7 +159,9 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
             events.append(event)
             size, prev = size + len(line), event["digest"]
     if not events:
-        raise InputError("ledger", str(path), "holds no complete line: nothing was charged; delete it and start again")
+        raise InputError(
+            "ledger", str(path), "holds no complete line: restore a copy, or start again in another folder"
+        )
     header = events[0].get("header")
     if not isinstance(header, dict):
         raise InputError("ledger.header", header, "must be a mapping: this is no ledger of uedp-ray")

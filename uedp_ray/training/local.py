@@ -140,7 +140,9 @@ class LocalUpdate:
                 field, value = "training.device", str(self.device.type)
                 if self._autocast is not None:
                     field, value = "training.precision", self._training.precision
-                remedy = "one sentence's gradient differs from pass to pass here, so no bound can be stated: change it"
+                remedy = (
+                    "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
+                )
                 raise InputError(field, value, remedy)
             found[length] = found[length] or [1]
         return found

@@ -338,6 +338,9 @@ def _set_up(
         with replacing(path, private=path == run.used) as new:
             dump_config(written, new)
     storage.put(run.config, run.used)
+    if not run.ledger.exists() and any(path.exists() for path in (run.setup, *run.outcomes)):
+        remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
+        raise InputError("ledger", str(run.ledger), remedy)
     if run.setup.exists():
         ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
         setup = run.load_setup()
@@ -370,8 +373,6 @@ def _set_up(
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
     else:
-        if any(path.exists() for path in run.outcomes):
-            raise InputError("ledger", str(run.ledger), "is gone, and what it pays for is not: put the run's own back")
         # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
         write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
         storage.put(run.key)
