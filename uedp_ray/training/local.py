@@ -31,7 +31,15 @@ from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.privacy.clipping import summation_shrink, wide_norms
 from uedp_ray.privacy.grid import parts
-from uedp_ray.training.shapes import agreeing_rows, padded_length, padded_lengths, row_counts, rows_are_apart, split
+from uedp_ray.training.shapes import (
+    agreeing_rows,
+    balanced,
+    padded_length,
+    padded_lengths,
+    row_counts,
+    rows_are_apart,
+    split,
+)
 
 _HELD = 1 << 26
 """Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
@@ -95,25 +103,26 @@ class LocalUpdate:
             self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
 
     def _probe_rows(self) -> None:
-        config, here = self.plan.config, self.params.get()
+        config = self.plan.config
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
         sizes = self.params.shapes, self.params.num
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         if key not in _PROBED:
-            noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
-            self.params.set(here + 0.02 * noise)  # not LoRA's zeros
-            try:
-                _PROBED[key] = self._probed()
-            finally:
-                self.params.set(here)
+            self._check_exact()
+            with balanced(self.model, self.params):
+                _PROBED[key] = self._agreeing()
         self._rows = _PROBED[key]
 
-    def _probed(self) -> dict[int, list[int]]:
-        config = self.plan.config
-        vocab_size = next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
-        made_up = np.random.default_rng(0)
-        length = min(config.model.max_length, 6)
-        sentences = [made_up.integers(1, vocab_size, n) for n in (length - 1, 1, 2)]
+    @property
+    def _vocab_size(self) -> int:
+        return next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
+
+    def _check_exact(self) -> None:
+        here, made_up = self.params.get(), np.random.default_rng(0)
+        noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
+        length = min(self.plan.config.model.max_length, 6)
+        sentences = [made_up.integers(1, self._vocab_size, n) for n in (length - 1, 1, 2)]
+        self.params.set(here + 0.02 * noise)  # not LoRA's zeros
         try:
             batch = self.task.collate(sentences).to(self.device)
             check_exact(self.model, self.params, self.task, batch, isolated=self.isolated)
@@ -124,7 +133,12 @@ class LocalUpdate:
                 "its per-sentence gradients cannot be computed: train less of it (model.trainable), or choose another"
             )
             raise InputError("model", type(self.model).__name__, remedy) from error
-        most = self._training.batch_tokens
+        finally:
+            self.params.set(here)
+
+    def _agreeing(self) -> dict[int, list[int]]:
+        """By padded length, the numbers of rows in which a sentence has the same bits."""
+        config, most = self.plan.config, self._training.batch_tokens
         if self._dropout and self._awd_lstm is None:
             most = 1  # its masks come from one stream: each sentence passes alone
         if not rows_are_apart(self.model):
@@ -134,7 +148,7 @@ class LocalUpdate:
         found = {}
         for length in padded_lengths(config.model.max_length):
             counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)
-            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=vocab_size)
+            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=self._vocab_size)
             found[length] = agreeing(counts) or agreeing([1])
             if not found[length] and self.plan.private:
                 field, value = "training.device", str(self.device.type)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from uedp_ray.models.awd_lstm import AWDLSTM
 from uedp_ray.models.gradients import SentenceGradients
+from uedp_ray.models.parameters import FlatParameters
 
 Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], SentenceGradients]
 """Sentences, a number for each that seeds its dropout, and a shape to fill up -> their gradients."""
@@ -111,10 +112,10 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
     agreed: dict[int, Tensor] = {}
     for rows in counts:
         same, bits = True, dict(agreed)
-        for turn in (0, 1):
+        for turn in range(2 * _SENTENCES):
             row = np.arange(rows)
-            mine = row % 2 == turn if rows > 1 else np.ones(1, bool)
-            which = (row // 2 + row // 8) % _SENTENCES
+            mine = row % 2 == turn % 2 if rows > 1 else np.ones(1, bool)
+            which = (row // 2 + row // 8 + turn // 2) % _SENTENCES
             filled = [
                 made_up[n] if own else others[x // 2 % 3] for x, (n, own) in enumerate(zip(which, mine, strict=True))
             ]
@@ -133,6 +134,42 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
             found.append(rows)
             agreed = bits
     return found
+
+
+@contextmanager
+def balanced(model: nn.Module, params: FlatParameters) -> Iterator[None]:
+    """Gives the network parameters with which what each of its parts computes matters to the last bit of the gradient.
+
+    As they are, frozen or fresh ones may make a branch so small that its rounding is lost where it is added to another:
+    the same kernel would show on other sentences, or after some training. Matrices are enlarged by powers of two, which
+    is undone exactly; what is trained is made up.
+    """
+    here, made_up = params.get(), torch.Generator().manual_seed(0)
+    enlarged = [(matrix, 2.0 ** max(0, _steps_up(matrix))) for matrix in model.parameters() if matrix.dim() > 1]
+    try:
+        with torch.no_grad():
+            for matrix, factor in enlarged:
+                matrix.mul_(factor)
+            for trained in params.tensors:
+                noise = torch.randn(trained.shape, generator=made_up).to(trained.device, trained.dtype)
+                trained.add_(noise, alpha=_typical(trained) if trained.dim() > 1 else 0.1)
+        yield
+    finally:
+        with torch.no_grad():
+            for matrix, factor in enlarged:
+                matrix.mul_(1 / factor)
+        params.set(here)
+
+
+def _typical(matrix: Tensor) -> float:
+    """The deviation that keeps sizes as they are from layer to layer."""
+    return 1.0 / math.sqrt(min(matrix.shape))
+
+
+def _steps_up(matrix: Tensor) -> int:
+    """By how many powers of two a matrix falls short of that."""
+    deviation = float(matrix.detach().float().std()) if matrix.numel() > 1 else 0.0
+    return round(math.log2(_typical(matrix) / deviation)) if 0.0 < deviation < math.inf else 0
 
 
 @contextmanager
