@@ -390,6 +390,24 @@ def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
     shaky("random", test_noise_seed=0).probe()
 
 
+HEARD = [0.0]
+"""Where isolation does not look."""
+
+
+@pytest.mark.parametrize("kind", ["random", "remembers"])
+def test_nor_one_whose_steps_differ(kind):
+    def disturbed(module, args, output):
+        output = output + (HEARD[0] if kind == "remembers" else 1e-3 * secrets.randbelow(1000))
+        HEARD[0] = float(output.detach().abs().sum())
+        return output
+
+    worker = Worker(make("gpt2", training=LOCAL_SGD), sentences())
+    worker.update().probe()
+    next(m for m in worker.model.modules() if isinstance(m, nn.Embedding)).register_forward_hook(disturbed)
+    with pytest.raises(InputError, match="not the same in each pass"):
+        worker.update().probe()
+
+
 def test_sentences_that_influence_each_other_are_found_before_the_first_round(monkeypatch):
     monkeypatch.setattr(local, "_PROBED", {})
     update = shaky("even")

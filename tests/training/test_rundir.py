@@ -303,9 +303,29 @@ def test_a_model_trained_on_private_text_is_no_public_start(private_run, corpora
     for settings in ({"warm_start": str(model)}, {"architecture": "pretrained", "path": str(model)}):
         text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
         config = run_config(corpora, model=settings, pretrain={"text": text, "num_steps": 1, "batch_size": 2})
-        with pytest.raises(InputError, match="was trained on private text"):
+        with pytest.raises(InputError, match="comes from a run on private text"):
             prepare_run(config, tmp_path / "run", resume=False)
-    with pytest.raises(InputError, match="was trained on private text"):
+    with pytest.raises(InputError, match="comes from a run on private text"):
+        pretrain(config, tmp_path / "public")
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("named", ["vocabulary", "vocabulary/tokenizer.json", "model"])
+def test_words_that_a_run_took_from_private_text_are_no_public_ones(corpora, tmp_path, copied, named):
+    noisy = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 1e-5, "public_text": []}
+    out = tmp_path / "run"
+    train(run_config(corpora, vocabulary=noisy, training={"num_rounds": 1}), out, workers=0)
+    if copied:
+        out = tmp_path / "elsewhere"
+        for part in ("vocabulary", "model"):
+            shutil.copytree(tmp_path / "run" / part, out / part)
+    text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
+    words = {"kind": "tokenizer", "path": str(out / named), "public_text": []}
+    config = run_config(corpora, vocabulary=words, pretrain={"text": text, "num_steps": 1, "batch_size": 2})
+    for start in (prepare_run, train):
+        with pytest.raises(InputError, match=r"vocabulary.path = .*comes from a run on private text"):
+            start(config, tmp_path / "another", resume=False)
+    with pytest.raises(InputError, match=r"vocabulary.path"):
         pretrain(config, tmp_path / "public")
 
 

@@ -73,7 +73,7 @@ class Vocabulary:
             if path.suffix == ".json" and path.is_file():
                 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
             else:
-                tokenizer = AutoTokenizer.from_pretrained(str(directory))
+                tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
             if not tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):  # a model's folder without one
                 vocabulary = cls(tokenizer)
                 sound = vocabulary._sound()

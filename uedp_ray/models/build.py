@@ -151,7 +151,11 @@ def _shaped(config: ModelConfig, vocab_size: int, replace_embeddings: bool) -> n
 
 
 def _empty(hub: Any) -> nn.Module:
-    return AWDLSTM(hub) if isinstance(hub, AWDLSTMConfig) else AutoModelForCausalLM.from_config(hub)
+    return (
+        AWDLSTM(hub)
+        if isinstance(hub, AWDLSTMConfig)
+        else AutoModelForCausalLM.from_config(hub, trust_remote_code=False)
+    )
 
 
 def _build(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, replace_embeddings: bool) -> nn.Module:
@@ -186,7 +190,9 @@ def _pretrained(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, 
         if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
             setattr(hub, name, 0.0)
     with _said_by_transformers("model.path", config.path):  # attention as the architecture has it: not all have sdpa
-        model = AutoModelForCausalLM.from_pretrained(config.path, config=hub, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            config.path, config=hub, dtype=torch.float32, trust_remote_code=False
+        )
     if replace_embeddings:
         _replace_embeddings(model, vocab_size, bos_id, eos_id)
     check_fits(config, model.get_input_embeddings().num_embeddings, vocab_size)
@@ -203,7 +209,7 @@ def pretrained_config(config: ModelConfig) -> Any:
         with _unread("model.path", folder):
             _check_files(folder)
     with _said_by_transformers("model.path", config.path):
-        hub = AutoConfig.from_pretrained(config.path)
+        hub = AutoConfig.from_pretrained(config.path, trust_remote_code=False)
         longest = _positions(hub) or config.max_length
     if longest < config.max_length:
         raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
@@ -298,7 +304,9 @@ def _filled(folder: Path, hub: Any) -> nn.Module:
         network = AWDLSTM(hub)
         safetensors.torch.load_model(network, str(folder / "model.safetensors"))
         return network
-    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+    )
     if found["missing_keys"]:  # which transformers would leave at random values
         raise ValueError("weights are missing")
     return model
@@ -313,7 +321,7 @@ def _settings(folder: Path) -> Any:
             hub: Any = _awd_lstm(folder, settings)
         else:
             try:
-                hub = AutoConfig.from_pretrained(folder)
+                hub = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             except Exception as error:  # transformers: whatever a damaged file leads to
                 raise InputError("config.json", str(folder), f"is damaged ({type(error).__name__}): {_OWN}") from error
         _check_filled(folder, hub, stored)

@@ -26,7 +26,7 @@ TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
 
 TRAINED_HERE = "trained_on_private_text"
-"""Beside a model that a run trained, wherever it is copied: it is no public one."""
+"""Beside a model that a run trained, and words that it took from private text, wherever they are copied."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,20 @@ def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: obje
 
 
 def check_start(config: RunConfig) -> None:
-    """Refuses to start from the model of a run, whose epsilon would not be counted.
+    """Refuses to start from the model or the words of a run, whose epsilon would not be counted.
 
-    Raises: InputError naming ``model.warm_start`` or ``model.path``.
+    Raises: InputError naming ``model.warm_start``, ``model.path`` or ``vocabulary.path``.
     """
-    for key, start in (("warm_start", config.model.warm_start), ("path", config.model.path)):
-        folder = Path(start)
-        if (
-            start
-            and folder.is_dir()
-            and ((folder.parent / "ledger.jsonl").exists() or (folder / TRAINED_HERE).exists())
-        ):
-            remedy = "was trained on private text, whose epsilon this run would not count: start from public text"
-            raise InputError(f"model.{key}", start, remedy)
+    model = config.model
+    named = {"model.warm_start": model.warm_start, "model.path": model.path, "vocabulary.path": config.vocabulary.path}
+    for key, start in named.items():
+        if start and Path(start).exists():
+            folder = Path(start) if Path(start).is_dir() else Path(start).parent
+            if (folder.parent / "ledger.jsonl").exists() or (folder / TRAINED_HERE).exists():
+                remedy = (
+                    "comes from a run on private text, whose epsilon this run would not count: start from public text"
+                )
+                raise InputError(key, start, remedy)
 
 
 def check_warm_start(private: Corpus, model: str) -> None:

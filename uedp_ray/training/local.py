@@ -151,13 +151,7 @@ class LocalUpdate:
             agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=self._vocab_size)
             found[length] = agreeing(counts) or agreeing([1])
             if not found[length] and self.plan.private:
-                field, value = "training.device", str(self.device.type)
-                if self._autocast is not None:
-                    field, value = "training.precision", self._training.precision
-                remedy = (
-                    "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
-                )
-                raise InputError(field, value, remedy)
+                raise self._unsteady()
             found[length] = found[length] or [1]
         return found
 
@@ -261,12 +255,28 @@ class LocalUpdate:
         self.params.set(parameters)
 
     def _try_step(self) -> None:
-        """A step on as many and as long sentences as there may be."""
-        here, longest = self.params.get(), self.plan.config.model.max_length
-        made_up = [np.ones(longest, np.int32)] * self._training.local_batch_size
-        with self.isolated(trains=True):
-            self._sgd_step(made_up, np.zeros(len(made_up), np.float32))
-        self.params.set(here)
+        """Steps on as many and as long sentences as there may be: does one give its bits again, after another's?
+
+        Raises: InputError if not, for a private run.
+        """
+        config, here = self.plan.config, self.params.get()
+        made_up, size = np.random.default_rng(0), (self._training.local_batch_size, config.model.max_length)
+        one, other = (list(made_up.integers(1, self._vocab_size, size)) for _ in range(2))
+        found = []
+        for sentences in (one, other, one):
+            with self.isolated(trains=True):
+                self._sgd_step(sentences, np.ones(len(sentences), np.float32))
+            found.append(self.params.get().view(torch.int32))
+            self.params.set(here)
+        if self.plan.private and not torch.equal(found[0], found[2]):
+            raise self._unsteady()
+
+    def _unsteady(self) -> InputError:
+        field, value = "training.device", str(self.device.type)
+        if self._autocast is not None:
+            field, value = "training.precision", self._training.precision
+        remedy = "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
+        return InputError(field, value, remedy)
 
     def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):

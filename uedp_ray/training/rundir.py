@@ -48,7 +48,14 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.evaluate import TextSize, text_size
-from uedp_ray.training.guard import Compared, check_evaluation, check_public, check_start, check_warm_start
+from uedp_ray.training.guard import (
+    TRAINED_HERE,
+    Compared,
+    check_evaluation,
+    check_public,
+    check_start,
+    check_warm_start,
+)
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary, public_text
@@ -390,6 +397,8 @@ def _set_up(
             check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
         with replacing(run.vocabulary) as new:
             vocabulary.save(new)
+            if config.words.kind == "noisy-threshold":
+                (new / TRAINED_HERE).touch()
         storage.put(run.vocabulary)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
