@@ -140,3 +140,21 @@ def test_the_lag_of_the_first_start_holds_on_another_cluster(corpora, tmp_path):
     config = sweep_config(corpora, tmp_path)
     assert Study.open(config, tmp_path / "journal").fix_lag(4) == 7
     assert Study.open(config, tmp_path / "journal").fix_lag(16) == 7
+
+
+@pytest.mark.parametrize("searcher", ["tpe", "random"])
+def test_a_kill_between_two_settings_of_a_point_changes_none_of_them(corpora, tmp_path, searcher):
+    """A point is written to the journal a setting at a time."""
+    search = {"searcher": searcher, "early_stopping": "median", "trials": 14}
+    config = sweep_config(corpora, tmp_path, space=SOLVED, search=search)
+    whole = tmp_path / "whole.journal"
+    searched(config, whole, at_once=1, clock=random.Random(0))
+    points = [trial.params for trial in Study.open(config, whole).trials]
+    lines = whole.read_text().splitlines(keepends=True)
+    cuts = [place for place, line in enumerate(lines, 1) if "param_name" in line]
+    for cut in (*cuts[:6], *cuts[-4:]):
+        journal = tmp_path / f"{cut}.journal"
+        journal.write_text("".join(lines[:cut]))
+        study = Study.open(config, journal)
+        asked = study.ask()
+        assert asked.point == points[asked.number]

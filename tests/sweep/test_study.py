@@ -130,3 +130,31 @@ def test_the_journal_opens_with_optuna_alone(sweep, journal):
     study.close()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     assert optuna.load_study(study_name=NAME, storage=storage).best_value == 90.0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ('"lag":3', '"lag":0'),
+        ('"lag":3', '"lag":"x"'),
+        ('"values":[90.0]', '"values":[90.0,1.0]'),
+        ('"values":[90.0]', '"values":null'),
+        ('"values":[90.0]', '"values":"x"'),
+        ('"state":"COMPLETE"', '"state":"RUNNING"'),
+        ('"step":2', '"step":"x"'),
+        ('"intermediate_value":150.0', '"intermediate_value":"x"'),
+        ('"param_name":"training.num_rounds"', '"param_name":3'),
+        ('"param_name":"training.num_rounds"', '"param_name":"training.rounds"'),
+    ],
+)
+def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, place, value):
+    study = Study.open(sweep, journal)
+    study.fix_lag(2)
+    asked = next_allowed(study)
+    study.report(asked.number, 2, 150.0)
+    study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    written = journal.read_text()
+    assert place in written
+    journal.write_text(written.replace(place, value))
+    with pytest.raises(InputError, match=r"study.journal.*damaged.*restore a copy"):
+        Study.open(sweep, journal)

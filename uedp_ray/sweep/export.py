@@ -135,7 +135,7 @@ def _ended_rows(folder: SweepDir) -> list[Row]:
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
     rows = read_rows(folder.result, "have it made anew by uedp-ray sweep … --resume")
     known = {Path(name).name for row in rows for name in row["run_dirs"]}
-    begun = {path.parent.name for path in folder.trials.glob("*/ledger.jsonl")}
+    begun = {name for name in folder.begun() if (folder.trials / name / "ledger.jsonl").exists()}
     if any(row["state"] == "running" for row in rows) or not begun <= known:
         raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")
     return rows

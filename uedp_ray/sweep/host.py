@@ -94,6 +94,8 @@ def sweep(
         restore(folder)
         _refuse_second_winner(config, folder)
         _claim(config, folder)
+        if not folder.terms.exists():
+            say("fixing how the choice is paid")  # takes a while where points are drawn, and each one's noise is solved
         fix_terms(config, folder)
         keep_terms(folder)
         say(announced(config, folder))
@@ -172,11 +174,9 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
 
 def _refuse_cut(folder: SweepDir, known: int) -> None:
     """Refuses a journal that does not know of a trial that ran: its price would be left out, and its place taken."""
-    numbers = [int(run.name.split("-")[0]) for run in folder.trials.glob("[0-9]*") if run.is_dir()]
-    if max(numbers, default=-1) >= known:
-        remedy = (
-            f"knows {known} trials, and trials/ has number {max(numbers)}: put the sweep's own, complete journal back"
-        )
+    last = max(folder.begun().values(), default=-1)
+    if last >= known:
+        remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,13 @@ class SweepDir:
         name = trial_id(number)
         names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
         return [self.trials / name for name in names]
+
+    def begun(self) -> dict[str, int]:
+        """Run directories of trials that are there, by name, and the trials' numbers. Copies beside them are not ours."""
+        found = (
+            re.fullmatch(r"(\d{4,9})(-\d{1,9})?", path.name) for path in self.trials.glob("[0-9]*") if path.is_dir()
+        )
+        return {match[0]: int(match[1]) for match in found if match}
 
     def pretrained(self, config: RunConfig) -> Path:
         """Where the public model of this shape, vocabulary and public text lies."""

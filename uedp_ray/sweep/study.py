@@ -22,16 +22,18 @@ import warnings
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.files import check_regular
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.config import SweepConfig
@@ -44,6 +46,14 @@ _MOST_BYTES = 1 << 30
 REASON = "reason"
 _ENDED, _LAG = "ended", "lag"
 _TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
+_OUTCOME = record(
+    {
+        "state": one_of("COMPLETE", "PRUNED", "FAIL"),
+        "values": list_of(number(0.0), nothing=True),
+        "seconds": number(),
+    },
+    nothing=True,
+)
 _UNBOUNDED = 1e9
 """Stands for an infinite constraint: Optuna compares sums of them."""
 
@@ -84,6 +94,7 @@ class Study:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                     study.set_metric_names(["perplexity", "epsilon"][: 1 + multi])
+            _check(sweep, study)
             return cls(sweep, study)
         except OSError:
             raise
@@ -199,10 +210,10 @@ class Study:
 
     def _tell(self, numbers: Iterable[int]) -> None:
         trials = self.trials
-        for number in numbers:
-            ended = trials[number].user_attrs.get(_ENDED)
-            if ended and trials[number].state == TrialState.RUNNING:
-                self._study.tell(number, ended["values"], state=TrialState[ended["state"]])
+        for trial in (trials[place] for place in numbers):
+            ended = trial.user_attrs.get(_ENDED)
+            if ended and trial.state == TrialState.RUNNING:
+                self._study.tell(trial.number, ended["values"], state=TrialState[ended["state"]])
 
 
 def outcome(trial: FrozenTrial) -> TrialState:
@@ -225,10 +236,40 @@ def refused(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.PRUNED and any(excess > 0 for excess in trial.constraints.values())
 
 
-def _sampler(sweep: SweepConfig, number: int) -> BaseSampler:
-    """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill."""
+def _check(sweep: SweepConfig, study: optuna.Study) -> None:
+    """Raises: some exception for what Optuna takes from a journal as it is, and we would trip over."""
+    objectives = len(study.directions)
+    number(1, whole=True)(study.user_attrs.get(_LAG, 1), _LAG)
+    for trial in study.get_trials(deepcopy=False):
+        if not trial.params.keys() <= sweep.parsed_space.keys():
+            raise ValueError(trial.number)
+        for step, value in trial.intermediate_values.items():
+            if type(step) is not int or not isinstance(value, float | int):
+                raise ValueError(trial.number)
+        ended = trial.user_attrs.get(_ENDED)
+        _OUTCOME(ended, _ENDED)
+        if ended and ended["state"] == "COMPLETE" and len(ended["values"]) != objectives:
+            raise ValueError(trial.number)
+
+
+def _sampler(sweep: SweepConfig, place: int) -> BaseSampler:
+    """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill.
+
+    So is what an earlier setting of the same trial left, if the kill comes between the two: each has its own, too.
+    """
+    sampler = _seeded_sampler(sweep, place)
+
+    def sample_independent(study: optuna.Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
+        own = _seeded_sampler(sweep, place, *name.encode())
+        return own.sample_independent(study, trial, name, distribution)
+
+    sampler.sample_independent = sample_independent  # type: ignore[method-assign, assignment]
+    return sampler
+
+
+def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
     name = sweep.search.searcher
-    seed = int(np.random.SeedSequence([sweep.search.seed, number]).generate_state(1)[0])
+    seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "tpe":
