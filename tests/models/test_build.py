@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaC
 
 from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, check_start_fits, load_model, save_model
 from uedp_ray.models.parameters import FlatParameters
@@ -123,6 +125,29 @@ def test_what_transformers_says_of_a_folder_is_passed_on(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "of my own"}')
     with pytest.raises(InputError, match=r"model\.path = .*`of my own`"):
         build(architecture="pretrained", path=str(tmp_path))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "of my own"])
+def test_code_beside_a_model_is_not_run_and_nobody_is_asked(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ran = [], tmp_path / "ran"
+    monkeypatch.setattr("builtins.input", lambda *args: asked.append(args) or "y")
+    save_model(tiny_llama(), tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Net", "AutoTokenizer": ["mine.Words", None]}
+    settings |= {"auto_map": code, "model_type": model_type}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"auto_map": code}))
+    (tmp_path / "model" / "mine.py").write_text(f"open({str(ran)!r}, 'w')")
+    for reads in (
+        lambda: build(architecture="pretrained", path=str(tmp_path / "model")),
+        lambda: load_model(tmp_path / "model"),
+        lambda: Vocabulary.load(tmp_path / "model"),
+    ):
+        with contextlib.suppress(InputError):
+            reads()
+    assert (asked, ran.exists()) == ([], False)
 
 
 def test_embeddings_are_replaced_for_words_only_when_asked(tmp_path: Path) -> None:
