@@ -252,15 +252,15 @@ def _check(sweep: SweepConfig, study: optuna.Study) -> None:
             raise ValueError(trial.number)
 
 
-def _sampler(sweep: SweepConfig, place: int) -> BaseSampler:
+def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
     """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill.
 
     So is what an earlier setting of the same trial left, if the kill comes between the two: each has its own, too.
     """
-    sampler = _seeded_sampler(sweep, place)
+    sampler = _seeded_sampler(sweep, trial_number)
 
     def sample_independent(study: optuna.Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
-        own = _seeded_sampler(sweep, place, *name.encode())
+        own = _seeded_sampler(sweep, trial_number, *name.encode())
         return own.sample_independent(study, trial, name, distribution)
 
     sampler.sample_independent = sample_independent  # type: ignore[method-assign, assignment]
