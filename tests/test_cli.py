@@ -384,7 +384,7 @@ def test_a_foreign_checkpoint_or_ledger_is_refused(refused, command, crashed):
     state.write_text(mine)
     ledger = out / "ledger.jsonl"
     ledger.rename(out / "mine")
-    refused(*resume, parts=["ledger", "no such file"])
+    refused(*resume, parts=["ledger", "is gone"])
     shutil.copy(out / "mine", ledger)
     (out / "mine").unlink()
     assert command(*resume)[0] == 0
