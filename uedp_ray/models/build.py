@@ -151,11 +151,10 @@ def _shaped(config: ModelConfig, vocab_size: int, replace_embeddings: bool) -> n
 
 
 def _empty(hub: Any) -> nn.Module:
-    return (
-        AWDLSTM(hub)
-        if isinstance(hub, AWDLSTMConfig)
-        else AutoModelForCausalLM.from_config(hub, trust_remote_code=False)
-    )
+    if isinstance(hub, AWDLSTMConfig):
+        return AWDLSTM(hub)
+    model: nn.Module = AutoModelForCausalLM.from_config(hub, trust_remote_code=False)
+    return model
 
 
 def _build(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, replace_embeddings: bool) -> nn.Module:

@@ -81,8 +81,7 @@ class Feed(Searcher):
 
     def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._again and self.failure is None:
-            again = self._running[trial_id] = self._again.pop(0)
-            return {"number": again.number, "point": again.point}
+            return self._hand_out(trial_id, self._again.pop(0))
         refusals = 0
         while self._left > 0 and self.failure is None:
             asked = self._study.ask()
@@ -91,15 +90,19 @@ class Feed(Searcher):
             if not asked.reason or self._count_refused:
                 self._left -= 1
             if not asked.reason:
-                self._running[trial_id] = asked
+                handed = self._hand_out(trial_id, asked)
                 self._changed()
-                return {"number": asked.number, "point": asked.point}
+                return handed
             refusals += 1
             self._changed()
             if refusals >= _MOST_REFUSALS:
                 remedy = f"{refusals} points in a row were refused, the last because {asked.reason}: narrow the space"
                 self.failure = InputError("space", "refused", remedy)
         return Searcher.FINISHED if self.over else None  # what runs may yet want another device, or decides on the next
+
+    def _hand_out(self, trial_id: str, asked: Asked) -> dict[str, Any]:
+        self._running[trial_id] = asked
+        return {"number": asked.number, "point": asked.point}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if trial_id in self._running and result.get("outcome") == DEVICE:

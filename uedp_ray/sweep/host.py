@@ -203,11 +203,12 @@ def _search(
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
     with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials.exists):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
-    lag = study.fix_lag(at_once) if config.search.adaptive else left
-    at_once = min(at_once, lag)
     each = f", {gpus:g} GPU each" if gpus else ""
-    by = f", each chosen by the results of those {lag} or more before it" if lag > 1 and config.search.adaptive else ""
-    say(f"searching: {left} trials, {at_once} at once{each}{by}")
+    if config.search.adaptive:
+        lag = study.fix_lag(at_once)
+        at_once = min(at_once, lag)
+        each += f", each chosen by the results of those {lag} or more before it" if lag > 1 else ""
+    say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
     tune_trials(config, folder, feed, at_once, gpus)

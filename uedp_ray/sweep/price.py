@@ -267,7 +267,9 @@ def _whole(config: RunConfig) -> Charges:
 def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
     """What every run that was planned beforehand charges, whole; nothing for the runs of a refused point."""
     found: list[Charges] = []
-    for point in [] if sweep.search.adaptive else planned_points(sweep, folder) or []:
+    if sweep.search.adaptive:  # results decide how long they run
+        return found
+    for point in planned_points(sweep, folder) or []:
         config = judge(sweep, point).config
         found += [_whole(config) if config else Charges(())] * sweep.search.seeds_per_trial
     return found

@@ -71,9 +71,10 @@ class Study:
 
     def __init__(self, sweep: SweepConfig, study: optuna.Study):
         self._sweep, self._study = sweep, study
-        self._order = [trial.number for trial in self.trials if _began(trial)]
+        began = [trial for trial in self.trials if trial.state != TrialState.WAITING and not refused(trial)]
+        self._order = [trial.number for trial in began]
         """Trials to train, in order: a trial's place in the search."""
-        self._begun = [number for number in self._order if outcome(self.trials[number]) == TrialState.RUNNING]
+        self._begun = [trial.number for trial in began if outcome(trial) == TrialState.RUNNING]
         self._asked: dict[int, optuna.Trial] = {}
         self._unknown: set[int] = set()
 
@@ -132,14 +133,13 @@ class Study:
 
         None: of an adaptive search, as long as a trial that the next one is chosen by has not ended.
         """
-        place = self._order.index(self._begun[0]) if self._begun else len(self._order)
+        place, trials = self._order.index(self._begun[0]) if self._begun else len(self._order), self.trials
         if self._sweep.search.adaptive:
-            known = self._known(place)
-            if any(outcome(self.trials[elder]) == TrialState.RUNNING for elder in known if elder not in self._unknown):
+            known = [trials[elder] for elder in self._known(place)]
+            if any(outcome(elder) == TrialState.RUNNING and elder.number not in self._unknown for elder in known):
                 return None
             self._tell(known)
         began = self._begun.pop(0) if self._begun else None
-        trials = self.trials
         self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
         trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
         point = self._sweep.parsed_space.suggest(trial)
@@ -192,7 +192,7 @@ class Study:
 
     def close(self) -> None:
         """Tells Optuna all there is to tell."""
-        self._tell(self._order)
+        self._tell(self.trials)
 
     def _end(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
         trial = self.trials[number]
@@ -202,15 +202,14 @@ class Study:
         seconds = (datetime.now() - trial.datetime_start).total_seconds()
         self._asked[number].set_user_attr(_ENDED, {"state": state.name, "values": values, "seconds": seconds})
         if not self._sweep.search.adaptive:
-            self._tell([number])
+            self._tell([self.trials[number]])
 
     def _known(self, place: int) -> list[int]:
         """The trials whose results decide on the trial at a place of the search."""
         return self._order[: max(0, place - self._lag + 1)]
 
-    def _tell(self, numbers: Iterable[int]) -> None:
-        trials = self.trials
-        for trial in (trials[place] for place in numbers):
+    def _tell(self, trials: Iterable[FrozenTrial]) -> None:
+        for trial in trials:
             ended = trial.user_attrs.get(_ENDED)
             if ended and trial.state == TrialState.RUNNING:
                 self._study.tell(trial.number, ended["values"], state=TrialState[ended["state"]])
@@ -225,10 +224,6 @@ def seconds(trial: FrozenTrial) -> float | None:
     """From a trial's first start to its end."""
     ended = trial.user_attrs.get(_ENDED)
     return None if ended is None else float(ended["seconds"])
-
-
-def _began(trial: FrozenTrial) -> bool:
-    return trial.state != TrialState.WAITING and not refused(trial)
 
 
 def refused(trial: FrozenTrial) -> bool:

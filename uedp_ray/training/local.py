@@ -259,16 +259,20 @@ class LocalUpdate:
 
         Raises: InputError if not, for a private run.
         """
-        config, here = self.plan.config, self.params.get()
-        made_up, size = np.random.default_rng(0), (self._training.local_batch_size, config.model.max_length)
+        here, made_up = self.params.get(), np.random.default_rng(0)
+        size = self._training.local_batch_size, self.plan.config.model.max_length
         one, other = (list(made_up.integers(1, self._vocab_size, size)) for _ in range(2))
-        found = []
-        for sentences in (one, other, one):
+
+        def stepped(sentences: Sequence[np.ndarray]) -> torch.Tensor:
             with self.isolated(trains=True):
                 self._sgd_step(sentences, np.ones(len(sentences), np.float32))
-            found.append(self.params.get().view(torch.int32))
+            bits = self.params.get().view(torch.int32)
             self.params.set(here)
-        if self.plan.private and not torch.equal(found[0], found[2]):
+            return bits
+
+        first = stepped(one)
+        stepped(other)
+        if not torch.equal(stepped(one), first) and self.plan.private:
             raise self._unsteady()
 
     def _unsteady(self) -> InputError:

@@ -75,9 +75,8 @@ def predict(
 def _of_sweep(sweep: Path) -> str:
     """What to name instead of a sweep's own folder."""
     try:
-        best = read_json(
-            sweep / "result.json", {"best": record({"run_dir": string(r"trials/[\w-]{1,64}|winner")})}, ""
-        )["best"]["run_dir"]
+        fields = {"best": record({"run_dir": string(r"trials/[\w-]{1,64}|winner")})}
+        best = read_json(sweep / "result.json", fields, "")["best"]["run_dir"]
         return f"is a sweep: name its best run, {sweep / best}"
     except (OSError, ValueError, LookupError, TypeError):  # it has none yet
         return f"is a sweep: name one of its finished runs in {sweep / 'trials'}"

@@ -5,9 +5,10 @@ depends on it alone, and batches have few numbers of rows, fixed by public setti
 such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
 every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
-shows on any sentence. Another function shows on some values alone, which the probe may not meet: CPU kernels use one for
-what is left over beyond whole vectors. ``row_counts`` leaves nothing over, given that these passes run on one thread
-(``local.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
+shows on any sentence, if no branch is too small beside another to show (``balanced``). Another function shows on some
+values alone, which the probe may not meet: CPU kernels use one for what is left over beyond whole vectors. ``row_counts``
+leaves nothing over, given that these passes run on one thread (``local.one_thread``). Where values decide on shapes
+(``rows_are_apart``), each sentence passes alone.
 """
 
 from __future__ import annotations
