@@ -23,6 +23,11 @@ def test_a_full_disk_is_said_to_be_one_and_what_was_there_stays(error, tmp_path)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("weights", "old")]
 
 
+def test_a_failing_disk_is_not_called_full(tmp_path):
+    with pytest.raises(OSError, match="Input/output error; weights keeps its last whole state: look after the disk"):
+        write(tmp_path / "weights", OSError(5, "Input/output error"))
+
+
 def write(path, error):
     with replacing(path) as new:
         new.write_text("half")

@@ -171,7 +171,7 @@ def _remedy(error: OSError) -> str:
         return "allow more open files (ulimit -n)"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "make it writable"
-    return "free space"
+    return "look after the disk" if error.errno == errno.EIO else "free space"
 
 
 def _sync(path: Path, private: bool) -> None:

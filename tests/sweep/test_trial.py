@@ -86,7 +86,8 @@ def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(fo
             "^bounds.max_holders is refused .* stays private$",
         ),
         (ValueError("Ann met Ben in Oslo"), "crashed", r"ValueError in \w+.py, line \d+"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no space", "No space left"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk", "No space left"),
+        (OSError(errno.EIO, "Input/output error"), "disk", "Input/output error"),
         (OSError(errno.EACCES, "Permission denied"), "crashed", "Permission denied"),
     ],
 )
@@ -102,20 +103,23 @@ def test_what_goes_wrong_is_an_outcome_and_says_nothing_private(folder, monkeypa
     assert "Oslo" not in last["reason"]
 
 
-def test_a_full_disk_ends_the_search_and_the_trial_is_begun_again_later(folder, corpora, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
+    folder, corpora, tmp_path, monkeypatch, number
+):
     sweep = sweep_config(corpora, tmp_path)
     feed = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
     handed = feed.suggest("a")
 
     def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
     reports = []
     run_trial(handed, root=str(folder.root), report=reports.append)
     feed.on_trial_complete("a", reports[-1])
     assert isinstance(feed.failure, OSError)
-    assert "--resume" in str(feed.failure)
+    assert str(feed.failure).count("--resume") == 1
     assert feed.suggest("b") == Feed.FINISHED
     monkeypatch.undo()
     again = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)

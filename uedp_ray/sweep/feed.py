@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.study import Asked, Study
-from uedp_ray.sweep.trial import CRASHED, DEVICE, DONE, NO_SPACE
+from uedp_ray.sweep.trial import CRASHED, DEVICE, DISK, DONE
 
 _MOST_FAILURES = 5
 """Failures in a row that no point is to blame for, after which the search gives up: the next would fail too."""
@@ -135,8 +135,11 @@ class Feed(Searcher):
             self._in_a_row = 0
             self.close()
             self._study.finish(number, perplexity=result["perplexity"], epsilon=result["epsilon"])
-        elif outcome == NO_SPACE:  # no fault of the point: it stays begun, for --resume
-            self.failure = OSError(f"{result['reason']}; free space and run again with --resume")
+        elif outcome == DISK:  # no fault of the point: it stays begun, for --resume
+            reason = result["reason"]
+            self.failure = OSError(
+                reason if "--resume" in reason else f"{reason}; mend that and run again with --resume"
+            )
         elif outcome is not None:
             self._study.fail(number, result["reason"])
         else:

@@ -30,7 +30,7 @@ from uedp_ray.training.storage import Storage, StorageError, open_storage
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
 
-DONE, NO_SPACE = "done", "no space"
+DONE, DISK = "done", "disk"
 FAILED = "failed"
 """The point is to blame: it diverges, it needs more memory than there is, it asks for what cannot be."""
 CRASHED = "crashed"
@@ -55,8 +55,8 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
             perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
         outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
     except OSError as error:
-        no_space = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
-        outcome, reason = NO_SPACE if no_space else CRASHED, str(error)
+        of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        outcome, reason = DISK if of_disk else CRASHED, str(error)
     except DeviceError as error:
         outcome, reason = DEVICE, str(error)
     except TextError as error:  # all points were checked before the first trial: the text has changed
