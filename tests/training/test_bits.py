@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,97 +23,15 @@ from transformers import (
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from tests.training.tiny import tiny_config
-from uedp_ray.config import RunConfig
-from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model
-from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import NextWord
-from uedp_ray.models.trainable import select_trainable
-from uedp_ray.plan import Plan, UserSelection
+from tests.training.worker import LOCAL_SGD, NETWORKS, VOCABULARY, Worker, make, sentences
 from uedp_ray.training import local
-from uedp_ray.training.local import LocalUpdate
-from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, rows_are_apart, split
+from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, split
 
-VOCABULARY, LENGTH = 40, 20
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5}
-ALL_DROPOUTS = {f"dropout_{name}": 0.3 for name in ("embedding", "input", "hidden", "weight", "output")}
-LOCAL_SGD = {"local_update": "local_sgd", "local_learning_rate": 0.5, "local_batch_size": 2}
-NETWORKS = {
-    "gpt2": {},
-    "gpt2 untied": {"tie_embeddings": False},
-    "gpt2 lora": {"trainable": "lora", "lora_rank": 2},
-    "gpt2 dropout": {"dropout_hidden": 0.3, "dropout_output": 0.3},
-    "awd_lstm": AWD,
-    "awd_lstm dropout": {**AWD, **ALL_DROPOUTS},
-    "llama": {"architecture": "pretrained"},
-    "llama lora": {"architecture": "pretrained", "trainable": "lora", "lora_rank": 2},
-}
-
-
-def sentences(seed: int = 0, lengths: tuple[int, int] = (0, 24)) -> dict[int, list[np.ndarray]]:
-    """User -> sentences: short, long, empty, cut; the first two users say the same."""
-    made_up = np.random.default_rng(seed)
-    users = {
-        u: [made_up.integers(1, VOCABULARY, made_up.integers(*lengths)) for _ in range(made_up.integers(1, 5))]
-        for u in range(7)
-    }
-    users[1] = users[0]
-    return users
-
-
-class Worker:
-    """A network, the sentences of some users, and the exact sum of their updates."""
-
-    def __init__(self, config: RunConfig, users: dict[int, list[np.ndarray]], device: str = "cpu"):
-        self.config, self.device = config, torch.device(device)
-        model = build_model(config.model, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=1)
-        self.model = select_trainable(model, config.model, seed=1).to(self.device)
-        self.params = FlatParameters(self.model)
-        noise = torch.randn(self.params.num, generator=torch.Generator().manual_seed(3))
-        self.parameters = self.params.get() + 0.1 * noise.to(self.device)  # not LoRA's zeros
-        self.plan = Plan.of(config)
-        self.texts = [text for said in users.values() for text in said]
-        first = np.cumsum([0, *map(len, users.values())])
-        self.selections = {
-            u: UserSelection(u, np.arange(first[i], first[i + 1]), np.ones(len(said), np.float32), len(said))
-            for i, (u, said) in enumerate(users.items())
-        }
-
-    def update(self, texts: list[np.ndarray] | None = None) -> LocalUpdate:
-        task = NextWord(0, 0, 1, self.config.model.max_length)
-        spoken = self.texts if texts is None else texts
-        return LocalUpdate(self.plan, self.model, self.params, task, spoken.__getitem__, self.device)
-
-    def steps(self, *users: int, texts: list[np.ndarray] | None = None) -> torch.Tensor:
-        return self.update(texts).sum_updates(self.parameters, [self.selections[u] for u in users], 0)
-
-    def norm(self, steps: torch.Tensor) -> float:
-        return math.sqrt(math.fsum((steps.double() * self.plan.grid.step).square().tolist()))
-
-
-def make(network: str, folder: Path | None = None, training: dict | None = None, **privacy: object) -> RunConfig:
-    model = {"max_length": LENGTH, **NETWORKS[network]}
-    if network.startswith("llama"):
-        model["path"] = str(folder)
-    local_sgd = bool(training) and "local_update" in training
-    clip, holders = (None, "truncate") if local_sgd else (0.3, "reweight")
-    return tiny_config(
-        corpus={"declared_num_users": 100},
-        privacy={"sentence_clip_norm": clip, "test_noise_seed": None, **privacy},
-        bounds={"max_holders": 3, "holder_bound": holders, "entity_bound": holders},
-        model=model,
-        training=training or {},
-    )
 
 
 def assert_own(worker: Worker, seed: int = 0) -> dict[int, torch.Tensor]:
@@ -317,139 +233,6 @@ def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(networ
     nulled = [np.zeros(0, np.int64) if x < m else text for x, text in enumerate(worker.texts)]
     moved = worker.norm(worker.steps(0) - worker.steps(0, texts=nulled))
     assert 1 - 1e-5 < moved / (m * c) <= 1.0
-
-
-class Shaky(nn.Module):
-    """A network whose kernels favour a row, one number of rows, or no order at all."""
-
-    def __init__(self, kind: str):
-        super().__init__()
-        self.kind = kind
-        self.embedding = nn.Embedding(VOCABULARY, 4)
-        self.decoder = nn.Linear(4, VOCABULARY)
-
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool = False) -> object:
-        x = self.embedding(input_ids)
-        scale = torch.ones(len(x), 1, 1)
-        if self.kind == "row":
-            scale[-1] += 1e-6 * (len(x) > 1)
-        elif self.kind == "rows":
-            scale += 1e-6 * (len(x) > 8)
-        elif self.kind == "random":
-            scale += 1e-6 * secrets.randbelow(1000)
-        elif self.kind == "leak":  # a row's NaN reaches all
-            scale = scale + 0 * x.sum()
-        return type("Output", (), {"logits": self.decoder(x * scale)})
-
-
-def shaky(kind: str, **privacy: object) -> LocalUpdate:
-    worker = Worker(make("gpt2", **privacy), sentences())
-    worker.model = Shaky(kind)
-    worker.params = FlatParameters(worker.model)
-    return worker.update()
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("even", {64, 16, 8}), ("row", {1}), ("leak", {1}), ("rows", {64, 16})])
-def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
-    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
-    monkeypatch.setattr(local, "rows_are_apart", lambda model: True)
-    update = shaky(kind)
-    update.probe()
-    assert set(update._rows[8]) == rows
-
-
-def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
-    """In a mixture of experts the neighbours decide on the shapes of products: what a probe has not met may differ."""
-    monkeypatch.setattr(local, "_PROBED", {})
-    tiny = {
-        "vocab_size": 20,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    experts = MixtralForCausalLM(MixtralConfig(**tiny, num_key_value_heads=2, num_local_experts=2))
-    llama = LlamaForCausalLM(LlamaConfig(**tiny))
-    assert [rows_are_apart(model) for model in (experts, llama, Worker(make("gpt2"), sentences()).model)] == [
-        False,
-        True,
-        True,
-    ]
-    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
-    update = shaky("even")
-    update.probe()
-    assert set(update._rows[8]) == {1}
-
-
-def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
-    with pytest.raises(InputError, match="not the same in each pass") as error:
-        shaky("random").probe()
-    assert error.value.field == "training.device"
-    shaky("random", test_noise_seed=0).probe()
-
-
-HEARD = [0.0]
-"""Where isolation does not look."""
-
-
-@pytest.mark.parametrize("kind", ["random", "remembers"])
-def test_nor_one_whose_steps_differ(kind):
-    def disturbed(module, args, output):
-        output = output + (HEARD[0] if kind == "remembers" else 1e-3 * secrets.randbelow(1000))
-        HEARD[0] = float(output.detach().abs().sum())
-        return output
-
-    worker = Worker(make("gpt2", training=LOCAL_SGD), sentences())
-    worker.update().probe()
-    next(m for m in worker.model.modules() if isinstance(m, nn.Embedding)).register_forward_hook(disturbed)
-    with pytest.raises(InputError, match="not the same in each pass"):
-        worker.update().probe()
-
-
-def test_sentences_that_influence_each_other_are_found_before_the_first_round(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
-    update = shaky("even")
-    forward = update.model.forward
-
-    def mixed(input_ids, position_ids, use_cache=False):
-        output = forward(input_ids, position_ids)
-        output.logits = output.logits - output.logits.mean(0)
-        return output
-
-    update.model.forward = mixed
-    with pytest.raises(InputError, match="not exact"):
-        update.sum_updates(update.params.get(), [], 0)
-
-
-@dataclass(frozen=True)
-class Contrast(NextWord):
-    """A task whose losses depend on the batch: it has the fields of another."""
-
-    def losses(self, model, batch):
-        losses = super().losses(model, batch)
-        return losses * losses.mean()
-
-
-def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
-    worker = Worker(make("gpt2"), sentences())
-    update = worker.update()
-    update.probe()
-    other = worker.update()
-    other.task = Contrast(*dataclasses.astuple(update.task))
-    with pytest.raises(InputError, match="not exact"):
-        other.probe()
-
-
-def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
-    worker = Worker(make("gpt2"), sentences())
-    sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()
-    worker.params = FlatParameters(worker.model)
-    with pytest.raises(InputError, match="cannot be computed"):
-        worker.update().probe()
 
 
 def test_padded_lengths_and_batches():

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import BigBirdConfig, BigBirdForCausalLM, Emu3Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.training.runs import TEST_NOISE, parameters, run_config
-from tests.training.test_bits import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from tests.training.test_pretrained import llama_tokenizer
+from tests.training.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import longest_of, pretrained_config, save_model

@@ -1,0 +1,160 @@
+"""What a run tries out before it calls itself private: passes that repeat, rows and sentences that are apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from tests.training.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
+from uedp_ray.errors import InputError
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import NextWord
+from uedp_ray.training import local
+from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.shapes import rows_are_apart
+
+
+class Shaky(nn.Module):
+    """A network whose kernels favour a row, one number of rows, or no order at all."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(VOCABULARY, 4)
+        self.decoder = nn.Linear(4, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool = False) -> object:
+        x = self.embedding(input_ids)
+        scale = torch.ones(len(x), 1, 1)
+        if self.kind == "row":
+            scale[-1] += 1e-6 * (len(x) > 1)
+        elif self.kind == "rows":
+            scale += 1e-6 * (len(x) > 8)
+        elif self.kind == "random":
+            scale += 1e-6 * secrets.randbelow(1000)
+        elif self.kind == "leak":  # a row's NaN reaches all
+            scale = scale + 0 * x.sum()
+        return type("Output", (), {"logits": self.decoder(x * scale)})
+
+
+def shaky(kind: str, **privacy: object) -> LocalUpdate:
+    worker = Worker(make("gpt2", **privacy), sentences())
+    worker.model = Shaky(kind)
+    worker.params = FlatParameters(worker.model)
+    return worker.update()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("even", {64, 16, 8}), ("row", {1}), ("leak", {1}), ("rows", {64, 16})])
+def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
+    monkeypatch.setattr(local, "rows_are_apart", lambda model: True)
+    update = shaky(kind)
+    update.probe()
+    assert set(update._rows[8]) == rows
+
+
+def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
+    """In a mixture of experts the neighbours decide on the shapes of products: what a probe has not met may differ."""
+    monkeypatch.setattr(local, "_PROBED", {})
+    tiny = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    experts = MixtralForCausalLM(MixtralConfig(**tiny, num_key_value_heads=2, num_local_experts=2))
+    llama = LlamaForCausalLM(LlamaConfig(**tiny))
+    assert [rows_are_apart(model) for model in (experts, llama, Worker(make("gpt2"), sentences()).model)] == [
+        False,
+        True,
+        True,
+    ]
+    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
+    update = shaky("even")
+    update.probe()
+    assert set(update._rows[8]) == {1}
+
+
+def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    with pytest.raises(InputError, match="not the same in each pass") as error:
+        shaky("random").probe()
+    assert error.value.field == "training.device"
+    shaky("random", test_noise_seed=0).probe()
+
+
+HEARD = [0.0]
+"""Where isolation does not look."""
+
+
+@pytest.mark.parametrize("kind", ["random", "remembers"])
+def test_nor_one_whose_steps_differ(kind):
+    def disturbed(module, args, output):
+        output = output + (HEARD[0] if kind == "remembers" else 1e-3 * secrets.randbelow(1000))
+        HEARD[0] = float(output.detach().abs().sum())
+        return output
+
+    worker = Worker(make("gpt2", training=LOCAL_SGD), sentences())
+    worker.update().probe()
+    next(m for m in worker.model.modules() if isinstance(m, nn.Embedding)).register_forward_hook(disturbed)
+    with pytest.raises(InputError, match="not the same in each pass"):
+        worker.update().probe()
+
+
+def test_sentences_that_influence_each_other_are_found_before_the_first_round(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    update = shaky("even")
+    forward = update.model.forward
+
+    def mixed(input_ids, position_ids, use_cache=False):
+        output = forward(input_ids, position_ids)
+        output.logits = output.logits - output.logits.mean(0)
+        return output
+
+    update.model.forward = mixed
+    with pytest.raises(InputError, match="not exact"):
+        update.sum_updates(update.params.get(), [], 0)
+
+
+@dataclass(frozen=True)
+class Contrast(NextWord):
+    """A task whose losses depend on the batch: it has the fields of another."""
+
+    def losses(self, model, batch):
+        losses = super().losses(model, batch)
+        return losses * losses.mean()
+
+
+def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
+    worker = Worker(make("gpt2"), sentences())
+    update = worker.update()
+    update.probe()
+    other = worker.update()
+    other.task = Contrast(*dataclasses.astuple(update.task))
+    with pytest.raises(InputError, match="not exact"):
+        other.probe()
+
+
+def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(local, "_PROBED", {})
+    worker = Worker(make("gpt2"), sentences())
+    sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()
+    worker.params = FlatParameters(worker.model)
+    with pytest.raises(InputError, match="cannot be computed"):
+        worker.update().probe()
