@@ -261,7 +261,9 @@ def print_sweep(answer: dict[str, Any]) -> None:
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
-    if best is None:
+    if best is None and not counts["asked"]:
+        lines.append("The random number of trials was 0: nothing was trained, and the price holds this outcome too.")
+    elif best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
         lines.append(_told_apart(best))

@@ -275,7 +275,7 @@ class Sweep(Command):
         return ["sweep", str(self.file), "--out", str(self.out)]
 
     def begun(self) -> bool:
-        return (self.out / "trials").exists()
+        return (self.out / "sweep.yaml").exists()
 
     def runs(self) -> list[Path]:
         return sorted((self.out / "trials").glob("[0-9]*"))

@@ -117,8 +117,8 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
         if folder.root.exists() and not {path.name for path in folder.root.iterdir()} <= {"private", INSIDE}:
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
-    elif not folder.trials.exists() and folder.storage.url is None:
-        return  # nothing of it was trained: what failed to start may be mended and tried again
+    elif folder.storage.url is None and not _trained(folder):
+        return  # what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
     elif not folder.storage.begun():
@@ -128,6 +128,13 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     elif load_sweep_config(folder.config).digest() != config.digest():
         remedy = f"is of another sweep file: resume with {folder.config}, or name another folder"
         raise InputError("--resume", str(folder.root), remedy)
+
+
+def _trained(folder: SweepDir) -> bool:
+    """Whether anything was ever trained here. Of what was, folders may be gone, and what they cost is not."""
+    if folder.trials.exists() or folder.winner.exists() or folder.result.exists():
+        return True
+    return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
 
 
 def _searched_base(config: SweepConfig) -> RunConfig:
@@ -158,14 +165,14 @@ def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
 
 
 def _claim(config: SweepConfig, folder: SweepDir) -> None:
-    """Writes the sweep down; of one that never trained anything, and is another, nothing is kept."""
-    if folder.trials.exists() and not folder.terms.exists():  # they would be fixed anew, with results known
-        remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
-        raise InputError(folder.terms.name, str(folder.terms), remedy)
-    if not folder.trials.exists() and folder.config.exists():
-        if load_sweep_config(folder.config).digest() != config.digest():
-            for path in (folder.private / "corpora", folder.tokens):
-                shutil.rmtree(path, ignore_errors=True)
+    """Writes the sweep down; of another, which never trained anything, nothing is kept."""
+    for file in (folder.terms, folder.journal):  # they would be made anew, with results known
+        if not file.exists() and _trained(folder):
+            remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
+            raise InputError(file.name, str(file), remedy)
+    if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
+        for path in (folder.private / "corpora", folder.tokens):
+            shutil.rmtree(path, ignore_errors=True)
         for file in (folder.journal, folder.terms, folder.pool):
             file.unlink(missing_ok=True)
     with replacing(folder.config) as new:

@@ -108,8 +108,13 @@ def _read_pool(folder: SweepDir) -> dict[str, Any]:
 
 
 def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
-    """The points in the order of trials where they are fixed beforehand, else None."""
+    """The points in the order of trials where they are fixed beforehand, else None.
+
+    Raises: InputError if they were fixed, and are gone or damaged.
+    """
     if not folder.pool.exists():
+        if folder.terms.exists() and not sweep.search.adaptive:
+            raise InputError(folder.pool.name, str(folder.pool), f"is gone: {_RESTORE}")
         return None
     pool = _read_pool(folder)
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]

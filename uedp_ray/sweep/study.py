@@ -108,6 +108,11 @@ class Study:
         """Every trial, in order of number."""
         return self._study.get_trials(deepcopy=False)
 
+    @property
+    def began(self) -> bool:
+        """Whether a trial was ever begun that the budget did not refuse."""
+        return bool(self._order)
+
     def fix_lag(self, at_once: int) -> int:
         """Of an adaptive search for ``at_once`` trials at a time: a little more, so that one slow trial holds few others
         up. An earlier call's holds: the cluster it was made for may be gone, and the order of decisions may not change."""
