@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -11,8 +12,10 @@ from scipy import optimize, special
 from tests.privacy.mechanisms import change
 from uedp_ray.accountant import parameter_epsilon
 from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.cautions import cautions
+from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
 
@@ -129,3 +132,34 @@ def test_rounds_that_lose_hardly_anything_add_hardly_anything(harmless, accounta
 def test_a_whole_number_beyond_any_integer_of_the_machine_is_a_number(clip):
     values = [epsilon(change(**{clip: large}), rounds=5, delta=1e-5) for large in (10**30, 1e30)]
     assert values[0] == values[1] > 100
+
+
+@pytest.mark.parametrize(
+    ("z", "q_u", "rounds", "delta"),
+    [
+        (0.5391858820968851, 1.7245439786419283e-09, 3, 2.16201553589653e-12),
+        (0.5285593877266728, 9.789432039006569e-08, 12, 1.088829046634781e-12),
+    ],
+)
+def test_rounding_in_the_convolution_is_paid_for_where_hardly_anything_is_drawn(z, q_u, rounds, delta, monkeypatch):
+    """Nearly all mass is at a loss of zero, and its rounding is as large as what lies beyond epsilon."""
+    ones, composed = [], []
+    pmf, epsilon_at = accounting._pmf, accounting._epsilon_at
+    monkeypatch.setattr(accounting, "_pmf", lambda *given: ones.append(pmf(*given)) or ones[-1])
+    monkeypatch.setattr(accounting, "_epsilon_at", lambda *given: composed.append(epsilon_at(*given)) or composed[-1])
+    accounting._epsilon.cache_clear()
+    bounds = {"entity_sampling_prob": 1.0, "max_holders": 0, "entity_clip": 0.3, "extended_clip": 0.3}
+    mechanism = RoundMechanism(noise_multiplier=z, user_sampling_prob=q_u, **bounds)
+    epsilon(mechanism, rounds=rounds, delta=delta, accountant="user", kind="entity")
+    checked = 0
+    for one, eps in zip(ones, composed, strict=True):
+        one = one.to_dense_pmf()
+        if len(one._probs) * rounds > 20_000:
+            continue
+        probs = functools.reduce(np.convolve, [np.array(one._probs, np.longdouble)] * rounds)
+        losses = (one._lower_loss * rounds + np.arange(len(probs))) * one._discretization
+        beyond = losses > eps
+        lost = -math.expm1(rounds * math.log1p(-one._infinity_mass))
+        assert lost + (probs[beyond] * -np.expm1(np.longdouble(eps) - losses[beyond])).sum() <= delta
+        checked += 1
+    assert checked > 1

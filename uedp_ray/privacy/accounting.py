@@ -4,8 +4,8 @@
                             entity_clip=0.2)
     epsilon(round_, rounds=50, delta=1e-5, kind="entity")    # 0.943
 
-Every number is an upper bound, within 1 % of what a fine grid gives (unless delta is near rounds times 2^-50). Beyond
-200,000 rounds, or with delta below 2^-49 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
+Every number is an upper bound, within 1 % of what a fine grid gives (unless delta is near rounds times 2^-48). Beyond
+200,000 rounds, or with delta below 2^-47 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
 least 0.1 and user_sampling_prob 0.001, several times above it where they are far less or rounds few. Unit: the accountant's
 (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
 docs/accounting.md holds theorem and proof.
@@ -31,8 +31,9 @@ from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism
 
 MIN_DELTA = 1e-12
 _MOST_DELTA = 0.9
-_ROUNDING = 2.0**-50
-"""Of delta, for each round: over three times the largest error that rounding in the convolution was seen to make."""
+_ROUNDING = 2.0**-48
+"""Of delta, for each round and four more: over three times the largest error that rounding in the convolution was seen to
+make, in searches for it with few rounds and with many."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
@@ -199,7 +200,7 @@ def _epsilon(
         return 0.0
     if any(dominating.entity_part(m, accountant, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
         return math.inf
-    if total > _MAX_ROUNDS or delta < 2.0 * _ROUNDING * total:
+    if total > _MAX_ROUNDS or delta < 2.0 * _lost(total):
         from uedp_ray.privacy import renyi  # which rests on this module
 
         return renyi.of_releases(counts, gaussians, delta=delta, accountant=accountant, kind=kind)
@@ -283,13 +284,18 @@ def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enou
     widest = max((max(pair) for pair in reach), default=0.0)
     if widest == 0.0:
         return 0.0
-    delta -= _ROUNDING * total
+    delta -= _lost(total)
     if widest > _MAX_LOSS or delta <= 0.0:
         return math.inf
     value = 0.0
     for side in (0, 1):  # the larger one first: then the other soon falls below it
         value = max(value, _one_direction(parts, reach, side, delta, tail, max(enough, value)))
     return value
+
+
+def _lost(total: int) -> float:
+    """Of delta, to rounding in the composition of so many rounds."""
+    return _ROUNDING * (total + 4)
 
 
 def _one_direction(
