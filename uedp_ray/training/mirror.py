@@ -39,14 +39,13 @@ from urllib.parse import urlsplit
 from uedp_ray.errors import InputError
 from uedp_ray.files import replacing, write_atomically
 from uedp_ray.locks import folder_locked, locked
-from uedp_ray.training._objects import Objects, StorageError, below
+from uedp_ray.training._objects import THREADS, Objects, StorageError, below, download
 
 OWNERS = "private/owners"
 _START = re.compile(r"\d{6}-[0-9a-f]{8}")
 _PART = re.compile(r"(\d{12})-(\d{12})")
 _WHOLE = ".whole"
 """Written last into the copy of a folder, of random content: who has the same has the same copy."""
-_THREADS = 8
 _LOCK_WAIT = 60.0
 _FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
 """Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
@@ -341,7 +340,7 @@ class Mirror(Storage):
         if commit == _WHOLE:
             write_atomically(path / _WHOLE, secrets.token_hex(16).encode(), private=True)
         files = {f"{key}/{name}": file for name, file in _files(path).items() if name != commit}
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._objects.upload, files.values(), files))
         self._objects.upload(path / commit, f"{key}/{commit}")
         for old in self._objects.list(key).keys() - files.keys() - {f"{key}/{commit}"}:
@@ -361,14 +360,6 @@ def _files(folder: Path) -> dict[str, Path]:
 def _starts(index: dict[str, int]) -> list[str]:
     names = {key.split("/")[1] for key in index}
     return sorted(name for name in names if _START.fullmatch(name))
-
-
-def download(objects: Objects, files: dict[str, Path]) -> None:
-    """Fetches objects, by key, to paths."""
-    for folder in {path.parent for path in files.values()}:
-        folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(objects.download, files, files.values()))
 
 
 def _remove(path: Path) -> None:
