@@ -14,6 +14,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.training import _objects
 from uedp_ray.training._objects import Objects
 from uedp_ray.training.host import train
+from uedp_ray.training.mirror import OWNERS, Mirror
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.storage import StorageError
 
@@ -180,6 +181,98 @@ def test_a_ledger_is_not_overlooked_where_a_listing_fails(corpora, unsteady, mon
         monkeypatch.setattr(RunDir, "own", own)
     train(config, URL, workers=0, resume=True)
     assert charged(URL)[: len(before) + 1] == [*before, (0, 2)]
+
+
+def append(mirror, line):
+    path = mirror.root / "ledger.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(line)
+    mirror.append(path)
+
+
+def starts(url, tmp_path, count):
+    """That many starts, each of which appends a line; the last is handed back."""
+    for number in range(count):
+        mirror = Mirror(url, tmp_path / str(number))
+        mirror.take_over()
+        mirror.restore(mirror.root / "ledger.jsonl")
+        append(mirror, f"{number}\n")
+    return mirror
+
+
+def leaving_out(monkeypatch, pattern):
+    """As file systems do that answer a failed request with nothing, with or without a word of the folder."""
+    original = Objects.list
+
+    def short(self, folder=""):
+        return {key: size for key, size in original(self, folder).items() if not re.search(pattern, key)}
+
+    monkeypatch.setattr(Objects, "list", short)
+
+
+@pytest.mark.parametrize("left_out", [r"private/000003-.*/", r"private/0"])
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_start_on_record_whose_ledger_is_not_listed_is_an_error(url, tmp_path, monkeypatch, left_out, owned):
+    starts(url, tmp_path, 3)
+    late = Mirror(url, tmp_path / "late")
+    path = late.root / "ledger.jsonl"
+    if owned:
+        late.take_over()
+    with monkeypatch.context() as patch:
+        leaving_out(patch, left_out)
+        with pytest.raises(
+            StorageError, match=r"does not list private/000003-.*/ledger.jsonl/, which was written: run"
+        ):
+            late.restore(path)
+    assert late.restore(path).startswith("000003-")
+    assert path.read_text() == "0\n1\n2\n"
+
+
+def test_a_start_that_wrote_no_ledger_is_passed_over(url, tmp_path, monkeypatch):
+    starts(url, tmp_path, 1)
+    Mirror(url, tmp_path / "claimed").take_over()
+    failed = Mirror(url, tmp_path / "failed")
+    failed.take_over()
+    failed.restore(failed.root / "ledger.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(_objects, "_WAITS", ())
+        patch.setattr(Objects, "write", lambda self, key, content: self._tried("write", key, lambda: 1 / 0))
+        with pytest.raises(StorageError, match="not recorded for certain"):
+            append(failed, "x\n")
+    late = starts(url, tmp_path / "late", 1)
+    assert (late.root / "ledger.jsonl").read_text() == "0\n0\n"
+
+
+def test_nothing_follows_where_it_is_not_on_record_that_there_is_a_ledger(url, tmp_path, monkeypatch):
+    mirror = Mirror(url, tmp_path / "work")
+    mirror.take_over()
+    write = Objects.write
+    monkeypatch.setattr(_objects, "_WAITS", ())
+
+    def failing(self, key, content):
+        self._tried("write", key, lambda: 1 / 0) if key.endswith(".ledger.jsonl") else write(self, key, content)
+
+    monkeypatch.setattr(Objects, "write", failing)
+    with pytest.raises(StorageError, match="not recorded for certain"):
+        append(mirror, "x\n")
+    assert not mirror.owned
+
+
+def test_a_claim_that_is_not_listed_is_not_said_to_be_overtaken(url, tmp_path, monkeypatch):
+    mirror = starts(url, tmp_path, 2)
+    with monkeypatch.context() as patch:
+        leaving_out(patch, OWNERS)
+        with pytest.raises(StorageError, match=f"does not list {OWNERS}/000002-.*not recorded for certain"):
+            append(mirror, "x\n")
+        again = Mirror(url, tmp_path / "again")
+        with pytest.raises(InputError, match="holds no run"):  # by all that can be seen
+            again.take_over()
+    again.take_over()
+    with monkeypatch.context() as patch:
+        leaving_out(patch, OWNERS)
+        with pytest.raises(StorageError, match=f"does not list {OWNERS}/000003-"):
+            again.restore(again.root / "ledger.jsonl")
 
 
 @pytest.mark.parametrize("path", ["owners$", "private$", r"000001-\w+$", "ledger.jsonl$"])
