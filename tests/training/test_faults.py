@@ -155,3 +155,25 @@ def test_a_damaged_note_of_what_a_killed_trial_held_is_named(tmp_path, content):
     run = SimpleNamespace(private=tmp_path, storage=SimpleNamespace(get=lambda path: None))
     with pytest.raises(InputError, match=r"group = .*delete it"):
         host._free(run)
+
+
+def test_a_note_that_was_cut_off_says_that_nothing_was_held(tmp_path):
+    (tmp_path / "group").touch()
+    host._free(SimpleNamespace(private=tmp_path, storage=SimpleNamespace(get=lambda path: None)))
+    assert not (tmp_path / "group").exists()
+
+
+def test_a_note_of_what_is_held_is_written_whole(tmp_path, monkeypatch):
+    import ray.train
+
+    context = SimpleNamespace(get_world_rank=lambda: 0)
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    held = SimpleNamespace(id=ray.PlacementGroupID(bytes(18)))
+    monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: held)
+    (tmp_path / "group").write_text("old")
+    os.link(tmp_path / "group", tmp_path / "beside")
+    storage = SimpleNamespace(publish=lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        host._ray_worker({"run": SimpleNamespace(private=tmp_path, storage=storage), "error": None})
+    assert (tmp_path / "group").read_text() == "00" * 18
+    assert (tmp_path / "beside").read_text() == "old", "another file takes its place"

@@ -17,7 +17,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -33,6 +35,7 @@ T = TypeVar("T")
 _WAITS = (1.0, 2.0, 4.0)
 """Seconds before what failed is tried again."""
 _CHUNK = 1 << 23
+THREADS = 8
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 _TEMPORARY = ".tmp"
 
@@ -74,8 +77,6 @@ class Objects:
         """Size in bytes of every object below ``folder``, by key, in order; nothing if there is no such folder."""
 
         def action() -> dict[str, int]:
-            if isinstance(self._fs, fs.PyFileSystem):
-                self._fs.handler.fs.invalidate_cache()  # fsspec remembers listings: other nodes would go unseen
             found = self._fs.get_file_info(fs.FileSelector(self._path(folder), recursive=True, allow_not_found=True))
             start = len(self._base.lstrip("/")) + 1
             sizes = {info.path.lstrip("/")[start:]: info.size for info in found if info.is_file}
@@ -92,10 +93,15 @@ class Objects:
         found = self._tried("look up", key, lambda: self._fs.get_file_info(self._path(key)))
         return {fs.FileType.File: "file", fs.FileType.Directory: "folder"}.get(found.type)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, size: int | None = None) -> bytes:
+        """``size``: how many bytes it must have."""
+
         def action() -> bytes:
             with self._fs.open_input_stream(self._path(key), compression=None) as file:
-                return file.read()
+                content: bytes = file.read()
+            if size not in (None, len(content)):
+                raise OSError(f"{len(content)} of {size} bytes came")
+            return content
 
         return self._tried("read", key, action)
 
@@ -117,7 +123,11 @@ class Objects:
         self._tried("write", key, action)
 
     def delete(self, key: str) -> None:
-        self._tried("delete", key, lambda: self._fs.delete_file(self._path(key)))
+        def action() -> None:
+            with suppress(FileNotFoundError):  # an earlier try may have done it, and failed to say so
+                self._fs.delete_file(self._path(key))
+
+        self._tried("delete", key, action)
 
     def hide(self, folder: str) -> None:
         """Makes ``folder`` its owner's alone on a disk; elsewhere the bucket's permissions decide."""
@@ -174,20 +184,85 @@ def _write_local(path: Path, source: BinaryIO, *, private: bool) -> None:
     sync_folder(path.parent)
 
 
+def download(objects: Objects, files: dict[str, Path]) -> None:
+    """Fetches objects, by key, to paths."""
+    for folder in {path.parent for path in files.values()}:
+        folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(objects.download, files, files.values()))
+
+
+class _Handler(fs.FSSpecHandler):
+    """pyarrow's, but for what it takes an error of the storage for: a folder that is empty, a file that is not there.
+
+    It asks ``isdir``, ``isfile``, ``exists`` and ``find``, all of which fsspec answers thus where a request fails.
+    """
+
+    def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        self.fs.invalidate_cache()  # fsspec remembers listings: other nodes would go unseen
+        return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        self.fs.invalidate_cache()
+        found: list[fs.FileInfo] = []
+        folders = [selector.base_dir]
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = self.fs.ls(folder, detail=True)
+            except FileNotFoundError:
+                if found or not selector.allow_not_found:  # what was listed a moment ago
+                    raise
+                return []
+            for entry in entries:
+                info = _info(entry, folder)
+                if info is not None:
+                    found.append(info)
+                    if selector.recursive and info.type == fs.FileType.Directory:
+                        folders.append(info.path)
+        return found
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
+
+    def delete_file(self, path: str) -> None:
+        self.fs.rm(path)
+
+
+def _info(entry: dict[str, Any], folder: str) -> fs.FileInfo | None:
+    """What fsspec lists in ``folder``; None for the folder itself. Raises: OSError if that is no listing of it."""
+    name, kind, inside = entry["name"].strip("/"), entry["type"], folder.strip("/")
+    if name == inside and (kind == "directory" or entry["name"].endswith("/")):
+        return None
+    if name == inside:
+        raise NotADirectoryError(f"{folder} is a file")
+    if inside and not name.startswith(f"{inside}/"):
+        raise OSError(f"{entry['name']} is listed in {folder}")
+    if kind == "directory":
+        return fs.FileInfo(entry["name"].rstrip("/"), fs.FileType.Directory)
+    if entry.get("size") is None:
+        raise OSError(f"{entry['name']} is listed without its size")
+    return fs.FileInfo(entry["name"], fs.FileType.File if kind == "file" else fs.FileType.Unknown, size=entry["size"])
+
+
 def _open(url: str) -> tuple[Any, str]:
     parts = urlsplit(url)
     if ":" in parts.netloc.rpartition("@")[0]:
         remedy = "a URL holds no password: give credentials as the environment or the machine's role has them"
         raise InputError("--out", f"{parts.scheme}://…", remedy)
     try:
-        return fs.FileSystem.from_uri(url)
-    except (pa.ArrowException, OSError) as error:
+        native, path = fs.FileSystem.from_uri(url)
+        if not isinstance(native, fs.PyFileSystem):
+            return native, path
+        reason = "leaves it to fsspec"
+    except (pa.ArrowException, OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0]
     import fsspec  # type: ignore[import-untyped]
 
     try:
-        found, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        plain = url.removeprefix("fsspec+")  # as pyarrow reads it
+        found, path = fsspec.core.url_to_fs(plain, use_listings_cache=False, skip_instance_cache=True)
     except (ValueError, ImportError) as error:
         remedy = f"cannot be opened (pyarrow: {reason}; fsspec: {error}): check the URL, or install what it needs"
         raise InputError("--out", url, remedy) from None
-    return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+    return fs.PyFileSystem(_Handler(found)), path

@@ -26,7 +26,7 @@ from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.fields import Check, anything, flag, number, string
-from uedp_ray.files import check_regular, read_json
+from uedp_ray.files import check_regular, read_json, write_atomically
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
@@ -255,8 +255,10 @@ def _free(run: RunDir) -> None:
 
     group = _group(run)
     run.storage.get(group)
-    if group.exists():
-        check_regular(group, "delete it", most=1000)
+    if not group.exists():
+        return
+    check_regular(group, "delete it", most=1000)
+    if group.stat().st_size:  # else whoever wrote it was killed, or had no room
         try:
             held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
         except ValueError:
@@ -264,7 +266,7 @@ def _free(run: RunDir) -> None:
         # What another job held ended with it, or is alive.
         if held.hex().endswith(ray.get_runtime_context().get_job_id()):
             ray.util.remove_placement_group(PlacementGroup(held))
-        group.unlink()
+    group.unlink()
 
 
 def _ray_worker(settings: dict[str, Any]) -> None:
@@ -275,7 +277,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     context = ray.train.get_context()
     run, error_file = settings["run"], settings["error"]
     if context.get_world_rank() == 0:
-        _group(run).write_text(ray.util.get_current_placement_group().id.hex())
+        write_atomically(_group(run), ray.util.get_current_placement_group().id.hex().encode(), private=True)
         run.storage.publish(_group(run))
     try:
         run.fetch()

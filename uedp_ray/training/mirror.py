@@ -7,6 +7,7 @@
 At a URL every start writes below a name of its own, and nothing that another start wrote is ever written again:
 
     private/owners/000002-9f…                           claims; the greatest owns the run
+    private/owners/000002-9f….ledger.jsonl              says that the next line's was begun, should a listing leave it out
     private/000002-9f…/ledger.jsonl/START-END           bytes START to END of an append-only file; the first holds all before
     private/000002-9f…/…                                key, prepared text, checkpoint: each as the newest start has it
     config.yaml, model/, result.json …                  what may be read by others, laid out as in a folder
@@ -17,7 +18,9 @@ claims again, and (6) only then lets the round out. Suppose a start O released a
 (2). O's (5) did not see N's claim, so it began before N's (1) was over; O's (4) was over before that, and N's (3) began
 after: N has the event, and N's first write holds it for those who come later. A start that finds itself overtaken in (5)
 releases nothing: its last event is charged for nothing, or not at all. This takes no lock and no conditional write, only
-that a read or a listing sees every write that was over before it began.
+that a read or a listing sees every write that was over before it began. Some file systems leave a folder out of a listing
+where a request fails: a start's first (4) also puts on record, beside the claims, that it has a ledger, and a listing
+without such a ledger, or without the claim of who lists, is an error.
 
 What remains: for the time of one round two starts may both compute, not release. A start that is halted between its last
 look at the claims and the copying of results may put older copies of ``result.json``, ``privacy.md`` and the like over newer
@@ -39,14 +42,14 @@ from urllib.parse import urlsplit
 from uedp_ray.errors import InputError
 from uedp_ray.files import replacing, write_atomically
 from uedp_ray.locks import folder_locked, locked
-from uedp_ray.training._objects import Objects, StorageError, below
+from uedp_ray.training._objects import THREADS, Objects, StorageError, below, download
 
 OWNERS = "private/owners"
 _START = re.compile(r"\d{6}-[0-9a-f]{8}")
+_OF_START = re.compile(rf"private/(?:owners/)?({_START.pattern})")
 _PART = re.compile(r"(\d{12})-(\d{12})")
 _WHOLE = ".whole"
 """Written last into the copy of a folder, of random content: who has the same has the same copy."""
-_THREADS = 8
 _LOCK_WAIT = 60.0
 _FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
 """Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
@@ -195,6 +198,8 @@ class Mirror(Storage):
                 content = file.read(size - sent)
             if content:
                 self._objects.write(f"private/{start}/{self._name(path)}/{sent:012d}-{size:012d}", content)
+                if not sent:
+                    self._objects.write(f"{OWNERS}/{start}.{self._name(path)}", b"{}\n")
             self._check()
         except StorageError as error:
             reason = f"{error}; not recorded for certain, so nothing of it was released: run again with --resume"
@@ -207,7 +212,10 @@ class Mirror(Storage):
 
         Raises: InputError if a part is missing.
         """
-        index = self._objects.list("private")
+        records = self._objects.list(OWNERS)  # before the rest, of which what is on record must then be seen
+        if self._start is not None and f"{OWNERS}/{self._start}" not in records:
+            raise self._unlisted(f"{OWNERS}/{self._start}")
+        index = records | self._objects.list("private")
         for start in reversed(_starts(index)):
             prefix = f"private/{start}/{self._name(path)}/"
             ends: dict[int, int] = {}
@@ -217,11 +225,13 @@ class Mirror(Storage):
                 if part and size == int(part[2]) - int(part[1]):
                     ends[int(part[1])] = max(int(part[2]), ends.get(int(part[1]), 0))
             if 0 not in ends:
+                if f"{OWNERS}/{start}.{self._name(path)}" in records:  # it may have released what no older ledger has
+                    raise self._unlisted(prefix)
                 continue
             content = b""
             while len(content) in ends:
                 first, end = len(content), ends.pop(len(content))
-                content += self._objects.read(f"{prefix}{first:012d}-{end:012d}")
+                content += self._objects.read(f"{prefix}{first:012d}-{end:012d}", end - first)
             if ends:
                 where = self.address(path.parent) + f"/{prefix}{min(ends):012d}…"
                 raise InputError(
@@ -304,11 +314,18 @@ class Mirror(Storage):
         assert self._start is not None
         return self._start
 
+    def _unlisted(self, key: str) -> StorageError:
+        remedy = "run again, and if it is gone, restore the objects of the storage"
+        return StorageError(f"{self._objects.url}: does not list {key}, which was written: {remedy}")
+
     def _check(self) -> None:
-        if max(self._claims(), default="") != self._owner():
+        claims, own = self._claims(), self._owner()
+        if max(claims, default="") > own:
             remedy = "another start has taken it over, and this one released nothing since: stop one of the two"
             self._lost = InputError("--out", self.address(self.root), remedy)
             raise self._lost
+        if own not in claims:
+            raise self._unlisted(f"{OWNERS}/{own}")
 
     def _newest(self, name: str, commit: str, since: str, index: dict[str, int]) -> str | None:
         """The key of a file, or of a folder's commit file."""
@@ -341,7 +358,7 @@ class Mirror(Storage):
         if commit == _WHOLE:
             write_atomically(path / _WHOLE, secrets.token_hex(16).encode(), private=True)
         files = {f"{key}/{name}": file for name, file in _files(path).items() if name != commit}
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._objects.upload, files.values(), files))
         self._objects.upload(path / commit, f"{key}/{commit}")
         for old in self._objects.list(key).keys() - files.keys() - {f"{key}/{commit}"}:
@@ -359,16 +376,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _starts(index: dict[str, int]) -> list[str]:
-    names = {key.split("/")[1] for key in index}
-    return sorted(name for name in names if _START.fullmatch(name))
-
-
-def download(objects: Objects, files: dict[str, Path]) -> None:
-    """Fetches objects, by key, to paths."""
-    for folder in {path.parent for path in files.values()}:
-        folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(objects.download, files, files.values()))
+    return sorted({found[1] for found in map(_OF_START.match, index) if found})
 
 
 def _remove(path: Path) -> None:

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 
 from uedp_ray.errors import InputError
-from uedp_ray.training._objects import Objects, StorageError, as_url
-from uedp_ray.training.mirror import OWNERS, Mirror, Storage, download, folder_of, unusable
+from uedp_ray.training._objects import Objects, StorageError, as_url, download
+from uedp_ray.training.mirror import OWNERS, Mirror, Storage, folder_of, unusable
 
 __all__ = ["IN_PLACE", "Mirror", "Storage", "StorageError", "folder_only", "local_copy", "open_storage"]
 
