@@ -44,7 +44,8 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
     return out
 
 
-def check_name(out: Path, *, field: str = "--out") -> None:
-    """Raises: InputError where a part of the path is not UTF-8, or holds control characters: files of ours name it."""
+def check_name(out: Path, *, field: str = "--out") -> Path:
+    """``out``. Raises: InputError where a part of it is not UTF-8, or has control characters: files of ours name it."""
     if UNPRINTABLE.search(str(out)) or UNPRINTABLE.search(os.path.realpath(out)):
         raise InputError(field, str(out), "is not one line of printable UTF-8: choose another name")
+    return out

@@ -219,7 +219,7 @@ def pretrained_config(config: ModelConfig) -> Any:
 
 
 def _check_saves(model: Any, path: str) -> None:
-    """Raises: InputError if the model could not be saved, which its training is not to find out: all but weights is written."""
+    """Raises: InputError if the model could not be saved, before it is trained for nothing. Writes all but weights."""
     if getattr(model, "_hf_peft_config_loaded", False):  # of a hub name: a folder's files were looked at
         raise InputError("model.path", path, f"{_ADAPTER} {_MERGE}")
     try:
