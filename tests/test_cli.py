@@ -15,6 +15,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -211,6 +212,17 @@ def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ulimit -n = 8: too few files")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64 failed")])
+def test_a_lack_of_memory_before_the_first_round_is_told_in_one_line(command, run_file, tmp_path, monkeypatch, error):
+    def short(*_, **__):
+        raise error
+
+    monkeypatch.setattr("uedp_ray.training.rundir.apply_bounds", short)
+    code, out, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert re.search("^failed: this machine ran out of memory: .*\n$", err, re.MULTILINE), err
 
 
 def test_train_resume_and_predict(answer, command, run_file, tmp_path):
