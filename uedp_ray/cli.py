@@ -28,7 +28,7 @@ from uedp_ray.console import (
     sweep_screen,
     write_any_text,
 )
-from uedp_ray.errors import InputError, one_line, unreadable
+from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 from uedp_ray.target import check_name, check_target
 
@@ -76,7 +76,7 @@ def main() -> None:
 def _answered() -> int:
     """Runs the command and says what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
     try:
-        with kept_apart():
+        with kept_apart(), no_thread_no_blame():
             if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
                 raise KeyboardInterrupt
     except (InputError, _UsageError) as error:
