@@ -13,8 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -23,6 +25,7 @@ from tests.sweep.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, crash, events, run_config, run_tree
 from uedp_ray import interrupts
 from uedp_ray.analysis.style import perplexity_text
+from uedp_ray.errors import InputError
 from uedp_ray.training.host import train
 
 
@@ -211,6 +214,39 @@ def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ulimit -n = 8: too few files")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_where_no_thread_can_be_started_no_file_is_blamed(refused, run_file, tmp_path, monkeypatch, started):
+    """A tokenizer whose pool of threads cannot be made fails as a damaged one does."""
+    start, left = threading.Thread.start, [started]
+
+    def limited(thread):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def read(self, texts):
+        monkeypatch.setattr("threading.Thread.start", limited)
+        raise InputError("tokenizer.json", "run/vocabulary", "it has no tokens for some text")
+
+    monkeypatch.setattr("uedp_ray.corpus.vocabulary.Vocabulary.encode_batch", read)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    before = threading.active_count()
+    refused("train", run_file, "--workers", 0, "--out", tmp_path / "run", parts=["ulimit -u = ", "too few threads"])
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64 failed")])
+def test_a_lack_of_memory_before_the_first_round_is_told_in_one_line(command, run_file, tmp_path, monkeypatch, error):
+    def short(*_, **__):
+        raise error
+
+    monkeypatch.setattr("uedp_ray.training.rundir.apply_bounds", short)
+    code, out, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert re.search("^failed: this machine ran out of memory: .*\n$", err, re.MULTILINE), err
 
 
 def test_train_resume_and_predict(answer, command, run_file, tmp_path):

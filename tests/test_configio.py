@@ -8,12 +8,22 @@ import os
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from uedp_ray.config import RunConfig, from_dict, load_config, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config import (
+    RunConfig,
+    dump_config,
+    from_dict,
+    load_config,
+    parse_overrides,
+    read_yaml,
+    set_keys,
+    to_dict,
+)
 from uedp_ray.configio import expand
 from uedp_ray.errors import InputError
+from uedp_ray.fields import string
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.space import Space
 from uedp_ray.training.compare import Comparison
@@ -188,6 +198,20 @@ def test_whatever_a_tree_holds_is_a_config_or_an_input_error(changes, tree):
     for given_tree in (overlaid, tree):
         config = answered(lambda given_tree=given_tree: from_dict(RunConfig, given_tree))
         assert config is None or from_dict(RunConfig, to_dict(config)) == config
+
+
+@BOUNDED
+@given(st.text(max_size=20))
+@example("Mes\u00a0textes")
+@example("\U0001f468\u200d\U0001f469")
+def test_whatever_text_a_config_accepts_is_read_back_from_files_of_ours(tmp_path_factory, text):
+    """A name that a check of a file refuses would be damage to it, in a folder where the config is accepted."""
+    config = answered(lambda: from_dict(RunConfig, {"corpus": {"declared_num_users": 9}, "model": {"path": text}}))
+    if config is not None:
+        path = tmp_path_factory.getbasetemp() / "written.yaml"
+        dump_config(config, path)
+        assert load_config(path) == config
+        string()(text, "here")
 
 
 SPECS = st.dictionaries(

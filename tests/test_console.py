@@ -82,6 +82,23 @@ def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
     assert subprocess.run(["bash", "-c", closed], stdout=subprocess.PIPE, cwd=tmp_path).stdout == b"True\n"
 
 
+ROW = {"name": "é", "perplexity": 1.0, "bits_per_byte": 1.0, "unk_share": 0.1, "delta": 1e-5}
+COMPARED = {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}], "out": "/tmp/é"}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_an_answer_is_written_whatever_the_encoding(encoding):
+    program = f"""
+from uedp_ray import cli, console
+cli.app = lambda **_: (console.print_comparison({COMPARED!r}), console.say("ε \U0001f600"))
+cli.main()
+"""
+    environment = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1), done.stderr
+    assert "user-entity" in done.stdout.decode("utf-8" if encoding == "ascii" else encoding), done.stdout
+
+
 def test_an_answer_that_nobody_reads_ends_with_1():
     reader, writer = os.pipe()
     os.close(reader)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from uedp_ray.files import replacing
@@ -23,9 +26,21 @@ def test_a_full_disk_is_said_to_be_one_and_what_was_there_stays(error, tmp_path)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("weights", "old")]
 
 
-def test_a_failing_disk_is_not_called_full(tmp_path):
-    with pytest.raises(OSError, match="Input/output error; weights keeps its last whole state: look after the disk"):
-        write(tmp_path / "weights", OSError(5, "Input/output error"))
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space"),
+        (errno.EIO, "look after the disk"),
+        (errno.ENOENT, "see that nothing else moves or deletes what is there"),
+        (errno.EFBIG, r"allow larger files \(ulimit -f, or another file system\)"),
+        (errno.EBUSY, "mend that"),
+    ],
+)
+def test_only_a_full_disk_is_called_full(number, remedy, tmp_path):
+    error = OSError(number, os.strerror(number))
+    with pytest.raises(OSError, match=f"{error.strerror}; weights keeps its last whole state: {remedy} and run again"):
+        write(tmp_path / "weights", error)
 
 
 def write(path, error):

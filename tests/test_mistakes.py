@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +35,13 @@ def files(corpora, pretrained, tmp_path, monkeypatch):
     base["corpus"]["source"] = {"path": "notes.jsonl", "format": "jsonl"}
     save_model(tiny_llama(), "llama")
     Path("warm").symlink_to(pretrained.out / "model")
+    shutil.copytree("llama", "adapted")
+    Path("adapted/adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "someone/base"}')
+    shutil.copytree("warm", "chatty")
+    chat = {"chat_template": [{"name": "../../x", "template": ""}, {"name": "default", "template": ""}]}
+    Path("chatty/tokenizer_config.json").write_text(
+        json.dumps(json.loads(Path("warm/tokenizer_config.json").read_text()) | chat)
+    )
     written = {
         "run.yaml": base,
         "sweep.yaml": {**sweep_tree(corpora), "base": {**base, "privacy": {"user_sampling_prob": 0.3}}},
@@ -112,9 +121,19 @@ MISTAKES = {
     "a model that reads less": (mistake(TRAIN, *LLAMA, "model.max_length=99", "vocabulary.kind=public-words",
                                         "vocabulary.replace_embeddings=true"), "model.max_length = 99: .*16 tokens"),
     "words for a model of its own": (mistake(TRAIN, *LLAMA, "vocabulary.kind=public-words"), "vocabulary.kind = 'public-words'"),
+    "a model with an adapter": (mistake(TRAIN, LLAMA[0].replace("llama", "adapted"), "vocabulary={}"),
+                                "model.path = .*adapter_config.json adds an adapter.*merge_and_unload"),
+    "a tokenizer that cannot be saved": (mistake(TRAIN, "vocabulary={kind: tokenizer, path: chatty}"),
+                                         r"vocabulary.path = .*not saved \(Invalid chat template name"),
+    "a warm start whose tokenizer cannot be saved": (mistake(TRAIN, "model.warm_start=chatty"),
+                                                     "model.warm_start = .*not saved"),
     "no GPU": (mistake(TRAIN, "training.device=cuda"), "training.device = 'cuda': no GPU"),
     "too many workers": (mistake("train run.yaml --workers 10000"), "--workers = 10000: this machine has"),
     "a file as --out": (mistake(f"{TRAIN} --out run.yaml"), "--out = 'run.yaml': is a file"),
+    "a name that is not UTF-8": (mistake(f"{TRAIN} --out run\udcff"), r"--out = 'run\\udcff': is not one line of printable UTF-8"),
+    "control characters": (mistake(f"{SWEEP} --out x\x1b[31m"), r"--out = 'x\\x1b\[31m': is not one line"),
+    "a URL that is not UTF-8": (mistake(f"{TRAIN} --out file:///tmp/run\udcff"), r"--out = 'file:/.*udcff': is not one line"),
+    "an export to a name that is not UTF-8": (mistake("export x --out y\udcff"), r"--out = 'y\\udcff': is not one line"),
     "below a file": (mistake(f"{TRAIN} --out run.yaml/x"), "--out = 'run.yaml/x': .*run.yaml is a file"),
     "the root": (mistake(f"{TRAIN} --out /"), "--out = '/': is the root"),
     "a dangling link": (mistake(f"{TRAIN} --out dangling"), "--out = 'dangling': is a symbolic link to nowhere"),

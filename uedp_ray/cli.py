@@ -26,10 +26,11 @@ from uedp_ray.console import (
     refuse_short,
     say,
     sweep_screen,
+    write_any_text,
 )
-from uedp_ray.errors import InputError, one_line, unreadable
+from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
-from uedp_ray.target import check_target
+from uedp_ray.target import check_name, check_target
 
 app = typer.Typer(
     add_completion=False,
@@ -53,6 +54,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out hold
 def main() -> None:
     """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C, SIGTERM or SIGHUP."""
     keep_descriptors()
+    write_any_text()
     try:
         like_ctrl_c()
         code = _answered()
@@ -74,7 +76,7 @@ def main() -> None:
 def _answered() -> int:
     """Runs the command and says what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
     try:
-        with kept_apart():
+        with kept_apart(), no_thread_no_blame():
             if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
                 raise KeyboardInterrupt
     except (InputError, _UsageError) as error:
@@ -86,6 +88,9 @@ def _answered() -> int:
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
         _tell(f"failed: {one_line(str(error), 3000)}")
+        return 1
+    except MemoryError:  # of which Arrow's is one
+        _tell("failed: this machine ran out of memory: free some, or take less text or a smaller model, and run again")
         return 1
     return 0
 
@@ -418,7 +423,7 @@ def export(
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
     from uedp_ray.sweep.export import export as run
 
-    emit(run(source, out), as_json)
+    emit(run(source, check_name(out)), as_json)
 
 
 @app.command()
@@ -438,7 +443,7 @@ def _target(out: Path) -> Path:
     """``out``, checked if it is not a URL."""
     from uedp_ray.training.storage import as_url
 
-    return out if as_url(out) else check_target(out)
+    return check_name(out) if as_url(out) else check_target(out)
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import yaml
 
 from uedp_ray.errors import InputError, one_line, shown
+from uedp_ray.fields import UNPRINTABLE
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ _MAX_DEPTH = 16
 _MAX_DIGITS = 64
 _READ_AS = ("null", "bool", "int", "float", "str")
 _NAME = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -222,7 +222,7 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
         raise InputError(where, value, f"expected {annotation.__name__}")
     if annotation is int and abs(value) >= 2**63:
         raise InputError(where, value, "must be below 2**63")
-    if annotation is str and _UNPRINTABLE.search(value):
+    if annotation is str and UNPRINTABLE.search(value):
         raise InputError(where, value, "expected one line of printable text")
     return value
 
@@ -258,7 +258,7 @@ def _plain(value: Any, where: str) -> dict[str, Any]:
             raise InputError(where, value, "expected a finite number")
         if type(value) is int and abs(value) >= 2**63:
             raise InputError(where, value, "must be below 2**63")
-        if isinstance(value, str) and _UNPRINTABLE.search(value):
+        if isinstance(value, str) and UNPRINTABLE.search(value):
             raise InputError(where, value, "expected one line of printable text")
         if value is None or type(value) in (int, float, bool, str):
             return value

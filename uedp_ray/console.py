@@ -89,6 +89,13 @@ def keep_descriptors() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def write_any_text() -> None:
+    """What the encoding of a standard stream has not, as ε in ASCII, is written as an escape: no answer fails for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 Show = Callable[[int, int | None, str], None]
 """show(done, total, text)"""
 

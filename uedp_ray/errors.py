@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import reprlib
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_OPEN_FILES = "ulimit -n"
+_OPEN_FILES, _THREADS = "ulimit -n", "ulimit -u"
 
 
 class InputError(ValueError):
@@ -52,9 +54,41 @@ def within(section: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.field == _OPEN_FILES:  # no setting
+        if error.field in (_OPEN_FILES, _THREADS):  # no setting
             raise
         raise type(error)(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
+
+
+@contextmanager
+def no_thread_no_blame() -> Iterator[None]:
+    """Where the block is refused and threads cannot be started, says so: for want of them libraries call sound files bad."""
+    try:
+        yield
+    except InputError as error:
+        if error.field == _THREADS or _threads_left():
+            raise
+        remedy = (
+            "too few threads may be started: allow more (ulimit -u, or the container's limit of pids), and run again"
+        )
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        raise InputError(_THREADS, None if limit == resource.RLIM_INFINITY else limit, remedy) from error
+
+
+def _threads_left() -> bool:
+    """Whether as many can be started as a library's pool has."""
+    done, threads = threading.Event(), []
+    try:
+        for _ in range(os.cpu_count() or 1):
+            thread = threading.Thread(target=done.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    return True
 
 
 def one_line(text: str, limit: int) -> str:

@@ -16,6 +16,9 @@ from typing import Any, Never
 Check = Callable[[Any, str], None]
 _LARGEST, _LARGEST_WHOLE = sys.float_info.max, 1 << 53
 _LONGEST = 10_000
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
+"""What no setting has: ends of lines, ASCII's control characters, halves of characters. What else a name may hold, as a
+no-break space, is read back as it was written; a terminal is protected where a text is printed (``errors.one_line``)."""
 
 
 class Unexpected(Exception):
@@ -42,13 +45,13 @@ def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = Fals
     return check
 
 
-def string(pattern: str = r".*", expected: str = "a printable text", *, nothing: bool = False) -> Check:
-    """A printable text of at most 10,000 characters, all of which match the ``pattern``; ``nothing``: or null."""
+def string(pattern: str = r".*", expected: str = "one line of text", *, nothing: bool = False) -> Check:
+    """One line of text of at most 10,000 characters, all of which match the ``pattern``; ``nothing``: or null."""
 
     def check(value: Any, where: str) -> None:
         if nothing and value is None:
             return
-        good = isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
+        good = isinstance(value, str) and len(value) <= _LONGEST and not UNPRINTABLE.search(value)
         if not good or not re.fullmatch(pattern, value, re.ASCII):
             _refuse(where, value, expected)
 

@@ -171,7 +171,13 @@ def _remedy(error: OSError) -> str:
         return "allow more open files (ulimit -n)"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "make it writable"
-    return "look after the disk" if error.errno == errno.EIO else "free space"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "see that nothing else moves or deletes what is there"
+    if error.errno == errno.EFBIG:
+        return "allow larger files (ulimit -f, or another file system)"
+    if error.errno == errno.EIO:
+        return "look after the disk"
+    return "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
 
 
 def _sync(path: Path, private: bool) -> None:

@@ -10,13 +10,16 @@ import tempfile
 from pathlib import Path
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import UNPRINTABLE
 
 
 def check_target(out: Path, *, field: str = "--out") -> Path:
     """``out``, which is a folder that can be written to, or can be made. Leaves nothing behind.
 
-    Raises: InputError for a file, the root, a symbolic link to nowhere, and where nothing can be written.
+    Raises: InputError for a file, the root, a symbolic link to nowhere, a name that no file of ours could hold, and where
+      nothing can be written.
     """
+    check_name(out, field=field)
     try:
         if out.is_symlink() and not out.exists():
             raise InputError(field, str(out), "is a symbolic link to nowhere: name a folder")
@@ -38,4 +41,11 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(field, str(out), f"cannot be written to ({reason}): name another folder") from None
+    return out
+
+
+def check_name(out: Path, *, field: str = "--out") -> Path:
+    """``out``. Raises: InputError where a part of it is not UTF-8, or has control characters: files of ours name it."""
+    if UNPRINTABLE.search(str(out)) or UNPRINTABLE.search(os.path.realpath(out)):
+        raise InputError(field, str(out), "is not one line of printable UTF-8: choose another name")
     return out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -393,6 +394,24 @@ def test_a_folder_is_no_page(copies, tmp_path):
     with pytest.raises(InputError, match="is a folder: name a file"):
         report([copies["small"]], tmp_path / "page")
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["page", "page/mine"]
+
+
+def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(copies, tmp_path):
+    sweep = tmp_path / "sweep"
+    shutil.copytree(copies["small"], sweep)
+    ledger = next(sweep.rglob("ledger.jsonl"))
+    (tmp_path / "thesis.html").write_text("<title>Mine</title>")
+    (tmp_path / "link.html").symlink_to(ledger)
+    os.mkfifo(tmp_path / "pipe.html")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in (ledger, sweep / "trials" / "0099" / "ledger.jsonl", *map(tmp_path.joinpath, (
+        "thesis.html", "link.html", "pipe.html", "notes", "a\udcff.html"
+    ))):  # fmt: skip
+        with pytest.raises(InputError, match=r"^--out|^pipe\.html"):
+            report([sweep], name)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for _ in range(2):
+        assert report([sweep], tmp_path / "new" / "page.html").read_bytes()
 
 
 def test_nothing_to_report_is_an_error(tmp_path):

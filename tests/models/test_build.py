@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 from torch import nn
@@ -124,6 +125,34 @@ def test_a_model_whose_attention_is_its_own_loads(tmp_path: Path) -> None:
 def test_what_transformers_says_of_a_folder_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of my own"}')
     with pytest.raises(InputError, match=r"model\.path = .*`of my own`"):
+        build(architecture="pretrained", path=str(tmp_path))
+
+
+def test_a_model_with_an_adapter_beside_it_is_refused_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers loads both, and then saves the adapter alone, for a base of the name that its settings give."""
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("somebody was asked"))
+    save_model(tiny_llama(), tmp_path)
+    peft.get_peft_model(tiny_llama(), peft.LoraConfig(r=2, task_type="CAUSAL_LM")).save_pretrained(tmp_path)  # type: ignore[arg-type]
+    adapter = tmp_path / "adapter_config.json"
+    adapter.write_text(json.dumps(json.loads(adapter.read_text()) | {"base_model_name_or_path": "someone/base"}))
+    for reads in (
+        lambda: build(architecture="pretrained", path=str(tmp_path)),
+        lambda: check_start_fits(dataclasses.replace(SMALL, warm_start=str(tmp_path)), VOCABULARY),
+        lambda: load_model(tmp_path),
+    ):
+        with pytest.raises(InputError, match=r"adapter_config\.json adds an adapter.*merge_and_unload"):
+            reads()
+
+
+def test_what_cannot_be_saved_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("no such setting\nand more")
+
+    save_model(tiny_llama(), tmp_path)
+    monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", refuse)
+    with pytest.raises(InputError, match=r"model\.path = .*cannot save it \(no such setting\): mend"):
         build(architecture="pretrained", path=str(tmp_path))
 
 

@@ -248,6 +248,24 @@ def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, p
     prepare_run(config, tmp_path / "run", resume=True)  # the same run, named the same way
 
 
+@pytest.mark.parametrize("name", ["Mes\u00a0textes", "famille-\U0001f468\u200d\U0001f469"])
+def test_a_name_that_a_config_may_have_is_no_damage_to_the_run(corpora, tmp_path, name):
+    shutil.copytree(corpora, tmp_path / name)
+    config = run_config(tmp_path / name, training={"num_rounds": 1})
+    shared = tmp_path / name / "tokens"
+    run = prepare_run(config, tmp_path / "run", resume=False, tokens=shared)
+    assert train(config, run.root, workers=0, resume=True, tokens=shared)["rounds"] == 1
+
+
+def test_a_name_that_no_config_can_have_is_refused_before_anything_is_made(corpora, tmp_path, monkeypatch):
+    shutil.copytree(corpora, tmp_path / "a\tb")
+    monkeypatch.setenv("UEDP_HERE", str(tmp_path / "a\tb"))
+    config = run_config(corpora, corpus={"source": {"path": "$UEDP_HERE/private"}})
+    with pytest.raises(InputError, match=r"corpus\.source\.path = .*: a name in this path is not one line"):
+        prepare_run(config, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_name_stands_for_is_used_and_not_published(corpora, pretrained, tmp_path, monkeypatch):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

@@ -31,12 +31,15 @@ from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.files import replacing
+from uedp_ray.files import check_regular, replacing
 from uedp_ray.redact import published
+from uedp_ray.target import check_name
 
 _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
 )
+_OURS, _HEAD = b"<title>Sweep: ", 1000
+"""What the first bytes of every page hold."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
       publish: leave out what no price pays for (the noiseless reference, which was trained on the private text), paths
         that were searched, and the error messages of trials.
 
-    Raises: InputError for a folder that is no sweep, several sweeps without ``out``, or a sweep whose page as a whole may
-    not be published.
+    Raises: InputError for a folder that is no sweep, several sweeps without ``out``, an ``out`` that is no page, or a sweep
+    whose page as a whole may not be published.
     """
     if not paths:
         raise InputError("sweeps", [], "name at least one sweep directory")
@@ -79,6 +82,8 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
     page = Path(out) if out is not None else sweeps[0].path / "report.html"
     if page.is_dir() and not page.is_symlink():
         raise InputError("--out", str(page), "is a folder: name a file")
+    if out is not None:
+        _check_page(check_name(page))
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
     _write(page, _render(sections, joint_picture(sweeps, publish=publish), private, publish), private)
@@ -89,6 +94,17 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
             if picture.svg is not None:
                 _write(file, picture.svg, _is_private(section.sweep))
     return page
+
+
+def _check_page(page: Path) -> None:
+    """Raises: InputError for what may be another's file, now or later: the page takes the place of what is there."""
+    if page.suffix not in (".html", ".htm"):  # as no file of a run or a sweep ends
+        raise InputError("--out", str(page), "is no name of a page: end it in .html")
+    if page.exists():
+        check_regular(page, "name another file")
+        with page.open("rb") as file:
+            if _OURS not in file.read(_HEAD):
+                raise InputError("--out", str(page), "is there, and no page of ours: name another file")
 
 
 def _published(sweep: Sweep) -> Sweep:

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,8 @@ _SHAPES = {
 SHAPES = frozenset(name for names in _SHAPES.values() for name in names) | {"architecture", "path", "warm_start"}
 """Settings of the model section that decide whether its warm start fits."""
 _OWN = "put the model's own back"
-_GENERATION = "generation_config.json"
+_GENERATION, _ADAPTER = "generation_config.json", "adapter_config.json"
+_MERGE = "adds an adapter, with which the whole model cannot be saved: give one with it merged (PEFT: merge_and_unload)"
 _SETTINGS = ("config.json", _GENERATION, "model.safetensors.index.json")
 _AWD_LSTM: dict[str, Check] = {
     **dict.fromkeys(("vocab_size", "embedding_size", "hidden_size", "num_layers"), number(1, whole=True)),
@@ -195,6 +197,7 @@ def _pretrained(config: ModelConfig, vocab_size: int, bos_id: int, eos_id: int, 
     if replace_embeddings:
         _replace_embeddings(model, vocab_size, bos_id, eos_id)
     check_fits(config, model.get_input_embeddings().num_embeddings, vocab_size)
+    _check_saves(model, config.path)
     return model
 
 
@@ -213,6 +216,20 @@ def pretrained_config(config: ModelConfig) -> Any:
     if longest < config.max_length:
         raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
     return hub
+
+
+def _check_saves(model: Any, path: str) -> None:
+    """Raises: InputError if the model could not be saved, before it is trained for nothing. Writes all but weights."""
+    if getattr(model, "_hf_peft_config_loaded", False):  # of a hub name: a folder's files were looked at
+        raise InputError("model.path", path, f"{_ADAPTER} {_MERGE}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder, state_dict={})
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        remedy = f"transformers loads this model, and cannot save it ({_said(error)}): mend its settings"
+        raise InputError("model.path", path, remedy) from error
 
 
 def check_fits(config: ModelConfig, num_rows: int, vocab_size: int) -> None:
@@ -243,9 +260,14 @@ def _said_by_transformers(field: str, path: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, ImportError, SafetensorError, and what a file leads to
-        reason = one_line(str(error).strip().partition("\n")[0], 300) or type(error).__name__
-        remedy = f"transformers loads no causal language model from here ({reason}): give a folder with config.json"
+        remedy = (
+            f"transformers loads no causal language model from here ({_said(error)}): give a folder with config.json"
+        )
         raise InputError(field, path, f"{remedy} and safetensors, or a hub name while online") from error
+
+
+def _said(error: Exception) -> str:
+    return one_line(str(error).strip().partition("\n")[0], 300) or type(error).__name__
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
@@ -348,6 +370,8 @@ def _check_files(folder: Path) -> list[int]:
                     GenerationConfig.from_dict(settings)
                 except Exception as error:  # transformers: whatever a damaged file leads to
                     raise InputError(file.name, str(file), f"is damaged ({type(error).__name__}): {_OWN}") from error
+        elif file.name == _ADAPTER:
+            raise InputError(file.name, str(file), _MERGE)
         elif file.suffix == ".safetensors":
             stored += _stored(file)
         elif not file.is_dir():

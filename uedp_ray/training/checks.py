@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -22,7 +23,7 @@ from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.errors import InputError, within
+from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, check_start_fits, pretrained_config
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
@@ -143,9 +144,9 @@ def check_model(config: RunConfig, *, start: bool = True) -> None:
     ``start``: whether the warm start is that of this model section, and must fit it.
     """
     check_size(config.model)
+    hub = pretrained_config(config.model) if config.model.architecture == "pretrained" else None
     vocabulary = _vocabulary(config)
-    if config.model.architecture == "pretrained":
-        hub = pretrained_config(config.model)
+    if hub is not None:
         rows = getattr(hub, "vocab_size", None)
         if vocabulary is not None and rows and not config.vocabulary.replace_embeddings:
             check_fits(config.model, rows, vocabulary.size)
@@ -157,10 +158,12 @@ def check_model(config: RunConfig, *, start: bool = True) -> None:
 def _vocabulary(config: RunConfig) -> Vocabulary | None:
     """The vocabulary, if it is a published one; of others it is checked that they can be made."""
     if config.model.warm_start:
-        return warm_vocabulary(config.model.warm_start)
+        return _saved("model.warm_start", config.model.warm_start, warm_vocabulary(config.model.warm_start))
     words = config.words
+    if words.kind == "tokenizer" and config.vocabulary.path:
+        return _saved("vocabulary.path", words.path, Vocabulary.load(words.path))
     if words.kind == "tokenizer":
-        return Vocabulary.load(words.path) if config.vocabulary.path else own_tokenizer(config.model.path)
+        return _saved("model.path", config.model.path, own_tokenizer(config.model.path))
     if words.kind == "public-words":
         field, texts = public_text(config)
         if not texts:
@@ -169,6 +172,19 @@ def _vocabulary(config: RunConfig) -> Vocabulary | None:
         for number, source in enumerate(texts):
             check_source(f"{field}[{number}]", source)
     return None
+
+
+def _saved(field: str, path: str, vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary. Raises: InputError if it could not be saved beside the model."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            vocabulary.save(folder)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # transformers: the name of a chat template that is none of a file, for one
+        remedy = f"its tokenizer can be loaded, and not saved ({one_line(str(error), 300)}): mend its settings"
+        raise InputError(field, path, remedy) from error
+    return vocabulary
 
 
 def ignored(config: RunConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
-from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.files import check_regular, read_json, write_atomically
 from uedp_ray.interrupts import handlers_kept
@@ -46,6 +46,7 @@ _PROGRESS: dict[str, Check] = {
 }
 
 
+@no_thread_no_blame()
 def train(
     config: RunConfig,
     out: Path | str | Storage,
@@ -281,7 +282,7 @@ def _ray_worker(settings: dict[str, Any]) -> None:
         run.storage.publish(_group(run))
     try:
         run.fetch()
-        with blamed("training.batch_tokens", run.load_config().training.batch_tokens):
+        with no_thread_no_blame(), blamed("training.batch_tokens", run.load_config().training.batch_tokens):
             run_worker(
                 run,
                 rank=context.get_world_rank(),

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.configio import expand
+from uedp_ray.errors import InputError
+from uedp_ray.fields import UNPRINTABLE
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """As a run directory shows it: what exists here is named from the root; hub names stay, and ``$NAME`` as written."""
-    return _with_paths(config, lambda field, path: path if "$" in path else _absolute(path))
+    return _with_paths(config, lambda field, path: path if "$" in path else _absolute(field, path))
 
 
 def for_use(config: RunConfig) -> RunConfig:
@@ -25,11 +27,15 @@ def for_use(config: RunConfig) -> RunConfig:
     Never published. Workers, who run elsewhere, read the copy in ``private/``. Raises: InputError naming the setting
     whose ``$NAME`` is not set.
     """
-    return _with_paths(config, lambda field, path: _absolute(expand(field, path)))
+    return _with_paths(config, lambda field, path: _absolute(field, expand(field, path)))
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).resolve()) if path and os.path.exists(path) else path
+def _absolute(field: str, path: str) -> str:
+    """Raises: InputError for what a config cannot hold, which is written and read again."""
+    absolute = str(Path(path).resolve()) if path and os.path.exists(path) else path
+    if UNPRINTABLE.search(absolute):  # of the folder it lies in, or of a variable
+        raise InputError(field, absolute, "a name in this path is not one line of printable text: rename it")
+    return absolute
 
 
 def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
