@@ -4,8 +4,8 @@
                             entity_clip=0.2)
     epsilon(round_, rounds=50, delta=1e-5, kind="entity")    # 0.943
 
-Every number is an upper bound, within 1 % of what a fine grid gives (unless delta is near rounds times 2^-48). Beyond
-200,000 rounds, or with delta below 2^-47 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
+Every number is an upper bound, within 1 % of what a fine grid gives (unless delta is near rounds times 2^-40). Beyond
+200,000 rounds, or with delta below 2^-48 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
 least 0.1 and user_sampling_prob 0.001, several times above it where they are far less or rounds few. Unit: the accountant's
 (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
 docs/accounting.md holds theorem and proof.
@@ -31,9 +31,11 @@ from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism
 
 MIN_DELTA = 1e-12
 _MOST_DELTA = 0.9
-_ROUNDING = 2.0**-48
-"""Of delta, for each round and four more: over three times the largest error that rounding in the convolution was seen to
-make, in searches for it with few rounds and with many."""
+_ROUNDING = 2.0**-52
+"""Of delta, for each round, times the root of the number of losses: five times the largest error that rounding in the
+convolution was seen to make, in searches for it with 2 to 1024 rounds on grids of up to four million losses."""
+_TINY = 2.0**-40
+"""A delta for each round, below which rounding may take much of it."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
@@ -194,16 +196,33 @@ def _epsilon(
     accountant: str,
     kind: str,
 ) -> float:
-    """The largest epsilon over every number of holders H (fixed over rounds) that the mechanisms allow."""
+    """By composition, by moments where that cannot be computed, and the less of the two where rounding takes much."""
     total = sum(count for _, count in counts) + len(gaussians)
     if not total:
         return 0.0
     if any(dominating.entity_part(m, accountant, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
         return math.inf
-    if total > _MAX_ROUNDS or delta < 2.0 * _lost(total):
+
+    def by_moments() -> float:
         from uedp_ray.privacy import renyi  # which rests on this module
 
         return renyi.of_releases(counts, gaussians, delta=delta, accountant=accountant, kind=kind)
+
+    if total > _MAX_ROUNDS or delta < 16 * _ROUNDING * total:  # of which more than half would be lost on any grid
+        return by_moments()
+    value = _over_holders(counts, gaussians, delta, accountant, kind)
+    return min(value, by_moments()) if delta < _TINY * total else value
+
+
+def _over_holders(
+    counts: tuple[tuple[RoundMechanism, int], ...],
+    gaussians: tuple[tuple[float, float], ...],
+    delta: float,
+    accountant: str,
+    kind: str,
+) -> float:
+    """The largest epsilon over every number of holders H (fixed over rounds) that the mechanisms allow."""
+    total = sum(count for _, count in counts) + len(gaussians)
     # Of labels; well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
     tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
     plain = [([dominating.gaussian(sensitivity, std)], 1) for sensitivity, std in gaussians if sensitivity]
@@ -233,6 +252,8 @@ def _epsilon(
     # Best first: the interval with the largest bound is split until no bound passes the best value by more than allowed.
     queue = [(-bound(least + 1, most, 0.1, False), least + 1, most, 0.1, False)]
     while -queue[0][0] > best * (1 + _GROUPED):
+        if math.isinf(queue[0][0]) and delta < _TINY * total:  # rounding's: no split mends it
+            return math.inf
         value, low, high, ratio, exact = heapq.heappop(queue)
         intervals = holder_intervals(least, low, high, ratio)
         relaxed = not exact and any(group.relaxed for group in groups.values())
@@ -284,18 +305,12 @@ def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enou
     widest = max((max(pair) for pair in reach), default=0.0)
     if widest == 0.0:
         return 0.0
-    delta -= _lost(total)
-    if widest > _MAX_LOSS or delta <= 0.0:
+    if widest > _MAX_LOSS:
         return math.inf
     value = 0.0
     for side in (0, 1):  # the larger one first: then the other soon falls below it
-        value = max(value, _one_direction(parts, reach, side, delta, tail, max(enough, value)))
+        value = max(value, _one_direction(parts, reach, side, delta, _ROUNDING * total, tail, max(enough, value)))
     return value
-
-
-def _lost(total: int) -> float:
-    """Of delta, to rounding in the composition of so many rounds."""
-    return _ROUNDING * (total + 4)
 
 
 def _one_direction(
@@ -303,10 +318,14 @@ def _one_direction(
     reach: list[tuple[float, float]],
     side: int,
     delta: float,
+    rounding: float,
     tail: float,
     enough: float,
 ) -> float:
-    """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``."""
+    """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``.
+
+    ``rounding``: of delta, times the root of the number of losses. A finer grid is not taken where it would lose half.
+    """
     # Powers of 2: grids are nested, so epsilon falls with the gap. At most 64: exp(gap) must be finite.
     gap = min(64.0, 2.0 ** math.floor(math.log2(max(map(max, reach)) / 48)))
     value = math.inf
@@ -316,7 +335,9 @@ def _one_direction(
             one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
             pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
         assert pmf is not None
-        before, value = value, _epsilon_at(pmf, delta)
+        dense = pmf.to_dense_pmf()
+        lost = rounding * math.sqrt(len(dense._probs))
+        before, value = value, min(value, _epsilon_at(dense, delta - lost)) if lost <= delta / 2 else value
         work = sum(
             2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
         )
@@ -325,12 +346,11 @@ def _one_direction(
         gap /= 2
 
 
-def _epsilon_at(pmf: pld_pmf.PLDPmf, delta: float) -> float:
+def _epsilon_at(dense: pld_pmf.DensePLDPmf, delta: float) -> float:
     """Smallest eps >= 0 with P(infinite loss) + sum over losses l > eps of p_l (1 - exp(eps - l)) at most ``delta``.
 
     The library's own takes exp(-l), which from a loss of 700 on is denormal, and then says infinity here and there.
     """
-    dense = pmf.to_dense_pmf()
     if dense._infinity_mass > delta:
         return math.inf
     mass_G = np.flip(dense._probs)  # from the largest loss down
