@@ -21,7 +21,13 @@ _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where any could be so large that they took more bytes
 _BUFFER = 1 << 20
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
-_SEARCHED = 1 << 30  # characters of a row times the entities given by their text: some ten seconds
+_SEARCHED = (
+    1 << 30
+)  # characters of a row times the entities given by their text, by every 16 characters of it: a minute
+_MARKED = (
+    1 << 26,
+    64,
+)  # characters that the entities of a row cover, each counted as so many more: what they take to hold
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
@@ -150,21 +156,32 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
         return
     if not isinstance(entities, list) or not all(isinstance(entity, dict) for entity in entities):
         raise InputError("path", where, "entities must be a list of {category, start, end} or {category, text}")
-    if sum(entity.get("start") is None for entity in entities) * len(text) > _SEARCHED:
+    placed = [type(entity.get("start")) is type(entity.get("end")) is int for entity in entities]
+    forms = (entity.get("text") for entity, known in zip(entities, placed, strict=True) if not known)
+    if sum(1 + len(form) // 16 for form in forms if isinstance(form, str)) * len(text) > _SEARCHED:
         raise InputError("path", where, "too many entities for so long a text: give start and end, or divide it")
-    for entity in entities:
+    left, each = _MARKED
+    for entity, known in zip(entities, placed, strict=True):
         category, start, end, form = (entity.get(key) for key in ("category", "start", "end", "text"))
         if not isinstance(category, str) or not category.strip():
             raise InputError("path", where, "an entity needs a category")
-        if type(start) is int and type(end) is int:
+        if known:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
                 raise InputError("path", where, "an entity's start and end (in characters) hold no text")
-            yield Mention(category, start, end)
+            found = [(start, end)]
         elif isinstance(form, str) and form.strip():
-            words = r"\s+".join(map(re.escape, form.split()))
-            found = [m.span() for m in re.finditer(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE)]
+            found = list(itertools.islice(_places(form.split(), text), left // each + 1))
             if not found:
                 raise InputError("path", where, "an entity's text does not occur in the row: it would go unprotected")
-            yield from (Mention(category, *span) for span in found)
         else:
             raise InputError("path", where, "an entity needs start and end (whole numbers), or text")
+        left -= sum(end - start + each for start, end in found)
+        if left < 0:
+            raise InputError("path", where, "its entities are too many, or too long: divide it")
+        yield from (Mention(category, *span) for span in found)
+
+
+def _places(words: list[str], text: str) -> Iterator[tuple[int, int]]:
+    if sum(map(len, words)) <= len(text):
+        form = r"\s+".join(map(re.escape, words))
+        yield from (match.span() for match in re.finditer(rf"(?<!\w){form}(?!\w)", text, re.IGNORECASE))
