@@ -7,15 +7,17 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from uedp_ray.corpus import records
+from uedp_ray.corpus import _spill, records
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._rows import checked_row
+from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.overlap import Sketch, user_names
-from uedp_ray.corpus.records import composed, folded
+from uedp_ray.corpus.records import Mention, Sentence, composed, folded
 from uedp_ray.errors import InputError
 
 
@@ -94,3 +96,37 @@ def test_an_entity_longer_than_its_row_is_not_looked_for() -> None:
 def test_entities_that_take_far_more_than_their_row_are_refused(entities: list[dict[str, object]]) -> None:
     with pytest.raises(InputError, match="too many, or too long"):
         checked_row({"user": "u", "text": "a " * (1 << 18), "entities": entities}, "x")
+
+
+@pytest.mark.parametrize("key", ["user", "label", "category"])
+def test_a_name_without_end_is_refused(key: str) -> None:
+    """Each sentence of a row holds its user and label, each mention its category."""
+    names = {"user": "u", "label": "l", "category": "c"} | {key: "n" * 1001}
+    entities = [{"category": names["category"], "text": "a"}]
+    row = {"user": names["user"], "text": "a b", "label": names["label"], "entities": entities}
+    with pytest.raises(InputError, match=f"a {key} of more than 1,000 characters"):
+        checked_row(row, "x")
+    assert checked_row(row | {"user": "u", "label": "l", "entities": None}, "x").text == "a b"
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"user": "u" * 1000},
+        {"label": "l" * 1000},
+        {"tags": ("t" * 1000,)},
+        {"mentions": (Mention("c" * 1000, 0, 1),)},
+        {"mentions": (Mention("c", 0, 1),) * 100},
+    ],
+    ids=["user", "label", "tags", "category", "mentions"],
+)
+def test_a_spill_holds_no_more_whatever_part_of_its_sentences_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(_spill, "_BUFFERED_CHARACTERS", 100_000)
+    spill, flushed = Spill(tmp_path / "buckets", 1), []
+    monkeypatch.setattr(spill, "flush", lambda: flushed.append(len(spill._buffer[0])))
+    for _ in range(100):
+        spill.add(Sentence(**{"user": "u", "text": "a"} | held))
+    assert flushed
+    assert flushed[0] <= 100

@@ -21,6 +21,7 @@ _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where any could be so large that they took more bytes
 _BUFFER = 1 << 20
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
+_NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
 _SEARCHED = (
     1 << 30
 )  # characters of a row times the entities given by their text, by every 16 characters of it: a minute
@@ -126,6 +127,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
             where,
             "user is missing or empty: every row needs its owner under the name user, and its text under the name text",
         )
+    _check_name("user", user, where)
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
     if len(text) > LONGEST:
@@ -134,6 +136,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
         raise InputError("path", where, "label must be a string or a whole number")
+    _check_name("label", str(label), where)
     if tags is not None:
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
             raise InputError("path", where, "tags must be a list of strings")
@@ -151,6 +154,11 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     return Sentence(user, text, whole, None if tags is None else tuple(tags), mentions, label is None and tags is None)
 
 
+def _check_name(key: str, name: str, where: str) -> None:
+    if len(name) > _NAME:
+        raise InputError("path", where, f"a {key} of more than {_NAME:,} characters: name it shorter")
+
+
 def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
     if entities is None:
         return
@@ -165,6 +173,7 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
         category, start, end, form = (entity.get(key) for key in ("category", "start", "end", "text"))
         if not isinstance(category, str) or not category.strip():
             raise InputError("path", where, "an entity needs a category")
+        _check_name("category", category, where)
         if known:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
                 raise InputError("path", where, "an entity's start and end (in characters) hold no text")
