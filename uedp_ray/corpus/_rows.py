@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from uedp_ray.corpus._layout import join_lines
@@ -18,7 +19,7 @@ from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError, unreadable
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
-_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where any could be so large that they took more bytes
+_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
 _BUFFER = 1 << 20
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
 _NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
@@ -55,7 +56,10 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
     most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
     try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:  # else a row group is read as a whole
+        listed = _listed_text(pq.read_metadata(path), path)
+        with pq.ParquetFile(  # pre-buffered, a row group is read as a whole
+            path, read_dictionary=listed, pre_buffer=False, buffer_size=_BUFFER
+        ) as file:
             names = set(file.schema_arrow.names)
             missing = sorted({"user", "text"} - names)
             if missing:
@@ -64,22 +68,39 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
             if sum(declared) > most:
                 raise bomb
             rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
+            columns = [name for name in _COLUMNS if name in names]
             number = 0
-            for batch in file.iter_batches(rows, columns=[name for name in _COLUMNS if name in names]):
-                for row in _rows(batch, path, number):
-                    number += 1
-                    most -= sum(map(_size, row.values()))
+            for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                    most -= _unpacked(batch)
                     if most < 0:
                         raise bomb
-                    yield checked_row(row, f"{path}:row {number}")
+                    for row in _rows(batch, path, number):
+                        number += 1
+                        yield checked_row(row, f"{path}:row {number}")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two from damaged pages
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(error, "path", str(path)) from None
         raise InputError("path", str(path), "not a readable Parquet file") from None
 
 
-def _rows(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
-    """Its rows by column; the file holds ``before`` others first. Raises: InputError for a cell that Python cannot hold."""
+def _rows(batch: pa.RecordBatch, path: Path, before: int) -> Iterator[dict[str, Any]]:
+    """Its rows by column, as many at once as may be; the file holds ``before`` others first.
+
+    Raises: InputError for a cell that Python cannot hold, and for a row that takes too much to hold.
+    """
+    if _unpacked(batch) <= _BATCH[1]:
+        yield from _as_python(batch, path, before)
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        if _unpacked(row) > _BATCH[1]:
+            where = f"{path}:row {before + index + 1}"
+            raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: divide it")
+        yield from _as_python(row, path, before + index)
+
+
+def _as_python(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:  # a damaged page
@@ -95,22 +116,53 @@ def _rows(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]
         raise
 
 
-def _size(cell: Any) -> int:
-    """About how many bytes a cell takes unpacked, whatever its type."""
-    if isinstance(cell, list):
-        return sum(len(item) if isinstance(item, str) else 32 for item in cell)
-    return len(cell) if isinstance(cell, str) else 0
+def _listed_text(metadata: Any, path: Path) -> list[str]:
+    """The columns that hold text in lists, such as tags. Read as dictionaries, they stay as small as they are in the file,
+    however long a text is that they name again and again.
+
+    Raises: InputError for the encodings that Arrow cannot read so.
+    """
+    columns = map(metadata.schema.column, range(metadata.num_columns))
+    listed = {c.path for c in columns if c.max_repetition_level and c.physical_type == "BYTE_ARRAY"}
+    for part in _parts(metadata):
+        delta = [encoding for encoding in part.encodings if encoding.startswith("DELTA")]
+        if delta and part.path_in_schema in listed:
+            remedy = f"{part.path_in_schema} is encoded as {delta[0]}: write it with a dictionary, or PLAIN"
+            raise InputError("path", str(path), remedy)
+    return sorted(listed)
+
+
+def _unpacked(held: Any) -> int:
+    """Bytes that a batch or an array takes as Python objects, about; of a dictionary, every text as often as it is named."""
+    if isinstance(held, pa.RecordBatch):
+        return sum(map(_unpacked, held.columns))
+    if isinstance(held, pa.ExtensionArray):
+        return _unpacked(held.storage)
+    if isinstance(held, pa.StructArray):
+        return sum(map(_unpacked, held.flatten()))
+    if isinstance(held, pa.MapArray):
+        return _unpacked(held.values[held.offsets[0].as_py() : held.offsets[-1].as_py()])
+    if pa.types.is_nested(held.type):
+        return _unpacked(held.flatten())
+    size = held.nbytes
+    if isinstance(held, pa.DictionaryArray):
+        size = pc.sum(pc.binary_length(held.dictionary).take(held.indices)).as_py() or 0
+    return size + 32 * (len(held) - held.null_count)
+
+
+def _parts(metadata: Any) -> Iterator[Any]:
+    """Every column of every row group, as far as they are read."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema.partition(".")[0] in _COLUMNS:
+                yield part
 
 
 def _declared(metadata: Any) -> list[int]:
     """Bytes that each part of a column takes when it is unpacked: its pages, and a place for every value."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    parts = (part for group in groups for part in map(group.column, range(group.num_columns)))
-    return [
-        max(part.total_uncompressed_size, 4 * part.num_values)
-        for part in parts
-        if part.path_in_schema.partition(".")[0] in _COLUMNS
-    ]
+    columns = map(metadata.schema.column, range(metadata.num_columns))
+    wide = {column.path: max(column.length, 4) for column in columns}  # of values of fixed length
+    return [max(part.total_uncompressed_size, wide[part.path_in_schema] * part.num_values) for part in _parts(metadata)]
 
 
 def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
