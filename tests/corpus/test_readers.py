@@ -13,6 +13,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -675,3 +676,20 @@ def test_a_row_that_unpacks_to_more_than_may_be_held_is_refused(
     monkeypatch.setattr(_rows, "_BATCH", (64, 5000))
     with pytest.raises(InputError, match=r"x:row 3': unpacks to more than 5,000 bytes"):
         _read(tmp_path / "x", "parquet")
+
+
+def test_lists_are_read_many_rows_at_once(tmp_path: Path) -> None:
+    """Arrow copies a dictionary for every batch that is read with it."""
+    table = pa.table({"user": ["u"] * 20_000, "text": ["a"] * 20_000, "tags": [[f"A{i}"] for i in range(20_000)]})
+    pq.write_table(table, tmp_path / "x")
+    with mock.patch.object(_rows, "_unpacked", wraps=_rows._unpacked) as counted:
+        assert len(_read(tmp_path / "x", "parquet")) == 20_000
+    held = [call.args[0] for call in counted.call_args_list]
+    assert sum(isinstance(part, pa.RecordBatch) and "tags" in part.schema.names for part in held) < 50
+
+
+def test_lists_in_columns_that_are_no_part_of_a_row_are_not_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": ["u"], "text": ["a b"], "more": [["x"]], "tags": [["A", "B"]]}), tmp_path / "x")
+    with mock.patch.object(_rows, "checked_row", wraps=_rows.checked_row) as checked:
+        _read(tmp_path / "x", "parquet")
+    assert checked.call_args.args[0].keys() == {"user", "text", "tags"}

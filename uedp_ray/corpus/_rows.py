@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,12 @@ from uedp_ray.errors import InputError, unreadable
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
+_LISTS = 2048  # rows whose lists are read at once: Arrow copies their dictionary each time
 _BUFFER = 1 << 20
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
 _NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
-_SEARCHED = (
-    1 << 30
-)  # characters of a row times the entities given by their text, by every 16 characters of it: a minute
-_MARKED = (
-    1 << 26,
-    64,
-)  # characters that the entities of a row cover, each counted as so many more: what they take to hold
+_SEARCHED = 1 << 30  # characters of a row times entities by their text, one more every 16 characters of it: a minute
+_MARKED = 1 << 26, 64  # characters that a row's entities may cover, and how many each counts beside
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
@@ -57,9 +53,8 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
     try:
         listed = _listed_text(pq.read_metadata(path), path)
-        with pq.ParquetFile(  # pre-buffered, a row group is read as a whole
-            path, read_dictionary=listed, pre_buffer=False, buffer_size=_BUFFER
-        ) as file:
+        bounded: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER}  # else a row group is read as a whole
+        with pq.ParquetFile(path, read_dictionary=listed, **bounded) as file:
             names = set(file.schema_arrow.names)
             missing = sorted({"user", "text"} - names)
             if missing:
@@ -68,36 +63,48 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
             if sum(declared) > most:
                 raise bomb
             rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
-            columns = [name for name in _COLUMNS if name in names]
+            inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
+            plain = [name for name in _COLUMNS if name in names - inside]
             number = 0
             for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
-                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-                    most -= _unpacked(batch)
-                    if most < 0:
-                        raise bomb
-                    for row in _rows(batch, path, number):
-                        number += 1
-                        yield checked_row(row, f"{path}:row {number}")
+
+                def batches(columns: list[str], rows: int, group: int = group) -> Iterator[pa.RecordBatch]:
+                    nonlocal most
+                    for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                        most -= _unpacked(batch)
+                        if most < 0:
+                            raise bomb
+                        yield batch
+
+                lists = _rows(batches(sorted(inside), _LISTS), path, number) if inside else itertools.repeat({})
+                cells = _rows(batches(plain, rows), path, number) if plain else itertools.repeat({})
+                last = number + file.metadata.row_group(group).num_rows
+                for _, cell, others in zip(range(number, last), cells, lists, strict=False):
+                    number += 1
+                    yield checked_row(cell | others, f"{path}:row {number}")
+                if number < last:
+                    raise pa.ArrowInvalid("a column ends before the others")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two from damaged pages
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(error, "path", str(path)) from None
         raise InputError("path", str(path), "not a readable Parquet file") from None
 
 
-def _rows(batch: pa.RecordBatch, path: Path, before: int) -> Iterator[dict[str, Any]]:
-    """Its rows by column, as many at once as may be; the file holds ``before`` others first.
+def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterator[dict[str, Any]]:
+    """Their rows by column, as many at once as may be; the file holds ``before`` others first.
 
     Raises: InputError for a cell that Python cannot hold, and for a row that takes too much to hold.
     """
-    if _unpacked(batch) <= _BATCH[1]:
-        yield from _as_python(batch, path, before)
-        return
-    for index in range(batch.num_rows):
-        row = batch.slice(index, 1)
-        if _unpacked(row) > _BATCH[1]:
-            where = f"{path}:row {before + index + 1}"
-            raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: divide it")
-        yield from _as_python(row, path, before + index)
+    for batch in batches:
+        fits = _unpacked(batch) <= _BATCH[1]
+        step = _BATCH[0] if fits else 1
+        for begin in range(0, batch.num_rows, step):
+            part = batch.slice(begin, step)
+            if not fits and _unpacked(part) > _BATCH[1]:
+                where = f"{path}:row {before + begin + 1}"
+                raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: divide it")
+            yield from _as_python(part, path, before + begin)
+        before += batch.num_rows
 
 
 def _as_python(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
