@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
+import signal
 import stat
 import subprocess
 import sys
@@ -504,3 +506,18 @@ def test_a_mistake_seen_by_a_worker_comes_back_as_the_users(tmp_path: Path) -> N
     with mock.patch.object(module, "read_rows", reading), pytest.raises(InputError, match="no such file"):
         prepare(source, tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_each_time_end_it_in_one_line(tmp_path: Path) -> None:
+    def killed(task: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    source = _source(tmp_path, *ROWS)
+    with (
+        mock.patch.object(module, "prepare_shard", killed),
+        pytest.raises(RuntimeError, match=r"a worker died each time \(WorkerCrashedError\).* --workers 1"),
+    ):
+        prepare(source, tmp_path / "out", workers=2)
+    assert not (tmp_path / "out").exists()
+    assert not ray.is_initialized()

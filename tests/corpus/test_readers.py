@@ -13,6 +13,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus import _conll, readers
+from uedp_ray.corpus import _conll, _rows, readers
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST
 from uedp_ray.corpus._splitting import cut
@@ -203,7 +204,7 @@ def test_many_entities_by_their_text_in_a_long_row_are_refused(tmp_path: Path) -
         _read(_jsonl(tmp_path, _long(20_000, entities=entities)), "jsonl")
 
 
-@pytest.mark.parametrize("kind", ["compressed", "repeated", "listed"])
+@pytest.mark.parametrize("kind", ["compressed", "repeated", "listed", "tags", "category", "text"])
 def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "compressed":  # one text of 64 MiB
         table = pa.table({"user": ["u"], "text": ["a " * (1 << 25)]})
@@ -213,6 +214,15 @@ def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path: Path, kind
         index = pa.array(np.zeros(100_000, np.int32))
         table = pa.table({k: pa.DictionaryArray.from_arrays(index, [v]) for k, v in columns.items()})
         pq.write_table(table, tmp_path / "x", compression="zstd", dictionary_pagesize_limit=1 << 21)
+    elif kind != "listed":  # one tag, category or text of an entity of 1 MB, 40,000 times
+        many = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), pa.array(["w" * 1_000_000]))
+        items = many if kind == "tags" else pa.StructArray.from_arrays([many], [kind])
+        lists = pa.ListArray.from_arrays([*range(0, 40_000, 100), len(items)], items)
+        count = len(lists)
+        table = pa.table(
+            {"user": ["u"] * count, "text": ["a"] * count, "tags" if kind == "tags" else "entities": lists}
+        )
+        pq.write_table(table, tmp_path / "x", compression="zstd", dictionary_pagesize_limit=1 << 21, store_schema=False)
     else:  # 20 million tags
         tags = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000_000, np.int8)), ["t"])
         table = pa.table({"user": ["u"], "text": ["a"], "tags": pa.ListArray.from_arrays([0, len(tags)], tags)})
@@ -633,3 +643,53 @@ def test_a_label_that_unpacks_without_end_is_refused_as_it_is_read(tmp_path):
     with pytest.raises(InputError, match="unpacks to more than"):
         for _ in read_rows(SourceConfig(path=str(tmp_path / "bomb.parquet"), format="parquet")):
             pass
+
+
+@pytest.mark.parametrize("rows", [{}, {"row_group_size": 7}], ids=["one group", "groups"])
+def test_lists_of_text_are_read_whatever_dictionaries_they_have(tmp_path: Path, rows: dict[str, int]) -> None:
+    """A page of a dictionary that is full is followed by pages without."""
+    text = "Ann met Ben"
+    entities = [[{"category": f"c{i % 90}", "start": 0, "end": 3, "text": None}] for i in range(300)]
+    columns = {"user": "u", "text": text, "tags": [["A", f"B{i % 80}", "C"] for i in range(300)], "entities": entities}
+    table = pa.table({key: value if isinstance(value, list) else [value] * 300 for key, value in columns.items()})
+    small = {"dictionary_pagesize_limit": 200, "data_page_size": 100, "write_batch_size": 10}
+    pq.write_table(table, tmp_path / "x", **small, **rows)
+    read = _read(tmp_path / "x", "parquet")
+    assert [list(row.tags or ()) for row in read] == columns["tags"]
+    assert [row.mentions for row in read] == [(Mention(f"c{i % 90}", 0, 3),) for i in range(300)]
+
+
+def test_a_list_of_text_in_an_encoding_that_repeats_it_is_refused_by_name(tmp_path: Path) -> None:
+    table = pa.table({"user": ["u"], "text": ["a b"], "tags": [["A", "B"]]})
+    encoding = {"tags.list.element": "DELTA_BYTE_ARRAY"}
+    pq.write_table(table, tmp_path / "x", use_dictionary=False, column_encoding=encoding)
+    with pytest.raises(InputError, match=r"tags\.list\.element is encoded as DELTA_BYTE_ARRAY"):
+        _read(tmp_path / "x", "parquet")
+
+
+def test_a_row_that_unpacks_to_more_than_may_be_held_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"user": ["u"] * 3, "text": ["a", "b", " ".join("c" * 200)], "tags": [["t"], ["t"], ["t"] * 200]})
+    pq.write_table(table, tmp_path / "x")
+    assert len(_read(tmp_path / "x", "parquet", max_words=500)) == 3
+    monkeypatch.setattr(_rows, "_BATCH", (64, 5000))
+    with pytest.raises(InputError, match=r"x:row 3': unpacks to more than 5,000 bytes"):
+        _read(tmp_path / "x", "parquet")
+
+
+def test_lists_are_read_many_rows_at_once(tmp_path: Path) -> None:
+    """Arrow copies a dictionary for every batch that is read with it."""
+    table = pa.table({"user": ["u"] * 20_000, "text": ["a"] * 20_000, "tags": [[f"A{i}"] for i in range(20_000)]})
+    pq.write_table(table, tmp_path / "x")
+    with mock.patch.object(_rows, "_unpacked", wraps=_rows._unpacked) as counted:
+        assert len(_read(tmp_path / "x", "parquet")) == 20_000
+    held = [call.args[0] for call in counted.call_args_list]
+    assert sum(isinstance(part, pa.RecordBatch) and "tags" in part.schema.names for part in held) < 50
+
+
+def test_lists_in_columns_that_are_no_part_of_a_row_are_not_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": ["u"], "text": ["a b"], "more": [["x"]], "tags": [["A", "B"]]}), tmp_path / "x")
+    with mock.patch.object(_rows, "checked_row", wraps=_rows.checked_row) as checked:
+        _read(tmp_path / "x", "parquet")
+    assert checked.call_args.args[0].keys() == {"user", "text", "tags"}

@@ -38,17 +38,21 @@ def join_lines(text: str) -> str:
 
 def _blocks(text: str) -> Iterator[list[_Line]]:
     block: list[_Line] = []
+    turns = False
     for match in _LINE.finditer(text):
         line = (match[1], match[2], match[3])
-        if block and not _goes_on(block, line):
+        if block and not _goes_on(block[-1], line, turns):
             yield block
             block = []
+        if not block:
+            turns = _TURN.match(line[1]) is not None  # looked at once a block: its first line may be all of the row
         block.append(line)
     yield block
 
 
-def _goes_on(block: list[_Line], line: _Line) -> bool:
-    (quoted, body, _), (before, above, _) = line, block[-1]
+def _goes_on(last: _Line, line: _Line, turns: bool) -> bool:
+    """Whether the line belongs to the block that ends with ``last``, and has opened with a turn or not."""
+    (quoted, body, _), (before, above, _) = line, last
     return not (
         not body.strip()
         or not above.strip()
@@ -56,7 +60,7 @@ def _goes_on(block: list[_Line], line: _Line) -> bool:
         or (_ITEM.match(body) and not goes_on_with_ordinal(above, body))
         or _ALONE.fullmatch(body)
         or _ALONE.fullmatch(above)
-        or (_TURN.match(body) and _TURN.match(block[0][1]))
+        or (turns and _TURN.match(body))
     )
 
 

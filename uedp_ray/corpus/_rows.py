@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from uedp_ray.corpus._layout import join_lines
@@ -18,10 +19,13 @@ from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError, unreadable
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
-_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where any could be so large that they took more bytes
+_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
+_LISTS = 2048  # rows whose lists are read at once: Arrow copies their dictionary each time
 _BUFFER = 1 << 20
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
-_SEARCHED = 1 << 30  # characters of a row times the entities given by their text: some ten seconds
+_NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
+_SEARCHED = 1 << 30  # characters of a row times entities by their text, one more every 16 characters of it: a minute
+_MARKED = 1 << 26, 64  # characters that a row's entities may cover, and how many each counts beside
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
@@ -48,7 +52,9 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
     most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
     try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:  # else a row group is read as a whole
+        listed = _listed_text(pq.read_metadata(path), path)
+        bounded: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER}  # else a row group is read as a whole
+        with pq.ParquetFile(path, read_dictionary=listed, **bounded) as file:
             names = set(file.schema_arrow.names)
             missing = sorted({"user", "text"} - names)
             if missing:
@@ -57,22 +63,51 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
             if sum(declared) > most:
                 raise bomb
             rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
+            inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
+            plain = [name for name in _COLUMNS if name in names - inside]
             number = 0
-            for batch in file.iter_batches(rows, columns=[name for name in _COLUMNS if name in names]):
-                for row in _rows(batch, path, number):
+            for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
+
+                def batches(columns: list[str], rows: int, group: int = group) -> Iterator[pa.RecordBatch]:
+                    nonlocal most
+                    for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                        most -= _unpacked(batch)
+                        if most < 0:
+                            raise bomb
+                        yield batch
+
+                lists = _rows(batches(sorted(inside), _LISTS), path, number) if inside else itertools.repeat({})
+                cells = _rows(batches(plain, rows), path, number) if plain else itertools.repeat({})
+                last = number + file.metadata.row_group(group).num_rows
+                for _, cell, others in zip(range(number, last), cells, lists, strict=False):
                     number += 1
-                    most -= sum(map(_size, row.values()))
-                    if most < 0:
-                        raise bomb
-                    yield checked_row(row, f"{path}:row {number}")
+                    yield checked_row(cell | others, f"{path}:row {number}")
+                if number < last:
+                    raise pa.ArrowInvalid("a column ends before the others")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two from damaged pages
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(error, "path", str(path)) from None
         raise InputError("path", str(path), "not a readable Parquet file") from None
 
 
-def _rows(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
-    """Its rows by column; the file holds ``before`` others first. Raises: InputError for a cell that Python cannot hold."""
+def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterator[dict[str, Any]]:
+    """Their rows by column, as many at once as may be; the file holds ``before`` others first.
+
+    Raises: InputError for a cell that Python cannot hold, and for a row that takes too much to hold.
+    """
+    for batch in batches:
+        fits = _unpacked(batch) <= _BATCH[1]
+        step = _BATCH[0] if fits else 1
+        for begin in range(0, batch.num_rows, step):
+            part = batch.slice(begin, step)
+            if not fits and _unpacked(part) > _BATCH[1]:
+                where = f"{path}:row {before + begin + 1}"
+                raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: divide it")
+            yield from _as_python(part, path, before + begin)
+        before += batch.num_rows
+
+
+def _as_python(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]]:
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:  # a damaged page
@@ -88,22 +123,53 @@ def _rows(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str, Any]
         raise
 
 
-def _size(cell: Any) -> int:
-    """About how many bytes a cell takes unpacked, whatever its type."""
-    if isinstance(cell, list):
-        return sum(len(item) if isinstance(item, str) else 32 for item in cell)
-    return len(cell) if isinstance(cell, str) else 0
+def _listed_text(metadata: Any, path: Path) -> list[str]:
+    """The columns that hold text in lists, such as tags. Read as dictionaries, they stay as small as they are in the file,
+    however long a text is that they name again and again.
+
+    Raises: InputError for the encodings that Arrow cannot read so.
+    """
+    columns = map(metadata.schema.column, range(metadata.num_columns))
+    listed = {c.path for c in columns if c.max_repetition_level and c.physical_type == "BYTE_ARRAY"}
+    for part in _parts(metadata):
+        delta = [encoding for encoding in part.encodings if encoding.startswith("DELTA")]
+        if delta and part.path_in_schema in listed:
+            remedy = f"{part.path_in_schema} is encoded as {delta[0]}: write it with a dictionary, or PLAIN"
+            raise InputError("path", str(path), remedy)
+    return sorted(listed)
+
+
+def _unpacked(held: Any) -> int:
+    """Bytes that a batch or an array takes as Python objects, about; of a dictionary, every text as often as it is named."""
+    if isinstance(held, pa.RecordBatch):
+        return sum(map(_unpacked, held.columns))
+    if isinstance(held, pa.ExtensionArray):
+        return _unpacked(held.storage)
+    if isinstance(held, pa.StructArray):
+        return sum(map(_unpacked, held.flatten()))
+    if isinstance(held, pa.MapArray):
+        return _unpacked(held.values[held.offsets[0].as_py() : held.offsets[-1].as_py()])
+    if pa.types.is_nested(held.type):
+        return _unpacked(held.flatten())
+    size = held.nbytes
+    if isinstance(held, pa.DictionaryArray):
+        size = pc.sum(pc.binary_length(held.dictionary).take(held.indices)).as_py() or 0
+    return size + 32 * (len(held) - held.null_count)
+
+
+def _parts(metadata: Any) -> Iterator[Any]:
+    """Every column of every row group, as far as they are read."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema.partition(".")[0] in _COLUMNS:
+                yield part
 
 
 def _declared(metadata: Any) -> list[int]:
     """Bytes that each part of a column takes when it is unpacked: its pages, and a place for every value."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    parts = (part for group in groups for part in map(group.column, range(group.num_columns)))
-    return [
-        max(part.total_uncompressed_size, 4 * part.num_values)
-        for part in parts
-        if part.path_in_schema.partition(".")[0] in _COLUMNS
-    ]
+    columns = map(metadata.schema.column, range(metadata.num_columns))
+    wide = {column.path: max(column.length, 4) for column in columns}  # of values of fixed length
+    return [max(part.total_uncompressed_size, wide[part.path_in_schema] * part.num_values) for part in _parts(metadata)]
 
 
 def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
@@ -120,6 +186,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
             where,
             "user is missing or empty: every row needs its owner under the name user, and its text under the name text",
         )
+    _check_name("user", user, where)
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
     if len(text) > LONGEST:
@@ -128,6 +195,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
         raise InputError("path", where, "label must be a string or a whole number")
+    _check_name("label", str(label), where)
     if tags is not None:
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
             raise InputError("path", where, "tags must be a list of strings")
@@ -145,26 +213,43 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     return Sentence(user, text, whole, None if tags is None else tuple(tags), mentions, label is None and tags is None)
 
 
+def _check_name(key: str, name: str, where: str) -> None:
+    if len(name) > _NAME:
+        raise InputError("path", where, f"a {key} of more than {_NAME:,} characters: name it shorter")
+
+
 def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
     if entities is None:
         return
     if not isinstance(entities, list) or not all(isinstance(entity, dict) for entity in entities):
         raise InputError("path", where, "entities must be a list of {category, start, end} or {category, text}")
-    if sum(entity.get("start") is None for entity in entities) * len(text) > _SEARCHED:
+    placed = [type(entity.get("start")) is type(entity.get("end")) is int for entity in entities]
+    forms = (entity.get("text") for entity, known in zip(entities, placed, strict=True) if not known)
+    if sum(1 + len(form) // 16 for form in forms if isinstance(form, str)) * len(text) > _SEARCHED:
         raise InputError("path", where, "too many entities for so long a text: give start and end, or divide it")
-    for entity in entities:
+    left, each = _MARKED
+    for entity, known in zip(entities, placed, strict=True):
         category, start, end, form = (entity.get(key) for key in ("category", "start", "end", "text"))
         if not isinstance(category, str) or not category.strip():
             raise InputError("path", where, "an entity needs a category")
-        if type(start) is int and type(end) is int:
+        _check_name("category", category, where)
+        if known:
             if not 0 <= start < end <= len(text) or not text[start:end].strip():
                 raise InputError("path", where, "an entity's start and end (in characters) hold no text")
-            yield Mention(category, start, end)
+            found = [(start, end)]
         elif isinstance(form, str) and form.strip():
-            words = r"\s+".join(map(re.escape, form.split()))
-            found = [m.span() for m in re.finditer(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE)]
+            found = list(itertools.islice(_places(form.split(), text), left // each + 1))
             if not found:
                 raise InputError("path", where, "an entity's text does not occur in the row: it would go unprotected")
-            yield from (Mention(category, *span) for span in found)
         else:
             raise InputError("path", where, "an entity needs start and end (whole numbers), or text")
+        left -= sum(end - start + each for start, end in found)
+        if left < 0:
+            raise InputError("path", where, "its entities are too many, or too long: divide it")
+        yield from (Mention(category, *span) for span in found)
+
+
+def _places(words: list[str], text: str) -> Iterator[tuple[int, int]]:
+    if sum(map(len, words)) <= len(text):
+        form = r"\s+".join(map(re.escape, words))
+        yield from (match.span() for match in re.finditer(rf"(?<!\w){form}(?!\w)", text, re.IGNORECASE))

@@ -4,6 +4,7 @@ one bucket and no more than one bucket need ever be in memory."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ def mention_rows(mentions: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"category": m.category, "start": m.start, "end": m.end} for m in mentions]
 
 
+def _size(sentence: Sentence) -> int:
+    """Its characters, and some for every tag and mention."""
+    whole = len(sentence.user) + len(sentence.text) + len(sentence.label or "")
+    parts = itertools.chain(sentence.tags or (), (mention.category for mention in sentence.mentions))
+    return whole + sum(16 + len(part) for part in parts)
+
+
 class Spill:
     """Bucket files in ``folder``. Memory: what is buffered, whatever the number of buckets or sentences."""
 
@@ -50,7 +58,7 @@ class Spill:
     def add(self, sentence: Sentence) -> None:
         self._buffer.setdefault(stable_hash(sentence.user) % self._num_buckets, []).append(sentence)
         self._sentences += 1
-        self._characters += len(sentence.text)
+        self._characters += _size(sentence)
         if self._sentences >= _BUFFERED_SENTENCES or self._characters >= _BUFFERED_CHARACTERS:
             self.flush()
 

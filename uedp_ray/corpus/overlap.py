@@ -23,7 +23,6 @@ against copied test text: Brown et al., "Language models are few-shot learners" 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus._spill import stable_hash
 from uedp_ray.corpus.bounds import mix64
+from uedp_ray.corpus.records import composed
 
 WINDOW = 32
 """Characters: five to seven English words."""
@@ -122,7 +122,7 @@ def _share(one: Hashes, other: Hashes) -> float | None:
 
 def user_names(users: Iterable[str]) -> Hashes:
     """Hashes of user ids, ascending and distinct; case, composition and white space do not tell two ids apart."""
-    names = (" ".join(unicodedata.normalize("NFKC", user).casefold().split()) for user in users)
+    names = (" ".join(composed("NFKC", user).casefold().split()) for user in users)
     return union(np.fromiter(map(stable_hash, names), np.uint64))
 
 
@@ -132,7 +132,7 @@ def shared_users(one: Hashes, other: Hashes) -> int | None:
 
 
 def _letters(text: str) -> str:
-    return _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return _NOT_COMPARED.sub("", composed("NFKC", text).casefold())
 
 
 def _window_hashes(pieces: list[str]) -> Hashes:

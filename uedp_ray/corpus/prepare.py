@@ -82,7 +82,8 @@ def prepare(
     Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
     (also when this run fails), so other categories do not run spaCy again.
     Raises: InputError if the source or a detector is unusable, holds no sentence, an entity list matches nothing, a
-    category is neither known nor marked in the source, or ``out`` holds something else or is being prepared elsewhere.
+    category is neither known nor marked in the source, or ``out`` holds something else or is being prepared elsewhere;
+    RuntimeError if workers die.
     """
     if workers < 1:
         raise InputError("workers", workers, "must be 1 or more")
@@ -283,7 +284,7 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
         yield from map(prepare_shard, tasks)
         return
     import ray
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayError, RayTaskError
 
     started = not ray.is_initialized()
     if started:
@@ -306,6 +307,9 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
                 due += 1
     except RayTaskError as error:
         raise error.cause from None  # the user's mistake, not Ray's account of it
+    except RayError as error:  # Ray has tried again a few times
+        died = f"a worker died each time ({type(error).__name__}), for want of memory perhaps"
+        raise RuntimeError(f"{died}: prepare with fewer workers, or with --workers 1") from None
     finally:
         if started:
             ray.shutdown()

@@ -7,12 +7,15 @@ Everything here is private data.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from dataclasses import dataclass, field
+from typing import Literal
 
 from uedp_ray.corpus.categories import canonical
 
+_MARKS = re.compile("[\\W\uff9e\uff9f]{31,}")  # and other text without letters; real marks never are so many in a row
 _WRAPPED = re.compile("(?<=\\w[-\u2010\u2011]) (?=\\w)")
 
 
@@ -50,4 +53,20 @@ def entity_form(text: str, mention: Mention) -> str:
 
 def folded(text: str) -> str:
     """Lower-cased and composed: what does not tell entities apart."""
-    return unicodedata.normalize("NFC", text.lower())
+    return composed("NFC", text.lower())
+
+
+def composed(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """``unicodedata.normalize``, in linear time: left to itself it sorts a run of marks by insertion."""
+    if text.isascii():
+        return text
+    return unicodedata.normalize(form, _MARKS.sub(lambda run: _in_order(form, run[0]), text))
+
+
+def _in_order(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """Decomposed, its marks in canonical order: the same text to ``form`` (Unicode Standard, 3.11)."""
+    parts = {letter: unicodedata.normalize("NFD" if form == "NFC" else "NFKD", letter) for letter in set(text)}
+    single = "".join(map(parts.__getitem__, text))
+    same = {letter: letter for letter in set(single)}  # one object each, or a long text takes a hundred times its size
+    runs = itertools.groupby(map(same.__getitem__, single), lambda letter: unicodedata.combining(letter) > 0)
+    return "".join("".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs)
