@@ -138,7 +138,7 @@ class Plan:
         held = np.bincount(incidence.entity_ids, minlength=incidence.num_entities)
         entity = np.minimum(held / privacy.entity_weight_cap, 1.0)
         extended = float((np.diff(incidence.entity_offsets) == 0).sum())
-        inner = privacy.entity_sampling_prob * entity.sum() + _extended_sampling_prob(self.config) * extended
+        inner = privacy.entity_sampling_prob * entity.sum() + extended_sampling_prob(self.config) * extended
         return Weights(user, entity, float(privacy.user_sampling_prob * user.sum() * inner))
 
     @property
@@ -174,7 +174,7 @@ class Plan:
             shared = None
         else:
             assert_never(privacy.entity_draw)
-        extended_prob = _extended_sampling_prob(self.config)
+        extended_prob = extended_sampling_prob(self.config)
         for user in users[in_cohort[users]].tolist():
             first, last = int(incidence.user_offsets[user]), int(incidence.user_offsets[user + 1])
             offsets = np.asarray(incidence.entity_offsets[first : last + 1])
@@ -345,7 +345,7 @@ def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64
     return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
-def _extended_sampling_prob(config: RunConfig) -> float:
+def extended_sampling_prob(config: RunConfig) -> float:
     """q_s; the estimator f_E leaves sentences without a detected entity out."""
     if config.privacy.estimator == "f_e":
         return 0.0
@@ -371,7 +371,7 @@ def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
         noise_multiplier=noise_multiplier,
         user_sampling_prob=privacy.user_sampling_prob,
         entity_sampling_prob=privacy.entity_sampling_prob,
-        extended_sampling_prob=_extended_sampling_prob(config),
+        extended_sampling_prob=extended_sampling_prob(config),
         selection_rule=privacy.selection_rule,
         entity_draw=privacy.entity_draw,
         max_holders=None if bounds.mode == "none" else bounds.max_holders,

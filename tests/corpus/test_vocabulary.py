@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.vocabulary import (
+    SPECIAL,
     Vocabulary,
     build_vocabulary,
     noisy_threshold,
@@ -302,7 +303,7 @@ def test_noisy_threshold_vocabulary_from_a_config() -> None:
     known = set(vocabulary.tokenizer.get_vocab())
     assert known == {"<unk>", "</s>", "<pad>", "the", "form", "was", "signed", "left"}
     assert vocabulary.decode(vocabulary.encode_batch(["Name7 left ."])[0]) == "<unk> left"
-    with pytest.raises(InputError, match="threshold"):
-        build_vocabulary(config, private_texts=texts[:2], max_holders=3, noise=_no_noise)
+    none = build_vocabulary(config, private_texts=texts[:2], max_holders=3, noise=_no_noise)
+    assert set(none.tokenizer.get_vocab()) == set(SPECIAL), "released too: that no word passed"
     with pytest.raises(InputError, match="noise source"):
         build_vocabulary(config, private_texts=texts)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters, run_config
 from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
 from uedp_ray.models.build import load_model
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.noise import GaussianNoise
@@ -248,6 +249,17 @@ def test_a_noisy_vocabulary_is_in_the_ledger_before_it_is_used(corpora, tmp_path
     assert kinds == ["open", "vocabulary", "round"]
     without = train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "without", workers=0)
     assert result["epsilon"]["user"] > 5 * without["epsilon"]["user"]
+
+
+def test_a_vocabulary_without_a_word_is_an_answer_that_is_asked_for_once(corpora, tmp_path):
+    """To draw again until a word passes is to play a release again because of what it released."""
+    config = run_config(corpora, vocabulary={**NOISY_WORDS, "noise_multiplier": 1e4}, training={"num_rounds": 1})
+    for resume in (False, True, True):
+        with pytest.raises(
+            InputError, match=r"no word passed the threshold, and asking was charged: in another folder"
+        ):
+            train(config, tmp_path / "run", workers=0, resume=resume)
+        assert [event["kind"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")] == ["open", "vocabulary"]
 
 
 def test_without_evaluation_text_there_is_no_perplexity(corpora, tmp_path):

@@ -8,9 +8,10 @@ import re
 import pytest
 
 from tests.training.runs import TEST_NOISE, TREE, run_config
+from tests.training.tiny import tiny_config
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import load_config
-from uedp_ray.plan import Plan
+from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.training.host import train
@@ -106,7 +107,7 @@ def test_what_ended_early_what_was_scored_and_where_files_lie_are_said_as_they_a
     text = statement(
         Plan.of(planned), ledger, {}, rounds=5, detectors=["list:/home/ann/names.txt", "spacy:/home/ann/m", "spacy:en"]
     )
-    assert "Rounds: 5 of 9 planned. **It ended before its plan**: rounds that" in text
+    assert "Rounds: 5 of 9 planned. **It ended before its plan**: what was" in text
     assert "found by: list:not-published, spacy:not-published, spacy:en;" in text
     unscored = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation=None))
     assert "No perplexity is computed." in statement(Plan.of(unscored), ledger, {})
@@ -130,3 +131,38 @@ def test_small_epsilons_are_shown_to_three_places_and_infinity_as_none():
     assert show_epsilon(1.23456) == "1.235"
     assert show_epsilon(float("inf")) == show_epsilon(None) == "no guarantee"
     assert int(show_epsilon(1e308)) >= 1e308
+
+
+def of_rounds(config, charged, *, vocabularies=1):
+    """The statement of a run that was charged for so many rounds, the last of them as often as it takes."""
+    plan = Plan.of(config)
+    header = plan.header()
+    events = [{"kind": "open", "header": header}]
+    if header["plan"]["vocabulary"]:
+        events += [{"kind": "vocabulary", **header["plan"]["vocabulary"]}] * vocabularies
+    last = config.training.num_rounds - 1
+    events += [plan.event(round_index=min(i, last), attempt=max(0, i - last)) for i in range(charged)]
+    return statement(plan, events, epsilons(plan, events), rounds=config.training.num_rounds)
+
+
+def test_epsilon_is_said_to_be_of_the_rounds_that_it_is_of():
+    config = tiny_config(privacy={"test_noise_seed": None}, training={"num_rounds": 20})
+    assert "- ε is that of the 20 rounds planned before the first, however many of them were played.\n" in of_rounds(
+        config, 20
+    )
+    assert "however many of them were played, and of 3 that were charged beyond them: 23 in all." in of_rounds(
+        config, 23
+    )
+
+
+def test_no_bound_is_stated_that_nothing_enforces():
+    privacy = {"protect": "user", "test_noise_seed": None}
+    unbounded = of_rounds(tiny_config(bounds={"mode": "none"}, privacy=privacy), 3)
+    assert "a sentence's gradient" in unbounded
+    assert "one entity moves" not in unbounded
+    assert "one entity moves" in of_rounds(tiny_config(privacy=privacy), 3)
+
+
+def test_sentences_without_entities_are_said_to_be_drawn_as_they_are():
+    found = of_rounds(tiny_config(privacy={"estimator": "f_e", "test_noise_seed": None}), 3)
+    assert "sentences without entities 0;" in found

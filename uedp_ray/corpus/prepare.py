@@ -146,7 +146,9 @@ def prepare(
         (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
     if protected and not statistics["entities"]:
         where = source.path or source.format
-        _log.warning("no sensitive entity was found in %s: check its detector and categories", where)
+        _log.warning(
+            "no sensitive entity was found in %s: check its detector and categories (private: read off the text)", where
+        )
     return statistics
 
 

@@ -33,7 +33,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.files import check_regular
 
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
-_SPECIAL = (UNKNOWN, END, PAD)
+SPECIAL = (UNKNOWN, END, PAD)
 _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 _MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
@@ -182,7 +182,8 @@ def build_vocabulary(
       max_holders: K, for ``noisy-threshold``; 0 protects users only.
       noise: for ``noisy-threshold``; see there.
 
-    Raises: InputError if the tokenizer cannot be opened, or no word is found or released.
+    Raises: InputError if the tokenizer cannot be opened, or there is no public word. That no private word is released is a
+    release too, of a vocabulary without words.
     """
     if config.kind == "tokenizer":
         return Vocabulary.load(config.path)
@@ -200,9 +201,6 @@ def build_vocabulary(
         noise=noise,
         **vocabulary_event_fields(config, max_holders),
     )
-    if not words:
-        remedy = "no word passed the threshold: lower it, or use public-words"
-        raise InputError("vocabulary.noise_multiplier", config.noise_multiplier, remedy)
     return _word_vocabulary(words, config)
 
 
@@ -282,11 +280,11 @@ def _normalizer(config: VocabularyConfig) -> Any:
 
 def _words(normalize: Any, text: str) -> list[str]:
     """Normalised words, exactly as the tokenizer will split them; special tokens in the text are no words."""
-    return [word for word in normalize.normalize_str(text).split() if word not in _SPECIAL]
+    return [word for word in normalize.normalize_str(text).split() if word not in SPECIAL]
 
 
 def _word_vocabulary(words: Sequence[str], config: VocabularyConfig) -> Vocabulary:
-    kept = (*_SPECIAL, *words[: config.max_size - len(_SPECIAL)])
+    kept = (*SPECIAL, *words[: config.max_size - len(SPECIAL)])
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=UNKNOWN))
     tokenizer.normalizer = _normalizer(config)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -77,6 +77,9 @@ def card(
         ("All settings", "[config.yaml](config.yaml)"),
     ]
     table = "\n".join(f"| {what} | {found} |" for what, found in rows)
+    relation = "zero-out, " + (
+        "within declared bounds" if config.bounds.mode == "declared" else "who holds what is fixed"
+    )
     return f"""\
 ---
 {_front_matter(config)}---
@@ -102,7 +105,8 @@ where it was chosen among others by its results.
 
 ## Limits
 
-The guarantee is about the private text that this model was trained on, as its owner declared it. It says nothing of the
+The guarantee compares the private text that this model was trained on, as its owner declared it, with the same text in
+which the sentences of one {privacy.protect.replace("-", " and one ")} say nothing ({relation}). It says nothing of the
 public text and the public model that training may have started from, nor of text that is typed into it.
 {CHECKED}
 """

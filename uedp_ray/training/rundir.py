@@ -29,7 +29,7 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
-from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.files import (
@@ -61,6 +61,8 @@ from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import make_vocabulary, public_text
 
 Say = Callable[[str], None]
+_NO_WORDS = "no-words"
+"""Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
 DRIVER_WAIT = 120.0
@@ -399,7 +401,15 @@ def _set_up(
             vocabulary.save(new)
             if config.words.kind == "noisy-threshold":
                 (new / TRAINED_HERE).touch()
+                if vocabulary.size <= len(SPECIAL):
+                    (new / _NO_WORDS).touch()
         storage.put(run.vocabulary)
+    if (run.vocabulary / _NO_WORDS).exists():
+        remedy = (
+            "no word passed the threshold, and asking was charged: in another folder take less noise, a larger "
+            "vocabulary.threshold_delta or public-words, and add that run's epsilon to this one's"
+        )
+        raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
     say("tokenising")
     vocabulary = Vocabulary.load(run.vocabulary)
     tokens = (tokens or run.tokens).resolve()
@@ -547,7 +557,7 @@ def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, say: 
     """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
     if not corpus.num_entities and config.privacy.protect != "user":
         what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
-        say(f"caution: {what}; check corpus.source.detector and corpus.categories")
+        say(f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)")
     if bounded.dropped_share >= 0.05:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
         say(f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)")

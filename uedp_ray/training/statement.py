@@ -16,8 +16,8 @@ from typing import Any
 
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
-from uedp_ray.plan import Plan, cautions
-from uedp_ray.privacy.events import charges
+from uedp_ray.plan import Plan, cautions, extended_sampling_prob
+from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_epsilon
 from uedp_ray.redact import named_detector
 
@@ -91,7 +91,7 @@ def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes")
 
 def _course(rounds: int, planned: int) -> str:
     """Whether the run ended as planned."""
-    lost = ": rounds that were charged and then lost took the budget of the rest"
+    lost = ": what was charged twice, or charged and then lost, took the budget of the rest"
     return f"Rounds: {rounds} of {planned} planned" + (
         f". **It ended before its plan**{lost}." if rounds < planned else "."
     )
@@ -182,15 +182,16 @@ def statement(
         *_planned(events),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
-        f"{privacy.extended_sampling_prob:g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
+        f"{extended_sampling_prob(config):g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
     ]
     if plan.mechanism is not None:
         clip = "none" if privacy.sentence_clip_norm is None else f"{privacy.sentence_clip_norm:g}"
+        entity = f"; so one entity moves one user's update by at most {config.entity_clip_norm:g}"
         lines += [
             f"- Noise: Gaussian, standard deviation {plan.noise_std:.6g} in the sum of user updates "
             f"(noise multiplier {plan.mechanism.noise_multiplier:.6g}), added once by the driver.",
             f"- Clipping: a user's update {privacy.l2_clip_norm:g}; a sentence's gradient "
-            f"{clip}; so one entity moves one user's update by at most {config.entity_clip_norm:g}.",
+            f"{clip}{entity if bounds.mode != 'none' else ''}.",
         ]
     if bounds.mode != "none":
         beyond = {"m": f" ({bounds.entity_bound} beyond)", "K": f" ({bounds.holder_bound} beyond)"}
@@ -231,7 +232,9 @@ def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
 
 
 def _planned(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    plan = charges(events).plan
-    if plan is None:
+    charged = charges(events)
+    if charged.plan is None:
         return []
-    return [f"- ε is that of the {plan.rounds} rounds planned before the first, however many of them were played."]
+    planned, whole = charged.plan.rounds, to_planned_end(charged).num_rounds
+    more = f", and of {whole - planned} that were charged beyond them: {whole} in all" if whole > planned else ""
+    return [f"- ε is that of the {planned} rounds planned before the first, however many of them were played{more}."]
