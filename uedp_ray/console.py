@@ -209,7 +209,7 @@ def refuse_short(rows: Iterable[dict[str, Any]]) -> None:
     short = [row for row in rows if (row.get("rounds") or 0) < (row.get("planned_rounds") or 0)]
     if short:
         ends = ", ".join(f"{_named(row)}ended after {row['rounds']} of {row['planned_rounds']} rounds" for row in short)
-        why = "rounds that were charged and lost, in a crash or with a node, took the budget of the rest"
+        why = "what was charged twice, or charged and lost in a crash or with a node, took the budget of the rest"
         raise RuntimeError(f"{ends}: {why}; for all rounds train anew, with a lower training.checkpoint_every")
 
 

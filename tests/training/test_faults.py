@@ -121,9 +121,12 @@ def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tm
     answer = json.loads(out)
     assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= answer.items()
     assert (answer["rounds"], answer["planned_rounds"]) == (2, 6)
-    assert "failed: ended after 2 of 6 rounds: rounds that were charged and lost" in err
     assert (
-        "Rounds: 2 of 6 planned. **It ended before its plan**: rounds that were charged and then lost"
+        "failed: ended after 2 of 6 rounds: what was charged twice, or charged and lost in a crash or with a node, took"
+        in err
+    )
+    assert (
+        "Rounds: 2 of 6 planned. **It ended before its plan**: what was charged twice, or charged and then lost,"
         in (tmp_path / "run" / "privacy.md").read_text()
     )
 
