@@ -49,6 +49,14 @@ def searched(request, tmp_path_factory):
     return command, copy
 
 
+def whole(searched):
+    """The command, with its sweep as it ended."""
+    command, copy = searched
+    shutil.rmtree(command.out)
+    shutil.copytree(copy, command.out)
+    return command
+
+
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize(
     "gone",
@@ -63,26 +71,23 @@ def searched(request, tmp_path_factory):
     ids=" and ".join,
 )
 def test_nothing_is_searched_anew_for_less(searched, capsys, gone, resume):
-    command, copy = searched
-    shutil.rmtree(command.out)
-    shutil.copytree(copy, command.out)
+    command = whole(searched)
     there = [command.out / name for name in gone if (command.out / name).exists()]
     for path in there:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     command.resume, released = resume, len(command.releases())
     capsys.readouterr()
-    if there:
-        assert command.call() == 2
-        told = capsys.readouterr().err
-        assert told.count("error: ") == 1
-        assert re.search("is (gone|missing)" if resume else "--resume|is gone", told)
+    if not there:
+        pytest.skip("an adaptive search has no pool")
+    assert command.call() == 2
+    told = capsys.readouterr().err
+    assert told.count("error: ") == 1
+    assert re.search("is (gone|missing)" if resume else "--resume|is gone", told)
     assert len(command.releases()) == released
 
 
 def test_another_sweep_does_not_take_its_place(searched, capsys):
-    command, copy = searched
-    shutil.rmtree(command.out)
-    shutil.copytree(copy, command.out)
+    command = whole(searched)
     shutil.rmtree(command.out / "trials")
     tree = command.tree()
     tree["base"]["model"]["hidden_size"] = 32
