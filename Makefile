@@ -15,9 +15,8 @@ quickstart: $(VENV)/.installed
 	$(BIN)/uedp-ray report $(OUT)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --ignore=tests/privacy
-	$(BIN)/pytest -m slow --durations=25
+	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
+	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/privacy --durations=25
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
