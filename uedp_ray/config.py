@@ -65,12 +65,14 @@ def positive(name: str, value: float | None, *, optional: bool = False) -> None:
         raise InputError(name, value, "must be a finite number above 0")
 
 
-def at_least(name: str, value: int | None, low: int, *, optional: bool = False) -> None:
-    """Raises: InputError if ``value`` is below ``low``."""
+def at_least(name: str, value: int | None, low: int, *, most: int | None = None, optional: bool = False) -> None:
+    """Raises: InputError if ``value`` is below ``low``, or above ``most``."""
     if optional and value is None:
         return
     if value is None or value < low:
         raise InputError(name, value, f"must be {low} or more")
+    if most is not None and value > most:
+        raise InputError(name, value, f"must be {most:,} or fewer")
 
 
 def _same_file(one: str, other: str) -> bool:

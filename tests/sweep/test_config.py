@@ -20,6 +20,9 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         ({"search": {"sercher": "tpe"}}, "search.sercher", "unknown key"),
         ({"search": {"searcher": "magic"}}, "search.searcher", "random, grid, tpe"),
         ({"search": {"trials": 0}}, "search.trials", "1 or more"),
+        ({"search": {"trials": 100_000_000}}, "search.trials", "must be 10,000 or fewer"),
+        ({"search": {"seeds_per_trial": 1_000_000_000}}, "search.seeds_per_trial", "must be 1,000 or fewer"),
+        ({"search": {"pool_size": 100_000_000}}, "search.pool_size", "must be 10,000 or fewer"),
         ({"search": {"searcher": "grid", "trials": 3}}, "search.trials", "leave it out"),
         (
             {"search": {"selection": "repeat_and_select"}},

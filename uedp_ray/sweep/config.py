@@ -36,7 +36,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.statement import narrowed
-from uedp_ray.sweep.space import Space, setting
+from uedp_ray.sweep.space import MAX_POINTS, Space, setting
 from uedp_ray.sweep.stopping import EarlyStopping
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
@@ -44,6 +44,7 @@ Selection = Literal["default", "public", "repeat_and_select", "composition"]
 Law = Literal["logarithmic", "geometric", "poisson"]
 Tracker = Literal["mlflow", "wandb"]
 DEFAULT_TRIALS = 32
+MAX_SEEDS = 1_000
 _PRIVATE_WORDS = "noisy-threshold"
 
 
@@ -96,9 +97,10 @@ class SearchConfig:
         choice("search.early_stopping", self.early_stopping, EarlyStopping)
         choice("search.selection", self.selection, Selection)
         choice("search.law", self.law, Law)
-        at_least("search.trials", self.trials, 1, optional=True)
-        for name in ("seeds_per_trial", "grace_rounds", "pool_size"):
-            at_least(f"search.{name}", getattr(self, name), 1)
+        at_least("search.trials", self.trials, 1, most=MAX_POINTS, optional=True)
+        at_least("search.seeds_per_trial", self.seeds_per_trial, 1, most=MAX_SEEDS)
+        at_least("search.grace_rounds", self.grace_rounds, 1)
+        at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
         at_least("search.seed", self.seed, 0)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")

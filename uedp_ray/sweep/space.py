@@ -34,7 +34,8 @@ Point = dict[str, Scalar]
 _DEFAULTS = to_dict(RunConfig(privacy=PrivacyConfig(noise="none")))
 
 COHORT = "expected_cohort_size"
-_MAX_GRID = 10_000
+MAX_POINTS = 10_000
+"""Of a grid, or of any search: they are made, priced and kept together."""
 _KINDS = ("uniform", "log_uniform", "integer", "choice")
 _OPTIONS = {"uniform": {"points"}, "log_uniform": {"points"}, "integer": {"step"}, "choice": set[str]()}
 _CHECKED = "public text is compared with the private text once, before the first trial"
@@ -102,7 +103,7 @@ class Dimension:
             return range(self.values[0], self.values[1] + 1, self.step)
         if self.points is None:
             raise InputError(f"space.{self.key}", dict(self.spec), "a grid needs points: n for a range, or a choice")
-        count = min(self.points, _MAX_GRID + 1)  # what is more is refused
+        count = min(self.points, MAX_POINTS + 1)  # what is more is refused
         return [self.at(i / max(self.points - 1, 1)) for i in range(count)]
 
 
@@ -151,9 +152,9 @@ class Space(dict[str, Dimension]):
                 for value in left[0].grid():
                     yield from extend({**point, left[0].key: value}, left[1:])
 
-        points = list(itertools.islice(extend({}, list(self.values())), _MAX_GRID + 1))
-        if len(points) > _MAX_GRID:
-            raise InputError("space", list(self), f"has a grid of more than {_MAX_GRID:,} points: leave some out")
+        points = list(itertools.islice(extend({}, list(self.values())), MAX_POINTS + 1))
+        if len(points) > MAX_POINTS:
+            raise InputError("space", list(self), f"has a grid of more than {MAX_POINTS:,} points: leave some out")
         return points
 
     def at(self, values: Mapping[str, Scalar]) -> Point:
