@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.analysis.sweeps import read_result, write_sweep
+from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.publish import publishable
@@ -336,6 +336,15 @@ def test_a_private_page_says_so_and_is_owner_only(copies):
     for file in (path, copies["private"] / "figures" / "pareto.svg"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "private." not in Page(copies["small"] / "report.html").text
+
+
+def test_where_the_price_became_that_of_composition_the_number_was_still_drawn(copies, tmp_path):
+    copy = shutil.copytree(copies["private"], tmp_path / "copy")
+    result = read_result(copy)
+    result["selection"] |= {"rule": "composition", "releasable": RELEASABLE["composition"]}
+    (copy / "result.json").write_text(json.dumps(result))
+    report([copy])
+    assert "a random number, 3 in the mean" in Page(copy / "report.html").text.lower()
 
 
 def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):

@@ -204,6 +204,18 @@ def test_trials_must_stay_within_the_bound():
             check_trial([event], candidates, **call)
 
 
+@pytest.mark.parametrize("holder_bound", ["truncate", "reweight"])
+def test_a_trial_that_broke_off_stayed_within_the_bound_at_whatever_round(holder_bound):
+    """Shares of delta are rounded to powers of two: taken of its own few rounds, they were larger than the candidate's."""
+    users = {"max_users": 150} if holder_bound == "reweight" else {}
+    one = dataclasses.replace(ENTITY, max_holders=5, user_sampling_prob=0.2, holder_bound=holder_bound, **users)
+    candidates = [[(one, 20)], [(dataclasses.replace(one, noise_multiplier=9.0), 37)]]
+    for rounds in range(21):
+        check_trial(ledger(one, rounds), candidates, mean=4, delta=1e-5)
+    with pytest.raises(InputError, match="rounds = 21"):
+        check_trial(ledger(one, 21), candidates, mean=4, delta=1e-5)
+
+
 def test_defaults_and_refusals():
     assert default_rule(**RANDOM) == "repeat_and_select"
     assert default_rule("random", early_stopping=True) == "composition"

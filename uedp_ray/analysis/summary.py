@@ -108,8 +108,9 @@ def _trials(sweep: Sweep) -> str:
     states = [f"{sweep.counts[state]} {words}" for state, words in _WORDS.items() if sweep.counts[state]]
     planned = sweep.sweep_config.num_trials
     asked = f"{planned} asked for"
-    if sweep.selection["rule"] == "repeat_and_select":
-        asked = f"a secret random number, {planned} in the mean"
+    if sweep.sweep_config.search.rule == "repeat_and_select":  # and whatever it was priced by in the end
+        secret = "secret " if sweep.selection["rule"] == "repeat_and_select" else ""
+        asked = f"a {secret}random number, {planned} in the mean"
     return f"{asked}; {', '.join(states) or 'none begun'}"
 
 

@@ -78,15 +78,17 @@ def rdp(
     accountant: str = "user-entity",
     kind: str = "entity",
     orders: tuple[float, ...] = ORDERS,
+    over: int | None = None,
 ) -> tuple[np.ndarray, float]:
     """Renyi divergences at ``orders``, larger direction, and the mass they leave out: about ``lost``, to be taken off delta.
 
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
+    ``over``: the rounds among which ``lost`` is divided, where a run broke off those of the whole; none: all of ``parts``.
     """
     accounting.check_rounds(parts)
     if not 0.0 < lost < 1.0:
         raise InputError("lost", lost, "must lie strictly between 0 and 1")
-    total = max(sum(count for _, count in parts), 1)
+    total = max(sum(count for _, count in parts) if over is None else over, 1)
     tail = 2.0 ** math.floor(math.log2(lost / total) - 1)  # a power of 2 lets counts share rounds
     rates_A, cut = np.zeros(len(orders)), 0.0
     for mechanism, count in parts:

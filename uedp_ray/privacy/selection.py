@@ -161,16 +161,23 @@ def check_trial(
 ) -> None:
     """Whether a trial's ledger, replayed rounds included, stayed within the bound common to all ``candidates``.
 
+    A trial that broke off does: its labels are cut as those of a whole candidate are.
+
     Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
     """
     parts = _rounds(events)
+    plans = {sum(count for _, count in candidate) for candidate in candidates}
     for each in dominating.kinds(kind):
-        bound = {"mean": mean, "delta": delta, "accountant": accountant, "kind": each}
-        rates_A, lost = common_bound(candidates, **bound)  # type: ignore[arg-type]
-        trial_A, trial_lost = common_bound([parts], **bound)  # type: ignore[arg-type]
-        if (trial_A > rates_A * (1 + 1e-9)).any() or trial_lost > lost * (1 + 1e-9):
-            rounds = sum(count for _, count in parts)
-            raise InputError("rounds", rounds, "the trial spent more than any candidate may: use composition")
+        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, accountant=accountant, kind=each)
+        for rounds in plans:
+            trial_A, trial_lost = renyi.rdp(
+                parts, lost=renyi.SHARE * delta / mean, accountant=accountant, kind=each, over=rounds
+            )
+            if (trial_A <= rates_A * (1 + 1e-9)).all() and trial_lost <= lost * (1 + 1e-9):
+                break
+        else:
+            charged = sum(count for _, count in parts)
+            raise InputError("rounds", charged, "the trial spent more than any candidate may: use composition")
 
 
 def _rounds(events: Iterable[Event]) -> list[tuple[RoundMechanism, int]]:

@@ -42,9 +42,9 @@ _NOT_COVERED = """\
   with the same corpus in which the protected sentences say nothing.
 - The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
 - Timing, memory and file sizes.
-- Floating point: sums are exact, bounds hold for what was summed, and what was released lies on a grid that the data do
-  not change; the noise itself is taken as exactly Gaussian (it is a generator's, in double precision, with a fresh key of
-  the operating system).
+- Floating point: sums are exact, bounds hold for what was summed, and what a round released lies on a grid that the data do
+  not change (of a noisy vocabulary only words and their order are released); the noise itself is taken as exactly Gaussian
+  (it is a generator's, in double precision, with a fresh key of the operating system).
 - The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
 """
 
