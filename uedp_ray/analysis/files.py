@@ -66,8 +66,8 @@ def read_table(root: Path, name: str) -> pa.Table:
     path = inside(root, name)
     try:
         table = read_bounded(path, "have it made anew by uedp-ray sweep … --resume")
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(name, str(root), f"is no Parquet file that can be read ({type(error).__name__})") from None
+    except OSError as error:
+        raise InputError(name, str(root), f"cannot be read ({error.strerror})") from None
     if table is None:
         raise InputError(name, str(root), f"unpacks to more than {MAX_BYTES} bytes: no sweep writes that")
     return table

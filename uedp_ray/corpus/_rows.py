@@ -17,6 +17,7 @@ from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST, Lines
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError, unreadable
+from uedp_ray.tables import refusing_damage
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
@@ -49,45 +50,48 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
     Text repeats itself, but not without end: what unpacks to more than 64 MiB and a thousand times the file is refused,
     by what the file declares before anything is unpacked, and as it is read.
     """
+    try:
+        with refusing_damage(InputError("path", str(path), "not a readable Parquet file")):
+            yield from _parquet_rows(path)
+    except OSError as error:
+        raise unreadable(error, "path", str(path)) from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Sentence]:
     most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
-    try:
-        listed = _listed_text(pq.read_metadata(path), path)
-        bounded: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER}  # else a row group is read as a whole
-        with pq.ParquetFile(path, read_dictionary=listed, **bounded) as file:
-            names = set(file.schema_arrow.names)
-            missing = sorted({"user", "text"} - names)
-            if missing:
-                raise InputError("path", str(path), f"no column {missing[0]}: a row needs user and text")
-            declared = _declared(file.metadata)
-            if sum(declared) > most:
-                raise bomb
-            rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
-            inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
-            plain = [name for name in _COLUMNS if name in names - inside]
-            number = 0
-            for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
+    listed = _listed_text(pq.read_metadata(path), path)
+    bounded: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER}  # else a row group is read as a whole
+    with pq.ParquetFile(path, read_dictionary=listed, **bounded) as file:
+        names = set(file.schema_arrow.names)
+        missing = sorted({"user", "text"} - names)
+        if missing:
+            raise InputError("path", str(path), f"no column {missing[0]}: a row needs user and text")
+        declared = _declared(file.metadata)
+        if sum(declared) > most:
+            raise bomb
+        rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
+        inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
+        plain = [name for name in _COLUMNS if name in names - inside]
+        number = 0
+        for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
 
-                def batches(columns: list[str], rows: int, group: int = group) -> Iterator[pa.RecordBatch]:
-                    nonlocal most
-                    for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-                        most -= _unpacked(batch)
-                        if most < 0:
-                            raise bomb
-                        yield batch
+            def batches(columns: list[str], rows: int, group: int = group) -> Iterator[pa.RecordBatch]:
+                nonlocal most
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                    most -= _unpacked(batch)
+                    if most < 0:
+                        raise bomb
+                    yield batch
 
-                lists = _rows(batches(sorted(inside), _LISTS), path, number) if inside else itertools.repeat({})
-                cells = _rows(batches(plain, rows), path, number) if plain else itertools.repeat({})
-                last = number + file.metadata.row_group(group).num_rows
-                for _, cell, others in zip(range(number, last), cells, lists, strict=False):
-                    number += 1
-                    yield checked_row(cell | others, f"{path}:row {number}")
-                if number < last:
-                    raise pa.ArrowInvalid("a column ends before the others")
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two from damaged pages
-        if isinstance(error, OSError) and error.errno is not None:
-            raise unreadable(error, "path", str(path)) from None
-        raise InputError("path", str(path), "not a readable Parquet file") from None
+            lists = _rows(batches(sorted(inside), _LISTS), path, number) if inside else itertools.repeat({})
+            cells = _rows(batches(plain, rows), path, number) if plain else itertools.repeat({})
+            last = number + file.metadata.row_group(group).num_rows
+            for _, cell, others in zip(range(number, last), cells, lists, strict=False):
+                number += 1
+                yield checked_row(cell | others, f"{path}:row {number}")
+            if number < last:
+                raise pa.ArrowInvalid("a column ends before the others")
 
 
 def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.errors import InputError
+from uedp_ray.tables import refusing_damage
 
 SHARD_SCHEMA = pa.schema(
     {
@@ -247,7 +248,7 @@ class _Finder:
             self._path = cache / f"{digest.hexdigest()}.parquet"
             if (kept := _kept(self._path)) is not None and len(kept) == len(rows):
                 self._known = True
-                self._kept = [tuple(Mention(**mention) for mention in row) for row in kept]
+                self._kept = kept
 
     def find(self, batch: list[Sentence]) -> Findings:
         if self._known:
@@ -270,15 +271,16 @@ class _Finder:
         os.replace(partial, self._path)  # whole or not at all: another worker or run may be reading
 
 
-def _kept(path: Path) -> list[Any] | None:
+def _kept(path: Path) -> Findings | None:
     """The findings in a file of the cache; None if there are none, or it is damaged: they are made again."""
     try:
-        table = pq.read_table(path, schema=_KEPT) if path.is_file() else None
-    except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise
+        with refusing_damage(InputError("path", str(path), "is damaged: delete it")):
+            rows = pq.read_table(path, schema=_KEPT)["mentions"].to_pylist() if path.is_file() else None
+            if rows is None or any(None in mention.values() for row in rows for mention in row):
+                return None
+            return [tuple(Mention(**mention) for mention in row) for row in rows]
+    except InputError:
         return None
-    return None if table is None else table["mentions"].to_pylist()
 
 
 def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:

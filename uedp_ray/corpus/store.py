@@ -25,13 +25,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from uedp_ray.corpus._shards import sentences_of
+from uedp_ray.corpus._shards import SHARD_SCHEMA, sentences_of
 from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
 from uedp_ray.files import check_regular, read_json
+from uedp_ray.tables import refusing_damage
 
 T = TypeVar("T")
 
@@ -217,9 +218,10 @@ class Corpus:
         """What Arrow says of a damaged file, in the user's words."""
         try:
             check_regular(self.path / name, _AGAIN)
-            yield
-        except (pa.ArrowException, OSError, KeyError, IndexError) as error:
-            if getattr(error, "errno", None) in _SCARCE:
+            with refusing_damage(self._damaged(name)):
+                yield
+        except OSError as error:
+            if error.errno in _SCARCE:
                 raise
             raise self._damaged(name) from None
 
@@ -238,7 +240,8 @@ class Corpus:
             first_row = self.user_offsets[self.shard_users[shard]]
             name = f"shards/part-{shard:05d}.parquet"
             with self._reading(name), pq.ParquetFile(self.path / name) as file:
-                if file.metadata.num_rows != self.user_offsets[self.shard_users[shard + 1]] - first_row:
+                whole = file.metadata.num_rows == self.user_offsets[self.shard_users[shard + 1]] - first_row
+                if not (whole and file.schema_arrow.equals(SHARD_SCHEMA)):
                     raise self._damaged(name)
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
                 bounds = np.concatenate([[0], np.cumsum(sizes)])
@@ -249,7 +252,10 @@ class Corpus:
                     group = int(np.searchsorted(bounds, begin, "right")) - 1
                     while bounds[group] < end:
                         if group != current:
-                            current, rows = group, decode(file.read_row_group(group, columns))
+                            table = file.read_row_group(group, columns)
+                            if any(table[column].null_count for column in columns if column in ("user", "text")):
+                                raise self._damaged(name)
+                            current, rows = group, decode(table)
                         values += rows[max(begin - bounds[group], 0) : end - bounds[group]]
                         group += 1
                         if group == len(sizes):

@@ -22,7 +22,7 @@ from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
-from uedp_ray.tables import read_bounded
+from uedp_ray.tables import read_bounded, refusing_damage
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
@@ -84,13 +84,12 @@ class RunDriver:
         """Those of ``rounds.parquet``, as far as it can be read."""
         names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in ACCOUNTANTS)}
         try:
-            most = self._training.num_rounds + 1
-            table = read_bounded(self.run.rounds, "delete it", most_rows=most) if self.run.rounds.exists() else None
-        except (pa.ArrowException, InputError, OSError) as error:
-            if getattr(error, "errno", None) is not None:  # the machine's, not the file's
-                raise
-            table = None
-        rows = table.to_pylist() if table is not None and set(table.column_names) == names else []
+            with refusing_damage(InputError("rounds.parquet", str(self.run.rounds), "is damaged: delete it")):
+                most = self._training.num_rounds + 1
+                table = read_bounded(self.run.rounds, "delete it", most_rows=most) if self.run.rounds.exists() else None
+                rows = table.to_pylist() if table is not None and set(table.column_names) == names else []
+        except InputError:
+            rows = []
         return rows if rows and rows[0]["round"] == 0 and all(map(_is_row, rows)) else []
 
     def _affordable(self) -> int:
