@@ -16,6 +16,7 @@ from uedp_ray.analysis.files import read_table
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._shards import _KEPT, _kept
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.plan import ACCOUNTANTS
@@ -117,6 +118,12 @@ def test_of_findings_kept_from_an_earlier_run(tmp_path):
         assert all(type(mention.start) is type(mention.end) is int for row in kept for mention in row)
 
     read_or_refused(path, act)
+
+
+def test_of_a_source(tmp_path):
+    pq.write_table(rows(), tmp_path / "rows.parquet")
+    source = SourceConfig(path=str(tmp_path / "rows.parquet"), format="parquet")
+    read_or_refused(tmp_path / "rows.parquet", lambda: list(read(source)))
 
 
 @pytest.mark.parametrize(

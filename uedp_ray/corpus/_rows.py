@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from uedp_ray.tables import refusing_damage
 _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
 _LISTS = 2048  # rows whose lists are read at once: Arrow copies their dictionary each time
-_BUFFER = 1 << 20
+_BOUNDED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}  # else a row group is read as a whole
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
 _NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
 _SEARCHED = 1 << 30  # characters of a row times entities by their text, one more every 16 characters of it: a minute
@@ -60,9 +62,9 @@ def read_parquet(path: Path) -> Iterator[Sentence]:
 def _parquet_rows(path: Path) -> Iterator[Sentence]:
     most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
+    _check_parts(path)
     listed = _listed_text(pq.read_metadata(path), path)
-    bounded: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER}  # else a row group is read as a whole
-    with pq.ParquetFile(path, read_dictionary=listed, **bounded) as file:
+    with pq.ParquetFile(path, read_dictionary=listed, **_BOUNDED) as file:
         names = set(file.schema_arrow.names)
         missing = sorted({"user", "text"} - names)
         if missing:
@@ -92,6 +94,32 @@ def _parquet_rows(path: Path) -> Iterator[Sentence]:
                 yield checked_row(cell | others, f"{path}:row {number}")
             if number < last:
                 raise pa.ArrowInvalid("a column ends before the others")
+
+
+class _NoPagesError(Exception):
+    pass
+
+
+class _NoPages(io.FileIO):
+    """A file that is read no further once it is shut."""
+
+    shut = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.shut:
+            raise _NoPagesError
+        return super().read(size)
+
+
+def _check_parts(path: Path) -> None:
+    """Begins to read each row group, and not one page: what Arrow says of a damaged part of a column where it reads one ends
+    the process, uncaught in C++, where ``_parts`` asks for it.
+    """
+    with _NoPages(path) as raw, pq.ParquetFile(raw, **_BOUNDED) as file:
+        raw.shut = True
+        for group in range(file.num_row_groups):
+            with suppress(_NoPagesError):
+                next(file.iter_batches(1, row_groups=[group], use_threads=False), None)
 
 
 def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterator[dict[str, Any]]:
