@@ -30,6 +30,7 @@ _NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
 _SHORT = re.compile(r"\d+ requested and \d+ written")
 """How NumPy says that a disk is full."""
 _MOST_JSON = 1 << 26
+_COUNTED, _MOST_COUNTED = re.compile(r"(labels?|label2id|layers?|layer_types)$"), 1 << 15
 _SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -97,6 +98,25 @@ def read_json(path: Path, fields: Mapping[str, Check], remedy: str) -> dict[str,
     except Unexpected as error:  # without the value: it may be private
         raise InputError(path.name, str(path), f"is damaged ({error}): {remedy}") from None
     return value
+
+
+def read_hub_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Settings of a network or a tokenizer, before transformers reads them: it makes an entry for each label or layer.
+
+    Raises: InputError as ``read_json`` does, and for more of these than any network has.
+    """
+    settings = read_json(path, {}, remedy)
+    found: list[Any] = [settings]
+    while found:
+        each = found.pop()
+        pairs = each.items() if isinstance(each, dict) else enumerate(each)
+        for key, value in pairs:
+            many = len(value) if isinstance(value, dict | list) else value
+            if _COUNTED.search(str(key)) and isinstance(many, int) and many > _MOST_COUNTED:
+                raise InputError(path.name, str(path), f"is damaged ({key} is more than {_MOST_COUNTED:,}): {remedy}")
+            if isinstance(value, dict | list):
+                found.append(value)
+    return settings
 
 
 def check_regular(path: Path, remedy: str, *, most: int | None = None) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -146,8 +147,16 @@ def test_whatever_is_wrong_in_a_models_folder_is_said_in_one_line(small, tmp_pat
 
 
 WORDS = {"type": "WordLevel", "unk_token": "a"}
+COUNTS: list[dict[str, Any]] = [
+    *({"num_labels": number} for number in (10**5, 10**30)),
+    {"text_config": {"model_type": "qwen2", "num_hidden_layers": 10**9}},
+    {"model_type": "qwen2", "num_hidden_layers": 10**9},
+    {"id2label": {str(number): "" for number in range(10**5)}},
+]
 IMPOSSIBLE = {
-    "gpt2": {"config.json": [{"n_layer": "x"}, {"n_embd": -4}, {"n_layer": 10**9}, {"layer_norm_epsilon": None}]},
+    "gpt2": {
+        "config.json": [{"n_layer": "x"}, {"n_embd": -4}, {"n_layer": 10**9}, {"layer_norm_epsilon": None}, *COUNTS]
+    },
     "awd_lstm": {"config.json": [{"num_layers": 10**9}, {"vocab_size": 10**9}, {"init_range": None}]},
     "llama": {
         "tokenizer_config.json": [{"eos_token": []}],

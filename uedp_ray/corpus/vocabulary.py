@@ -30,7 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular
+from uedp_ray.files import check_regular, read_hub_json
 
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 SPECIAL = (UNKNOWN, END, PAD)
@@ -38,6 +38,7 @@ _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 _MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
+_OWN = "put the tokenizer's own back"
 _SOME_TEXT = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"
 _MOST_GAPS = 1 << 20
 """Of ids that no token has; tokenizers go through them one by one."""
@@ -67,7 +68,9 @@ class Vocabulary:
         path = Path(directory)
         for file in path.iterdir() if path.is_dir() else (path,):
             if file.suffix in (".json", ".txt") and file.exists():  # it may be a hub name
-                check_regular(file, "put the tokenizer's own back", most=_MOST_BYTES)
+                check_regular(file, _OWN, most=_MOST_BYTES)
+                if file.name == "config.json":  # the network's, in which a tokenizer is looked for
+                    read_hub_json(file, _OWN)
         vocabulary, sound = None, False
         try:
             if path.suffix == ".json" and path.is_file():

@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError, one_line
 from uedp_ray.fields import Check, flag, number, string
-from uedp_ray.files import check_regular, read_json
+from uedp_ray.files import check_regular, read_hub_json, read_json
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
@@ -364,7 +364,7 @@ def _check_files(folder: Path) -> list[int]:
     stored: list[int] = []
     for file in sorted(folder.iterdir()):
         if file.name in _SETTINGS:
-            settings = read_json(file, {}, _OWN)
+            settings = read_hub_json(file, _OWN)
             if file.name == _GENERATION:
                 try:
                     GenerationConfig.from_dict(settings)
