@@ -294,6 +294,8 @@ def prepare_run(
     run = RunDir(storage.root, storage)
     with run.copies_told(say):
         _set_up(run, config, used, named, resume, tokens, part_of, public_source, say)
+    if not run.result.exists():  # what a worker does first, and takes long of where that is large
+        say(f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)")
     return run
 
 
