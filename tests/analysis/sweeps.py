@@ -40,7 +40,7 @@ SPACE: dict[str, Any] = {
     "model.lora_rank": {"choice": [2, 4, 8], "when": {"model.trainable": "lora"}},
 }
 UNUSUAL = {3: "failed", 5: "refused", 7: "stopped", 9: "running"}
-"""Every ten trials one each."""
+"""Every ten trials one each. Of a sweep that is finished none runs: that one failed before its first round."""
 _SCORES = ("perplexity", "bits_per_byte", "unk_share")
 REASONS = {
     "failed": "perplexity = nan: diverged at round 4",
@@ -75,7 +75,7 @@ def write_sweep(
     base = methods.overlay(
         from_dict(RunConfig, BASE), {"privacy.protect": unit, "privacy.delta": delta, **free, **(fixed or {})}
     )
-    rows = [_trial(path, number, base, space, noise, seeds) for number in range(trials)]
+    rows = [_trial(path, number, base, space, noise, seeds, finished) for number in range(trials)]
     done = sorted((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"])
     best = done[0]
     for row in done:
@@ -165,8 +165,12 @@ def _draw(spec: dict[str, Any], generator: np.random.Generator) -> Any:
     return low * (high / low) ** share if "log_uniform" in spec else low + share * (high - low)
 
 
-def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], noise: str, seeds: int) -> dict[str, Any]:
+def _trial(
+    path: Path, number: int, base: RunConfig, space: dict[str, Any], noise: str, seeds: int, finished: bool
+) -> dict[str, Any]:
     state = UNUSUAL.get(number % 10, "done")
+    started = state != "running"
+    state = state if started or not finished else "failed"
     point = _point(number, space)
     row: dict[str, Any] = {
         "trial": f"{number:04d}",
@@ -202,7 +206,7 @@ def _trial(path: Path, number: int, base: RunConfig, space: dict[str, Any], nois
         run_config = dataclasses.replace(config, training=dataclasses.replace(config.training, seed=seed))
         final = _perplexity(run_config, rounds, number, seed)
         perplexities.append(final)
-        spent = _write_run(path / folder, run_config, plan, rounds, final, started=state != "running")
+        spent = _write_run(path / folder, run_config, plan, rounds, final, started=started)
     row |= {"epsilon": spent[base.privacy.protect], **{f"epsilon_{name}": value for name, value in spent.items()}}
     row |= {
         "charged": rounds * seeds,

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.analysis.sweeps import BASE, SPACE, UNUSUAL, read_result, write_sweep
+from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import check_comparable, join, load_sweep, rank
+from uedp_ray.analysis.report import report
 from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.summary import summary
 from uedp_ray.config import RunConfig, from_dict
@@ -96,7 +100,7 @@ def test_trials_without_runs_are_named(small):
         sweep.config("0005")
     with pytest.raises(InputError, match="trial = '9999': is not in small"):
         sweep.ledger("9999")
-    assert sweep.rounds("0009").empty  # running, nothing written yet
+    assert sweep.rounds("0009").empty  # nothing written yet
 
 
 def test_an_edited_ledger_is_refused(small, tmp_path):
@@ -136,6 +140,59 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert sweep.selection["rule"] == "composition"
     assert sweep.selection["epsilon"] is None
     assert "nothing yet" in sweep.selection["releasable"]
+
+
+def _gone_on(folder, how):
+    """The finished sweep as it is while, or after, a start with more trials ran that did not end."""
+    table = pq.read_table(folder / "trials.parquet")
+    rows = table.to_pylist()
+    if how == "began":  # a trial, and the table does not tell of it
+        shutil.copytree(folder / "trials" / "0000", folder / "trials" / "0012")
+        return
+    if how == "last":  # and its run directory is not in the copy
+        rows.append(rows[-1] | {"trial": "0012", "number": 12, "run_dirs": ["trials/0012"]})
+    else:
+        rows[-1] |= {"state": how}
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "trials.parquet")
+    if how == "running":  # in both: fewer trials were asked for than had begun
+        result = read_result(folder)
+        result["trials"][-1]["state"] = "running"
+        (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize("how", ["began", "last", "stopped", "running"])
+def test_a_result_that_is_not_of_all_trials_makes_no_finished_sweep(small, tmp_path, how):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    assert load_sweep(copy).finished
+    _gone_on(copy, how)
+    sweep = load_sweep(copy)
+    assert not sweep.finished
+    assert (sweep.selection["epsilon"], sweep.best["epsilon_with_choice"]) == (None, None)
+    assert sweep.references.empty
+    assert sum(sweep.counts.values()) == 2 * len(sweep.trials)
+    assert "is computed when the sweep ends" in dict(summary(sweep))["ε in total, the choice included"]
+    assert not any(price.what.startswith("in total") for price in prices(sweep))
+    with pytest.raises(InputError, match="is not finished, and its price is not settled"):
+        report([copy], publish=True)
+
+
+def test_a_result_that_knows_of_more_than_the_table_is_of_all(small, tmp_path):
+    """As a copy that was made while the sweep ended may have it."""
+    copy = shutil.copytree(small, tmp_path / "copy")
+    table = pq.read_table(copy / "trials.parquet")
+    pq.write_table(table.slice(0, 11), copy / "trials.parquet")
+    assert load_sweep(copy).selection == read_result(copy)["selection"]
+
+
+def test_no_old_price_is_on_the_page_of_a_sweep_that_went_on(small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    old = read_result(copy)
+    assert "41.235" in report([copy]).read_text()
+    _gone_on(copy, "began")
+    text = report([copy]).read_text()
+    assert "41.235" not in text
+    assert old["selection"]["text"] not in text
+    assert "The sweep is not finished." in text
 
 
 def test_the_best_so_far_is_stated_as_the_best(seeded, tmp_path):

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.sweep.sweeps import conclude_here, search_here, sweep_config, sweep_tree
@@ -164,7 +166,18 @@ def test_what_the_price_says_of_text_is_what_was_declared(done):
 
 def test_a_sweep_that_goes_on_has_no_total_yet(done, tmp_path):
     copy = shutil.copytree(done.out, tmp_path / "copy")
+    table = pq.read_table(copy / "trials.parquet")
+    newer = [*table.to_pylist(), table.to_pylist()[-1] | {"trial": "0099"}]  # and no ledger of it is there
+    pq.write_table(pa.Table.from_pylist(newer, schema=table.schema), copy / "trials.parquet")
+    with pytest.raises(InputError, match="went on after its result"):
+        export(copy, tmp_path / "x")
+    (copy / "trials.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"trials.parquet = .* is damaged: have it made anew"):
+        export(copy, tmp_path / "x")
+    pq.write_table(table, copy / "trials.parquet")
+    assert load_sweep(copy).finished
     shutil.copytree(next((copy / "trials").iterdir()), copy / "trials" / "0099")
+    assert not load_sweep(copy).finished
     with pytest.raises(InputError, match="went on after its result"):
         export(copy, tmp_path / "x")
     (copy / "result.json").unlink()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.sweep.sweeps import sweep_config
-from uedp_ray.config import dump_config
+from uedp_ray.config import dump_config, load_config
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.files import make_folder
 from uedp_ray.sweep import feed as feed_module
@@ -22,6 +22,7 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.study import Study, outcome
 from uedp_ray.sweep.trial import run_trial
 from uedp_ray.training import worker
+from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
 
 POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
@@ -53,6 +54,22 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     assert 7.9 < last["epsilon"] <= 8
     assert (folder.root / "trials" / "0003" / "result.json").exists()
     assert run(folder) == [last], "a finished trial is not run again"
+
+
+def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
+    """The sweep's price, which was computed, would not hold it."""
+
+    def stopped(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=stopped)
+    (trial,) = folder.runs(3, 1)
+    ledger = (trial / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"--out = '.*0003': is one run of a sweep, .*go on with the sweep"):
+        train(load_config(trial / "config.yaml"), trial, workers=0, resume=True)
+    assert (trial / "ledger.jsonl").read_bytes() == ledger
+    assert run(folder)[-1]["outcome"] == "done"
 
 
 def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):

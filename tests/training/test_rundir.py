@@ -13,7 +13,7 @@ import pytest
 
 from tests.crashes.commands import Sweep
 from tests.sweep.sweeps import sweep_config
-from tests.training.runs import TREE, events, run_config
+from tests.training.runs import TREE, crash, events, run_config
 from uedp_ray import export
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
@@ -240,6 +240,36 @@ def test_what_a_lost_ledger_paid_for_is_kept_and_no_other_takes_its_place(privat
         assert {path: before[path] for path in before if path.name != "sentence_weight.npy"}.items() <= content(
             out
         ).items()
+
+
+@pytest.mark.parametrize(
+    ("part", "remedy"),
+    [
+        ("sweep", r"one run of a sweep, .* \(uedp-ray sweep … --resume\)"),
+        ("comparison", r"uedp-ray compare … --resume"),
+    ],
+)
+def test_a_run_of_several_goes_on_with_them_alone(corpora, tmp_path, part, remedy):
+    """What they say of its price would not know of rounds that somebody else has it play."""
+    config, out = run_config(corpora), tmp_path / "run"
+    other = run_config(corpora, training={**TREE["training"], "num_rounds": 9})
+    prepare_run(config, out, resume=False, part_of=part)  # nothing is charged yet: others might take its place
+    for charged in (0, 2):
+        if charged:
+            crash(config, out, charges=charged, resume=True, part_of=part)
+        (tmp_path / f"copy-{charged}").mkdir()
+        copy = shutil.copytree(out, tmp_path / f"copy-{charged}" / "run")
+        before = content(tmp_path)
+        for folder in (out, copy):
+            for asked, resume, theirs in ((config, True, None), (other, False, None), (config, True, "another")):
+                with pytest.raises(InputError, match=remedy):
+                    train(asked, folder, workers=0, resume=resume, part_of=theirs)
+        assert content(tmp_path) == before
+    assert train(config, out, workers=0, resume=True, part_of=part)["rounds"] == 5
+    before = content(out)
+    with pytest.raises(InputError, match=remedy):
+        train(config, out, workers=0, resume=True)
+    assert content(out) == before
 
 
 def test_relative_paths_are_named_from_the_root_for_workers_elsewhere(corpora, pretrained, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def read_table(root: Path, name: str) -> pa.Table:
 
 
 def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
-    """``result.json``, less its trials, which the table has."""
+    """``result.json``; of its trials, which the table has, what tells whether it is of all of them."""
     try:
         tree = json.loads(read_text(root, "result.json"))
     except (ValueError, RecursionError) as error:
@@ -122,6 +122,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         **terms,
     }
     reference = {"name": one_of("public-only", "noiseless"), "perplexity": number(1.0), "epsilon": spent}
+    trial = {"trial": _NAMED, "state": string(), "run_dirs": list_of(string())}
     states = ("asked", "done", "stopped", "failed", "refused", "running")
     record(
         {
@@ -129,6 +130,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
             "counts": record(dict.fromkeys(states, number(0, whole=True))),
             "selection": record(selection),
             "references": list_of(record(reference)),
+            "trials": list_of(record(trial)),
         }
     )(tree, "")
 

@@ -29,6 +29,7 @@ from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.space import Space
 
 _DTYPES = {
@@ -89,6 +90,7 @@ class Sweep:
     references: pd.DataFrame
     """name (string), perplexity (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
     finished: bool
+    """Whether ``result.json`` is there, and of all trials."""
     published_space: Space | None = None
     """Of a sweep as others may see it (``publish.publishable``): the space without paths."""
 
@@ -160,6 +162,7 @@ class Sweep:
 def load_sweep(path: str | Path) -> Sweep:
     """Reads a sweep directory or a copy of one, finished or not. The text that its trials read need not be there.
 
+    One that was given more trials is not finished until it ends again: its ``result.json`` tells an old price.
     It may be somebody else's: nothing outside the folder is read, and what no sweep writes is refused.
 
     Raises: InputError where the folder is none, or where another version wrote what this one does not know.
@@ -171,8 +174,11 @@ def load_sweep(path: str | Path) -> Sweep:
     config = load_sweep_config(inside(path, "sweep.yaml"))
     table = read_table(path, "trials.parquet")
     trials = _checked_trials(path, table, config.parsed_space)
-    finished = (path / "result.json").is_file()
-    result = read_result(path, config) if finished else _so_far(table, config)
+    result = read_result(path, config) if (path / "result.json").is_file() else None
+    states = set(zip(trials["trial"], trials["state"], strict=True))
+    finished = result is not None and holds_all(result["trials"], states, inside(path, "trials"))
+    if result is None or not finished:
+        result = _so_far(table, config)
     references = pd.DataFrame(result["references"], columns=["name", "perplexity", "epsilon"])
     return Sweep(
         path=path,

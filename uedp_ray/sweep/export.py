@@ -20,9 +20,10 @@ from uedp_ray.files import read_json
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import PART, charged_runs, planned_charges_of, price
-from uedp_ray.sweep.results import Row, best, read_rows
+from uedp_ray.sweep.results import Row, best, read_rows, read_states
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total
@@ -129,14 +130,13 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
 
 def _ended_rows(folder: SweepDir) -> list[Row]:
     """The trials of a sweep that ended. Raises: InputError where it goes on, or went on since its result was written."""
-    folder.storage.get(folder.result)
+    folder.storage.get(folder.result, folder.table)
     again = "go on with it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
-    rows = read_rows(folder.result, "have it made anew by uedp-ray sweep … --resume")
-    known = {Path(name).name for row in rows for name in row["run_dirs"]}
-    begun = {name for name in folder.begun() if (folder.trials / name / "ledger.jsonl").exists()}
-    if any(row["state"] == "running" for row in rows) or not begun <= known:
+    anew = "have it made anew by uedp-ray sweep … --resume"
+    rows = read_rows(folder.result, anew)
+    if not holds_all(rows, read_states(folder.table, anew), folder.trials):
         raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")
     return rows
 

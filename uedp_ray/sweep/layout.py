@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.sweep.ended import run_names
 from uedp_ray.training.storage import IN_PLACE, Storage
 
 
@@ -98,11 +98,8 @@ class SweepDir:
         return [self.trials / name for name in names]
 
     def begun(self) -> dict[str, int]:
-        """Run directories of trials that are there, by name, and the trials' numbers. Copies beside them are not ours."""
-        found = (
-            re.fullmatch(r"(\d{4,9})(-\d{1,9})?", path.name) for path in self.trials.glob("[0-9]*") if path.is_dir()
-        )
-        return {match[0]: int(match[1]) for match in found if match}
+        """Run directories of trials that are there: ``ended.run_names``."""
+        return run_names(self.trials)
 
     def pretrained(self, config: RunConfig) -> Path:
         """Where the public model of this shape, vocabulary and public text lies."""

@@ -30,6 +30,7 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, outcome, refused, seconds
+from uedp_ray.tables import read_bounded
 
 Row = dict[str, Any]
 
@@ -237,6 +238,23 @@ def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
     write_atomically(path, buffer.getvalue().to_pybytes())
+
+
+def read_states(path: Path, remedy: str) -> set[tuple[str, str]]:
+    """(trial, state) of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
+
+    Raises: InputError with the ``remedy`` if it is none that a sweep writes.
+    """
+    if not path.exists():
+        return set()
+    try:
+        table = read_bounded(path, remedy)
+        rows = [] if table is None else table.select(["trial", "state"]).to_pylist()
+    except (OSError, pa.ArrowException, KeyError):
+        table = None
+    if table is None:
+        raise InputError(path.name, str(path), f"is damaged: {remedy}")
+    return {(row["trial"], row["state"]) for row in rows}
 
 
 def _type(dimension: Dimension) -> pa.DataType:

@@ -72,8 +72,8 @@ def train(
       gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
-      part_of: ``sweep``, where the run is one of several of which one is chosen by its results, so that its own epsilon is
-        not that of a chosen model.
+      part_of: ``sweep`` or ``comparison``, where the run is one of several of which one is chosen by its results, so that
+        its own epsilon is not that of a chosen model. It goes on only as what it began as.
       public_source: ``corpus.source`` is public text itself, which other public text may share.
       say: told what is being done before the rounds begin.
       progress: told the content of ``progress.json`` as rounds go by.

@@ -44,6 +44,7 @@ from uedp_ray.files import (
 )
 from uedp_ray.locks import INSIDE, locked
 from uedp_ray.plan import ACCOUNTANTS, Plan, cautions
+from uedp_ray.privacy import statement
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.training.checks import check_run
@@ -287,7 +288,8 @@ def prepare_run(
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
     ``public_source``: ``corpus.source`` is public text itself, which other public text may share.
-    Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config.
+    Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config, or one of
+      several that ``part_of`` does not name.
     """
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
@@ -332,6 +334,7 @@ def _set_up(
     settle_run(run)
     storage.get(run.config, run.setup)
     storage.restore(run.ledger)
+    _refuse_part(run, part_of)
     plan = None
     if not run.setup.exists():
         check_run(config, say)
@@ -465,6 +468,15 @@ def _unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequen
 def _within(run: RunDir, path: Path) -> str:
     """Relative where it lies in the run directory, which may be elsewhere on another machine."""
     return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
+
+
+def _refuse_part(run: RunDir, part_of: str | None) -> None:
+    """Refuses a run that is one of several to all but those: what they say of its price would not know what it charges."""
+    part = statement.part_of(read_ledger(run.ledger)) if run.ledger.exists() else None
+    if part not in (None, part_of):
+        what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
+        remedy = f"which would not know of more rounds: go on with the {part} (uedp-ray {command} … --resume)"
+        raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")
 
 
 def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
