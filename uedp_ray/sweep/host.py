@@ -132,7 +132,7 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
 
 def _trained(folder: SweepDir) -> bool:
     """Whether anything was ever trained here. Of what was, folders may be gone, and what they cost is not."""
-    if folder.trials.exists() or folder.winner.exists() or folder.result.exists():
+    if folder.trials.exists() or any(folder.winner.glob("*")) or folder.result.exists():
         return True
     return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
 
