@@ -155,6 +155,11 @@ def make_private(folder: Path, root: Path) -> None:
         make_folder(each, private=True)
 
 
+def set_aside(path: Path) -> Path:
+    """The longest name that is made beside ``path``."""
+    return _beside(path, _OLD)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` durable."""
     _fsync(folder)
