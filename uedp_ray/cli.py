@@ -423,7 +423,7 @@ def export(
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
     from uedp_ray.sweep.export import export as run
 
-    emit(run(source, check_name(out)), as_json)
+    emit(run(source, _target(out)), as_json)
 
 
 @app.command()

@@ -168,6 +168,18 @@ def make_folder(path: Path, *, private: bool = False) -> None:
         each.chmod(0o700)
 
 
+def make_private(folder: Path, root: Path) -> None:
+    """Makes a folder in ``root``: both are their owner's alone, and what is above ``root`` may hold others' folders."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for each in (root, folder):
+        make_folder(each, private=True)
+
+
+def set_aside(path: Path) -> Path:
+    """The longest name that is made beside ``path``."""
+    return _beside(path, _OLD)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` durable."""
     _fsync(folder)

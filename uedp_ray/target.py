@@ -11,6 +11,10 @@ from pathlib import Path
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
+from uedp_ray.files import set_aside
+
+_NAME_MAX = 255
+"""Bytes of a name, on the file systems that we know."""
 
 
 def check_target(out: Path, *, field: str = "--out") -> Path:
@@ -19,7 +23,7 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
     Raises: InputError for a file, the root, a symbolic link to nowhere, a name that no file of ours could hold, and where
       nothing can be written.
     """
-    check_name(out, field=field)
+    check_length(check_name(out, field=field), field=field)
     try:
         if out.is_symlink() and not out.exists():
             raise InputError(field, str(out), "is a symbolic link to nowhere: name a folder")
@@ -36,7 +40,7 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
             os.rmdir(tempfile.mkdtemp(prefix=".uedp-ray-", dir=there))  # what access() says of root is not enough
         elif not os.access(there, os.W_OK | os.X_OK):
             raise InputError(field, str(out), "cannot be written to: name another folder")
-    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a loop of links, a NUL
+    except (OSError, ValueError, RuntimeError) as error:  # a path that is too long, a loop of links, a NUL
         if isinstance(error, InputError):
             raise
         reason = getattr(error, "strerror", None) or str(error)
@@ -48,4 +52,15 @@ def check_name(out: Path, *, field: str = "--out") -> Path:
     """``out``. Raises: InputError where a part of it is not UTF-8, or has control characters: files of ours name it."""
     if UNPRINTABLE.search(str(out)) or UNPRINTABLE.search(os.path.realpath(out)):
         raise InputError(field, str(out), "is not one line of printable UTF-8: choose another name")
+    return out
+
+
+def check_length(out: Path, *, field: str = "--out") -> Path:
+    """``out``. Raises: InputError for a name that is too long for what is made beside it, such as its last whole state."""
+    path = Path(os.path.realpath(out))
+    names = (*path.parts, set_aside(path).name) if path.name else ()
+    over = max((len(os.fsencode(name)) for name in names), default=0) - _NAME_MAX
+    if over > 0:
+        remedy = f"has a name that is {over} bytes too long for us, who add to it: choose a shorter one"
+        raise InputError(field, str(out), remedy)
     return out

@@ -352,6 +352,21 @@ class SweepAdaptive(Sweep):
         assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
+class SweepPublic(Sweep):
+    """Rule public: the winner is trained on the private text, once."""
+
+    def tree(self) -> dict[str, Any]:
+        public = {
+            "corpus.source": {"format": "synthetic", "num_users": 10, "part": "public", "seed": 5},
+            "corpus.evaluation": {"format": "synthetic", "num_users": 3, "part": "public", "seed": 9},
+            "corpus.evaluation_basis": "public",
+        }
+        return super().tree() | {"search": {"searcher": "grid", "selection": "public", "public": public}}
+
+    def runs(self) -> list[Path]:
+        return [*super().runs(), self.out / "winner"]
+
+
 class SweepTrial(Sweep):
     """Only the process of the trial is killed: the driver starts it anew."""
 
@@ -381,6 +396,7 @@ COMMANDS: dict[str, type[Command]] = {
     "sweep": Sweep,
     "sweep, its trial": SweepTrial,
     "sweep, adaptive": SweepAdaptive,
+    "sweep, public": SweepPublic,
 }
 
 

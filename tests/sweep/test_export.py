@@ -242,6 +242,9 @@ def test_a_sweep_that_chose_nothing_may_train_its_first_winner(corpora, tmp_path
     shutil.rmtree(out / "winner")
     result = json.loads((out / "result.json").read_text())
     (out / "result.json").write_text(json.dumps(result | {"best": None}))
+    terms = json.loads((out / "selection.json").read_text())
+    assert terms.pop("winner") == "begun"
+    (out / "selection.json").write_text(json.dumps(terms))
     _refuse_second_winner(config, SweepDir(out))
     (out / "result.json").unlink()
     _refuse_second_winner(config, SweepDir(out))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
+from unittest import mock
 
 import pytest
 import yaml
 
-from tests.crashes.commands import Sweep
+from tests.crashes.commands import Sweep, SweepPublic
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.sweep import conclude, host
 
 
 class Searched(Sweep):
@@ -125,3 +129,96 @@ def test_a_kill_before_the_first_trial_draws_no_other_pool(tmp_path, monkeypatch
     pool = (command.out / "private" / "pool.json").read_bytes()
     assert command.call() != 0
     assert (command.out / "private" / "pool.json").read_bytes() == pool
+
+
+class CutOff(Searched):
+    """Ends amid the trial ``at``; under rule public, when its winner is trained."""
+
+    at = 1
+
+    def __init__(self, base, rule):
+        super().__init__(base, SweepPublic(base).tree()["search"] if rule == "public" else RULES[rule])
+
+    def tree(self):
+        tree = super().tree()
+        tree["base"]["training"]["evaluate_every"] = 1
+        tree["base"].pop("pretrain")
+        return tree
+
+    def _trial(self, folder, trial, stops):
+        if trial["number"] == self.at and "public" not in self.search:
+            stops = mock.Mock(side_effect=KeyboardInterrupt)
+        return super()._trial(folder, trial, stops)
+
+    def begin(self):
+        self.set_up()
+        with mock.patch.object(conclude, "_best", side_effect=KeyboardInterrupt):
+            assert self.call() == 130
+
+    def searches(self):
+        """Whether a start searches; else it is refused."""
+        with mock.patch.object(host, "_search", side_effect=KeyboardInterrupt):
+            code = self.call()
+        assert code in (2, 130)
+        return code == 130
+
+
+NEEDED = {"trials", "study.journal", "selection.json"}
+TELLING = {"trials", "study.journal", "trials.parquet", "tensorboard", "private/tokens"}
+"""What is there only once something was trained."""
+OF_WINNER = {"winner", "selection.json"}
+"""The same of rule public, whose terms say that a winner was begun."""
+
+
+@pytest.mark.parametrize("rule", ["adaptive", pytest.param("public", marks=pytest.mark.slow)])
+def test_a_sweep_begins_anew_only_where_nothing_tells_of_it(tmp_path, rule):
+    command, kept, wrong = CutOff(tmp_path / "cut-off", rule), tmp_path / "kept", []
+    command.begin()
+    (command.out / "tensorboard" / "search-0123" / "0000").mkdir(parents=True)  # which Tune makes
+    shutil.copytree(command.out, kept)
+    needed, telling = (NEEDED | OF_WINNER, TELLING | OF_WINNER) if rule == "public" else (NEEDED, TELLING)
+    parts = sorted(needed | telling)
+    for there in map(set, itertools.chain(*(itertools.combinations(parts, n) for n in range(len(parts) + 1)))):
+        for command.resume in (False, True):
+            shutil.rmtree(command.out)
+            shutil.copytree(kept, command.out)
+            for path in (command.out / name for name in parts if name not in there):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if command.searches() != (not there & telling or (command.resume and needed <= there)):
+                wrong.append((sorted(there), command.resume))
+    assert not wrong
+
+
+def test_the_first_trial_is_not_trained_anew_where_all_trials_are_gone(tmp_path):
+    command = CutOff(tmp_path, "adaptive")
+    command.at, command.resume = 0, True
+    with mock.patch.object(command, "resume", False):
+        command.begin()
+    assert command.searches()
+    shutil.rmtree(command.out / "trials")
+    assert not command.searches()
+
+
+def test_what_is_left_of_it_beside_its_file_tells_too(tmp_path):
+    command = CutOff(tmp_path, "adaptive")
+    command.begin()
+    for path in command.out.iterdir():
+        if path.name != "private":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not command.searches()
+    shutil.rmtree(command.out / "private" / "tokens")
+    assert command.searches()
+
+
+def test_another_sweep_in_its_place_trains_its_own_winner(tmp_path):
+    """The text of the winner is prepared before the first trial."""
+    command = CutOff(tmp_path, "public")
+    command.set_up()
+    with mock.patch.object(command, "_tune", side_effect=KeyboardInterrupt):
+        assert command.call() == 130
+    tree = command.tree()
+    tree["base"]["corpus"]["source"] |= {"num_users": 14}
+    tree["base"]["corpus"] |= {"declared_num_users": 14}
+    command.file.write_text(yaml.safe_dump(tree))
+    assert command.call() == 0
+    assert open_corpus(command.out / "private" / "winner" / "private").num_users == 14

@@ -20,6 +20,7 @@ import yaml
 from tests.training.runs import TEST_NOISE, TREE, Crash, crash, events, parameters, run_config, run_tree
 from tests.training.urls import charged, kept_events
 from uedp_ray.errors import InputError
+from uedp_ray.files import write_json
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.training import _objects
 from uedp_ray.training._objects import Objects
@@ -282,3 +283,29 @@ def test_a_ray_train_group_at_a_url(fixed, uninterrupted, url, tmp_path):
     wrong = run_config(Path(fixed.corpus.source.path).parent, training={"server_learning_rate": 1e30, "num_rounds": 2})
     with pytest.raises(InputError, match="not finite"):
         train(wrong, f"{url}-2", workers=2)
+
+
+def test_what_is_private_is_its_owners_on_a_fresh_node_too(url, tmp_path):
+    """Folders on the way included, whatever is fetched, adopted or restored first."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text").write_text("private")
+    started = Mirror(url, tmp_path / "first")
+    started.take_over()
+    started.root.mkdir(parents=True, exist_ok=True)
+    into = started.root / "private" / "corpora" / "private"
+    started.adopt(tmp_path / "corpus", into)
+    write_json(started.root / "private" / "base.yaml", {}, private=True)
+    started.put(started.root / "private" / "base.yaml")
+    (started.root / "ledger.jsonl").write_text("{}\n")
+    started.append(started.root / "ledger.jsonl")
+    for number, fetch in enumerate(("get", "restore", "get a file")):
+        fresh = Mirror(url, tmp_path / f"fresh-{number}")
+        if fetch == "restore":
+            assert fresh.restore(fresh.root / "ledger.jsonl")
+        else:
+            fresh.get(fresh.root / "private" / ("base.yaml" if "file" in fetch else "corpora/private"))
+        for mirror in (started, fresh):
+            found = [mirror.root, *(mirror.root / "private").rglob("*"), *mirror.root.glob("private")]
+            for path in found:
+                if path.suffix != ".jsonl":
+                    assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path

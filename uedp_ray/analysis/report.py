@@ -33,7 +33,7 @@ from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.files import check_regular, replacing
 from uedp_ray.redact import published
-from uedp_ray.target import check_name
+from uedp_ray.target import check_length, check_name
 
 _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
@@ -80,10 +80,12 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
     if out is None and len(sweeps) > 1:
         raise InputError("--out", None, "name a file for the page of several sweeps")
     page = Path(out) if out is not None else sweeps[0].path / "report.html"
+    if out is not None:
+        check_length(check_name(page))
     if page.is_dir() and not page.is_symlink():
         raise InputError("--out", str(page), "is a folder: name a file")
     if out is not None:
-        _check_page(check_name(page))
+        _check_page(page)
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
     _write(page, _render(sections, joint_picture(sweeps, publish=publish), private, publish), private)

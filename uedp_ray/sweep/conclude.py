@@ -15,15 +15,15 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.files import read_json, write_json
+from uedp_ray.files import make_folder, read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.export import export_best
-from uedp_ray.sweep.gather import prepared
+from uedp_ray.sweep.gather import keep_terms, prepared
 from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import price
+from uedp_ray.sweep.price import RESTORE, price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.space import Point, settings_of
 from uedp_ray.sweep.trial import started, trial_base
@@ -45,8 +45,8 @@ def conclude(
                 settle_run(RunDir(run))
     warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
     selection = price(config, folder, rows)
-    winner = _winner(config, folder, rows, selection, beside, say, progress)
     references = _references(config, folder, beside, say, progress)
+    winner = _winner(config, folder, rows, selection, beside, say, progress)  # last: its result is kept at once
     write_table(rows, config, folder.table)
     answer = {
         "best": _best(config, folder, rows, selection, winner),
@@ -75,6 +75,8 @@ def _answered(folder: SweepDir) -> dict[str, Any]:
     return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 
+_WINNER = "winner"
+"""Of the terms, under rule ``public``: there once a winner was begun."""
 SECOND_WINNER = (
     "the winner was trained on the private text already, and another one would be a second release that the price does "
     "not hold: search in another folder, and add its epsilon to this one's"
@@ -84,13 +86,14 @@ SECOND_WINNER = (
 def begun_winner(folder: SweepDir) -> RunDir | None:
     """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell.
 
-    Raises: InputError where the sweep ended with a winner whose charges are gone: another one would be uncharged.
+    Raises: InputError where a winner was begun, or chosen, whose charges are gone: another one would be uncharged.
     """
     run = RunDir(folder.winner, folder.storage.part(folder.winner))
     run.storage.get(run.config, run.result)
     run.storage.restore(run.ledger)
     begun = run.config.exists() and not unused(run)
-    if not (begun and run.ledger.exists()) and _chose(folder):
+    lost = marked(folder) and not run.storage.begun()
+    if not (begun and run.ledger.exists()) and (lost or _chose(folder)):
         remedy = (
             "its ledger is gone, and what it pays for is not: put winner/ back, or search in another folder and add its "
             "epsilon to this one's"
@@ -99,13 +102,30 @@ def begun_winner(folder: SweepDir) -> RunDir | None:
     return run if begun else None
 
 
+def _begin_winner(folder: SweepDir) -> None:
+    """Makes its folder, then says in the terms that it is there, and returns once both are safe; charged is it only then.
+
+    A kill in between leaves a folder with nothing charged. A start that finds the word and no folder trains no other.
+    """
+    run = RunDir(folder.winner, folder.storage.part(folder.winner))
+    make_folder(run.private, private=True)
+    if not run.storage.begun():  # at a URL, where a claim is what a folder is on a disk
+        run.storage.take_over()
+    write_json(folder.terms, read_json(folder.terms, {}, RESTORE) | {_WINNER: "begun"})
+    keep_terms(folder)
+
+
+def marked(folder: SweepDir) -> bool:
+    """Whether a winner was begun. Raises: InputError where the terms do not say so any more."""
+    return folder.terms.exists() and _WINNER in read_json(folder.terms, {}, RESTORE)
+
+
 def _chose(folder: SweepDir) -> bool:
     """Whether the sweep ended before, with a best. Raises: InputError where its result does not say so any more."""
     folder.storage.get(folder.result)
     if not folder.result.exists():
         return False
-    fields, remedy = {"best": record({}, nothing=True)}, "put the sweep's own back, or search in another folder"
-    return read_json(folder.result, fields, remedy)["best"] is not None
+    return read_json(folder.result, {"best": record({}, nothing=True)}, RESTORE)["best"] is not None
 
 
 def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
@@ -137,6 +157,8 @@ def _winner(
     point, begun = config.parsed_space.at(found), begun_winner(folder)
     if begun is not None and not _is_at(begun, config, point):
         raise InputError("--resume", str(folder.root), f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
+    if begun is None:
+        _begin_winner(folder)
     say(f"training the winner, trial {found['trial']}, on private text")
     base = prepared(config.base, folder, folder.private / "winner")
     winner = run_config(dataclasses.replace(config, base=base), point)

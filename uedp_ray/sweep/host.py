@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
@@ -23,7 +25,7 @@ from uedp_ray.locks import INSIDE
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.conclude import SECOND_WINNER, begun_winner, conclude, pretrained
+from uedp_ray.sweep.conclude import SECOND_WINNER, begun_winner, conclude, marked, pretrained
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.disk import too_full
 from uedp_ray.sweep.feed import Feed
@@ -31,10 +33,11 @@ from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
-from uedp_ray.sweep.price import announced, fix_terms, planned_points
+from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_points
 from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
+from uedp_ray.tables import read_bounded
 from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
@@ -100,8 +103,8 @@ def sweep(
         keep_terms(folder)
         say(announced(config, folder))
         study = Study.open(config, folder.journal)
-        _refuse_cut(folder, len(study.trials))
         rows = GatheredRows(config, folder)
+        _refuse_cut(config, folder, study, rows)
         with Beside(config, address) as beside:
             _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
             study.close()
@@ -115,7 +118,8 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     if not folder.config.exists():
         if resume:
             raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
-        if folder.root.exists() and not {path.name for path in folder.root.iterdir()} <= {"private", INSIDE}:
+        others = {path.name for path in folder.root.iterdir()} - {"private", INSIDE} if folder.root.exists() else set()
+        if others or _trained(folder):
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
     elif folder.storage.url is None and not _trained(folder):
         return  # what failed to start may be mended and tried again
@@ -131,10 +135,23 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
 
 
 def _trained(folder: SweepDir) -> bool:
-    """Whether anything was ever trained here. Of what was, folders may be gone, and what they cost is not."""
-    if folder.trials.exists() or folder.winner.exists() or folder.result.exists():
+    """Whether anything was ever trained here: what it cost stays spent, whichever parts of it are gone. Each that is left
+    tells."""
+    made = (folder.winner, folder.noiseless.parent, folder.tokens)
+    if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
+        return True
+    if folder.begun() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
         return True
     return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
+
+
+def _tells_of_trials(table: Path) -> bool:
+    """Whether ``trials.parquet`` has a trial that was not refused, or cannot be read."""
+    try:
+        found = read_bounded(table, "") if table.exists() else pa.table({"state": []})
+        return found is None or bool(set(found["state"].to_pylist()) - {"refused"})
+    except (InputError, OSError, KeyError, pa.ArrowException):
+        return True
 
 
 def _searched_base(config: SweepConfig) -> RunConfig:
@@ -171,7 +188,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
             remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
             raise InputError(file.name, str(file), remedy)
     if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
-        for path in (folder.private / "corpora", folder.tokens):
+        for path in (folder.private / "corpora", folder.private / "winner"):
             shutil.rmtree(path, ignore_errors=True)
         for file in (folder.journal, folder.terms, folder.pool):
             file.unlink(missing_ok=True)
@@ -179,12 +196,18 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
         dump_sweep_config(config, new)
 
 
-def _refuse_cut(folder: SweepDir, known: int) -> None:
-    """Refuses a journal that does not know of a trial that ran: its price would be left out, and its place taken."""
-    last = max(folder.begun().values(), default=-1)
+def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows) -> None:
+    """Refuses, before more is trained, a sweep of which the journal or trials are gone: their price would be left out."""
+    known, last = len(study.trials), max(folder.begun().values(), default=-1)
     if last >= known:
         remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
+    if study.began and not folder.trials.exists():  # it is there before the first one begins
+        remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
+        raise InputError("trials", str(folder.trials), remedy)
+    ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped")]
+    if config.search.rule != "public":
+        charged_runs(config, folder, ended)
 
 
 def _search(
@@ -208,7 +231,7 @@ def _search(
         return
     changed = _teller(study, rows, config, folder, wanted, show)
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
-    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=folder.trials.exists):
+    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=lambda: bool(folder.begun())):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:
@@ -217,6 +240,7 @@ def _search(
         each += f", each chosen by the results of those {lag} or more before it" if lag > 1 else ""
     say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
+    make_folder(folder.trials)
     feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
     tune_trials(config, folder, feed, at_once, gpus)
 

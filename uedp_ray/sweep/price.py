@@ -56,7 +56,7 @@ PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """Check of what a run of a candidate was planned to release, as JSON."""
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
 _TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
-_RESTORE = "put the sweep's own back, or search in another folder"
+RESTORE = "put the sweep's own back, or search in another folder"
 _POINTS_TRIED = 50
 """Points drawn for each that is wanted, before the space counts as exhausted."""
 
@@ -90,20 +90,20 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Raises: InputError if they are damaged, or not this sweep's."""
     drawn = sweep.search.rule == "repeat_and_select"
     fields = _TERMS | (_DRAWN if drawn else {})
-    terms = read_json(folder.terms, fields, _RESTORE)
+    terms = read_json(folder.terms, fields, RESTORE)
     found, asked = (terms["rule"], terms["delta"], terms["unit"]), sweep.budget
     if found != (sweep.search.rule, asked.delta, asked.unit):
-        raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {_RESTORE}")
+        raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {RESTORE}")
     return terms
 
 
 def _read_pool(folder: SweepDir) -> dict[str, Any]:
     """Raises: InputError if it is damaged."""
-    pool = read_json(folder.pool, {"points": list_of(record({}))}, _RESTORE)
+    pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
     if "draws" in pool:
         last = len(pool["points"]) - 1
         draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}
-        pool = read_json(folder.pool, draws, _RESTORE)
+        pool = read_json(folder.pool, draws, RESTORE)
     return pool
 
 
@@ -114,7 +114,7 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """
     if not folder.pool.exists():
         if folder.terms.exists() and not sweep.search.adaptive:
-            raise InputError(folder.pool.name, str(folder.pool), f"is gone: {_RESTORE}")
+            raise InputError(folder.pool.name, str(folder.pool), f"is gone: {RESTORE}")
         return None
     pool = _read_pool(folder)
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
@@ -195,7 +195,7 @@ def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
     try:
         return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
     except (InputError, KeyError, TypeError) as error:
-        raise InputError("selection.json: odometer", str(error), f"is damaged: {_RESTORE}") from None
+        raise InputError("selection.json: odometer", str(error), f"is damaged: {RESTORE}") from None
 
 
 def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:

@@ -40,7 +40,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import replacing, write_atomically
+from uedp_ray.files import make_private, replacing, write_atomically
 from uedp_ray.locks import folder_locked, locked
 from uedp_ray.training._objects import THREADS, Objects, StorageError, below, download
 
@@ -237,7 +237,7 @@ class Mirror(Storage):
                 raise InputError(
                     path.name, where, "what comes before it is missing: restore the objects of the storage"
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent, self.root)
             write_atomically(path, content)
             return start
         path.unlink(missing_ok=True)
@@ -281,8 +281,7 @@ class Mirror(Storage):
         if not own:
             return
         with self.lock(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            self.root.chmod(0o700)
+            make_private(self.root, self.root)
             index = self._objects.list("private")
             for path in own:
                 key = self._newest(self._name(path), commit, since, index)
@@ -291,7 +290,7 @@ class Mirror(Storage):
                 elif key.endswith(f"/{commit}"):
                     self._get_folder(key.removesuffix(f"/{commit}"), path, commit)
                 else:
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    make_private(path.parent, self.root)
                     write_atomically(path, self._objects.read(key), private=True)
 
     def adopt(self, path: Path, folder: Path) -> Path:
@@ -299,7 +298,9 @@ class Mirror(Storage):
         if not path.is_relative_to(self.root):
             if self._parent is not None and path.is_relative_to(self._parent.root):
                 return path
-            shutil.copytree(path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("cache"))
+            make_private(folder.parent, self.root)
+            with replacing(folder, private=True) as new:  # whatever the modes of the user's own
+                shutil.copytree(path, new, ignore=shutil.ignore_patterns("cache"))
             path = folder
         self.put(path)
         return path
@@ -344,7 +345,7 @@ class Mirror(Storage):
         mark = self._objects.read(f"{prefix}/{commit}")
         if (path / commit).exists() and (path / commit).read_bytes() == mark:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent, self.root)
         keys = [key for key in self._objects.list(prefix) if key != f"{prefix}/{commit}"]
         with replacing(path, private=True) as new:
             new.mkdir(mode=0o700)
@@ -365,8 +366,7 @@ class Mirror(Storage):
             self._objects.delete(old)
 
     def _name(self, path: Path) -> str:
-        name = path.relative_to(self.root).as_posix()
-        return "" if name == "." else name
+        return "/".join(path.relative_to(self.root).parts)
 
 
 def _files(folder: Path) -> dict[str, Path]:
