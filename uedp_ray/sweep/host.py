@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def _tells_of_trials(table: Path) -> bool:
     try:
         found = read_bounded(table, "") if table.exists() else pa.table({"state": []})
         return found is None or bool(set(found["state"].to_pylist()) - {"refused"})
-    except (InputError, OSError, KeyError, pa.ArrowException):
+    except (InputError, OSError, KeyError):
         return True
 
 
@@ -202,9 +203,14 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
     if last >= known:
         remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
-    if study.began and not folder.trials.exists():  # it is there before the first one begins
-        remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
-        raise InputError("trials", str(folder.trials), remedy)
+    lost = [folder.trials] if study.began else []  # it is there before the first one begins
+    if config.search.rule != "public" and folder.storage.url is None:
+        for number in study.placed:
+            lost += folder.runs(number, config.search.seeds_per_trial)
+    for path in lost:
+        if not path.exists():
+            remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
+            raise InputError("trials", str(path), remedy)
     ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped")]
     if config.search.rule != "public":
         charged_runs(config, folder, ended)
@@ -352,10 +358,12 @@ def _teller(
 
     At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
     """
+    runs = partial(folder.runs, seeds=config.search.seeds_per_trial)
     ended = [-1]
     begun: list[dict[int, str]] = [{}]
 
     def changed() -> None:
+        study.place(runs)
         now = rows.read(study.trials)
         if begun[0] != (states := {row["number"]: row["state"] for row in now if row["state"] != "refused"}):
             folder.storage.append(folder.journal)

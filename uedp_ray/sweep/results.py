@@ -30,7 +30,7 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, outcome, refused, seconds
-from uedp_ray.tables import read_bounded
+from uedp_ray.tables import read_bounded, refusing_damage
 
 Row = dict[str, Any]
 
@@ -247,13 +247,12 @@ def read_states(path: Path, remedy: str) -> set[tuple[str, str]]:
     """
     if not path.exists():
         return set()
-    try:
+    refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
+    with refusing_damage(refusal):
         table = read_bounded(path, remedy)
-        rows = [] if table is None else table.select(["trial", "state"]).to_pylist()
-    except (OSError, pa.ArrowException, KeyError):
-        table = None
-    if table is None:
-        raise InputError(path.name, str(path), f"is damaged: {remedy}")
+        if table is None:
+            raise refusal
+        rows = table.select(["trial", "state"]).to_pylist()
     return {(row["trial"], row["state"]) for row in rows}
 
 

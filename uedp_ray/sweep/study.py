@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
-from uedp_ray.files import check_regular
+from uedp_ray.files import check_regular, make_folder
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point
@@ -44,7 +44,7 @@ NAME = "sweep"
 _MOST_BYTES = 1 << 30
 """Of a journal: a trial takes some kB."""
 REASON = "reason"
-_ENDED, _LAG = "ended", "lag"
+_ENDED, _LAG, _PLACED = "ended", "lag", "placed"
 _TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
 _OUTCOME = record(
     {
@@ -160,6 +160,21 @@ class Study:
             if began is None:
                 self._order.append(trial.number)
         return Asked(trial.number, point, verdict.reason)
+
+    def place(self, folders: Callable[[int], Sequence[Path]]) -> None:
+        """Makes the folders of trials that were asked for, before they begin, and notes it: see ``placed``."""
+        trials = self.trials
+        for asked in self._asked:
+            if _PLACED not in trials[asked].user_attrs:
+                for path in folders(asked):
+                    make_folder(path)
+                self._asked[asked].set_user_attr(_PLACED, True)
+
+    @property
+    def placed(self) -> list[int]:
+        """Trials that have not ended, and had folders: where there are none now, they were lost."""
+        running = (trial for trial in self.trials if outcome(trial) == TrialState.RUNNING)
+        return [trial.number for trial in running if _PLACED in trial.user_attrs]
 
     def report(self, number: int, step: int, perplexity: float) -> bool:
         """An intermediate perplexity, by round; the first told counts. Returns whether it stops the trial early, which has
