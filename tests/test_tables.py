@@ -126,6 +126,30 @@ def test_of_a_source(tmp_path):
     read_or_refused(tmp_path / "rows.parquet", lambda: list(read(source)))
 
 
+@pytest.mark.parametrize("name", ["shards/part-00000.parquet", "entities.parquet"])
+def test_a_bit_of_the_rows_themselves_is_noticed(corpus, tmp_path, name):
+    """Another text or place of an entity would be read without a word, but for the checksums of pages."""
+    out = shutil.copytree(corpus, tmp_path / "out")
+    path = out / name
+
+    def found() -> object:
+        opened = open_corpus(out)
+        return opened.entity_table() if name == "entities.parquet" else list(opened.sentences())
+
+    sound, first = path.read_bytes(), found()
+    footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+    noticed = 0
+    for bit in random.Random(0).sample(range(8 * 4, 8 * footer), 200):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert found() == first
+        except InputError:
+            noticed += 1
+    assert noticed > 100
+
+
 @pytest.mark.parametrize(
     "error", [KeyError("x"), OSError("no thrift"), pa.ArrowMemoryError("2**60 bytes"), TypeError()]
 )

@@ -206,7 +206,7 @@ class _ShardWriter:
     """Sentences to a Parquet file, row group by row group."""
 
     def __init__(self, path: Path):
-        self._file = pq.ParquetWriter(path, SHARD_SCHEMA, compression="zstd")
+        self._file = pq.ParquetWriter(path, SHARD_SCHEMA, compression="zstd", write_page_checksum=True)
         self._columns: tuple[list[Any], ...] = tuple([] for _ in SHARD_SCHEMA)
 
     def __enter__(self) -> _ShardWriter:
@@ -266,7 +266,7 @@ class _Finder:
             return
         partial = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{PARTIAL}")
         rows = pa.array([mention_rows(mentions) for mentions in self._kept], MENTIONS)
-        pq.write_table(pa.table({"mentions": rows}), partial)
+        pq.write_table(pa.table({"mentions": rows}), partial, write_page_checksum=True)
         partial.chmod(0o600)
         os.replace(partial, self._path)  # whole or not at all: another worker or run may be reading
 
@@ -275,8 +275,10 @@ def _kept(path: Path) -> Findings | None:
     """The findings in a file of the cache; None if there are none, or it is damaged: they are made again."""
     try:
         with refusing_damage(InputError("path", str(path), "is damaged: delete it")):
-            rows = pq.read_table(path, schema=_KEPT)["mentions"].to_pylist() if path.is_file() else None
-            if rows is None or any(None in mention.values() for row in rows for mention in row):
+            if not path.is_file():
+                return None
+            rows = pq.read_table(path, schema=_KEPT, page_checksum_verification=True)["mentions"].to_pylist()
+            if any(None in mention.values() for row in rows for mention in row):
                 return None
             return [tuple(Mention(**mention) for mention in row) for row in rows]
     except InputError:

@@ -159,7 +159,9 @@ class _Index:
         self._folder = folder = work / "index"
         folder.mkdir()
         with ExitStack() as files:
-            self._entities = files.enter_context(pq.ParquetWriter(work / "entities.parquet", _ENTITIES))
+            self._entities = files.enter_context(
+                pq.ParquetWriter(work / "entities.parquet", _ENTITIES, write_page_checksum=True)
+            )
             names = ("entity_ids", "entity_counts", "sentence_words")
             self._files = {name: files.enter_context((folder / name).open("w+b")) for name in names}
             self._open = files.pop_all()

@@ -149,7 +149,9 @@ class Corpus:
     def entity_table(self) -> pa.Table:
         """Rows in the order of entity ids: category, form, holders."""
         with self._reading("entities.parquet"):
-            table = pq.read_table(self.path / "entities.parquet", columns=["category", "form"])
+            table = pq.read_table(
+                self.path / "entities.parquet", columns=["category", "form"], page_checksum_verification=True
+            )
         if table.num_rows != (self.num_entities if self._kept is None else len(self._kept)):
             raise self._damaged("entities.parquet")
         if self._kept is not None:
@@ -159,7 +161,9 @@ class Corpus:
     def _keep(self, categories: Sequence[str]) -> None:
         """Takes entities of all other categories out of the graph. Raises: InputError for a category that is not in it."""
         with self._reading("entities.parquet"):
-            column = pq.read_table(self.path / "entities.parquet", columns=["category"])["category"]
+            column = pq.read_table(
+                self.path / "entities.parquet", columns=["category"], page_checksum_verification=True
+            )["category"]
         if len(column) != self.num_entities:
             raise self._damaged("entities.parquet")
         prepared = set(column.unique().to_pylist() if self.categories is None else self.categories)
@@ -239,7 +243,7 @@ class Corpus:
         for shard in np.flatnonzero(np.diff(cuts)):
             first_row = self.user_offsets[self.shard_users[shard]]
             name = f"shards/part-{shard:05d}.parquet"
-            with self._reading(name), pq.ParquetFile(self.path / name) as file:
+            with self._reading(name), pq.ParquetFile(self.path / name, page_checksum_verification=True) as file:
                 whole = file.metadata.num_rows == self.user_offsets[self.shard_users[shard + 1]] - first_row
                 if not (whole and file.schema_arrow.equals(SHARD_SCHEMA)):
                     raise self._damaged(name)
