@@ -199,15 +199,18 @@ def test_the_first_trial_is_not_trained_anew_where_all_trials_are_gone(tmp_path)
     assert not command.searches()
 
 
-def test_a_trial_that_was_cut_off_is_not_trained_anew_where_its_folder_is_gone(tmp_path, capsys):
+@pytest.mark.parametrize("left", [False, True], ids=["gone", "empty"])
+def test_a_trial_that_was_cut_off_is_not_trained_anew_where_its_folder_is(tmp_path, capsys, left):
     command = CutOff(tmp_path, "adaptive")
     command.begin()
     command.resume, released = True, len(command.releases())
     assert command.searches()
     shutil.rmtree(command.out / "trials" / "0001")
+    if left:
+        (command.out / "trials" / "0001").mkdir()
     capsys.readouterr()
     assert command.call() == 2
-    assert "trials/0001': is gone" in capsys.readouterr().err
+    assert "trials/0001/private': is gone" in capsys.readouterr().err
     assert len(command.releases()) == released
 
 

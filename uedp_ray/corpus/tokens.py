@@ -154,7 +154,8 @@ def _write(folder: Path, sentences: Iterable[np.ndarray], num_sentences: int) ->
             count, total = count + 1, total + len(ids)
             ends.write(np.int64(total).tobytes())
         file.seek(0)
-        assert _write_header(file, np.int32, total) == body, "numpy pads headers so that the length may grow in place"
+        again = _write_header(file, np.int32, total)
+        assert again == body, "numpy pads headers so that the length may grow in place"
     if count != num_sentences:
         raise InputError("corpus", str(folder.parent), f"holds {count} sentences of {num_sentences}: prepare it again")
 

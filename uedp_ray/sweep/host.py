@@ -193,8 +193,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
             shutil.rmtree(path, ignore_errors=True)
         for file in (folder.journal, folder.terms, folder.pool):
             file.unlink(missing_ok=True)
-    with replacing(folder.config) as new:
-        dump_sweep_config(config, new)
+    dump_sweep_config(config, folder.config)
 
 
 def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows) -> None:
@@ -206,7 +205,7 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
     lost = [folder.trials] if study.began else []  # it is there before the first one begins
     if config.search.rule != "public" and folder.storage.url is None:
         for number in study.placed:
-            lost += folder.runs(number, config.search.seeds_per_trial)
+            lost += folder.begun_by(number, config.search.seeds_per_trial)
     for path in lost:
         if not path.exists():
             remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
@@ -358,12 +357,12 @@ def _teller(
 
     At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
     """
-    runs = partial(folder.runs, seeds=config.search.seeds_per_trial)
+    begun_by = partial(folder.begun_by, seeds=config.search.seeds_per_trial)
     ended = [-1]
     begun: list[dict[int, str]] = [{}]
 
     def changed() -> None:
-        study.place(runs)
+        study.place(begun_by)
         now = rows.read(study.trials)
         if begun[0] != (states := {row["number"]: row["state"] for row in now if row["state"] != "refused"}):
             folder.storage.append(folder.journal)

@@ -97,6 +97,10 @@ class SweepDir:
         names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
         return [self.trials / name for name in names]
 
+    def begun_by(self, number: int, seeds: int) -> list[Path]:
+        """What is in a trial's run directories from before its first round on."""
+        return [run / "private" for run in self.runs(number, seeds)]
+
     def begun(self) -> dict[str, int]:
         """Run directories of trials that are there: ``ended.run_names``."""
         return run_names(self.trials)

@@ -167,7 +167,7 @@ class Study:
         for asked in self._asked:
             if _PLACED not in trials[asked].user_attrs:
                 for path in folders(asked):
-                    make_folder(path)
+                    make_folder(path, private=True)
                 self._asked[asked].set_user_attr(_PLACED, True)
 
     @property
