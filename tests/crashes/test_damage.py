@@ -365,7 +365,12 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
         pytest.skip("no C compiler")
     around_the_charge = ["--points", "8", "--at", "ledger.jsonl", "--only", "train, private"]
     written_down = ["--points", "4", "--at", "sweep.yaml", "--only", "sweep"]
-    for options in (["--points", "16"], around_the_charge, written_down, ["--points", "6", "--errors", "--only", "train"]):
+    for options in (
+        ["--points", "16"],
+        around_the_charge,
+        written_down,
+        ["--points", "6", "--errors", "--only", "train"],
+    ):
         command = [sys.executable, "-m", "tests.crashes", *options]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
