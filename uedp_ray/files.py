@@ -10,11 +10,13 @@ Of those who change one path only one may be at it at a time; see ``locks``.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -117,6 +119,18 @@ def read_hub_json(path: Path, remedy: str) -> dict[str, Any]:
             if isinstance(value, dict | list):
                 found.append(value)
     return settings
+
+
+def checksum(path: Path) -> str:
+    """Bytes and CRC-32 of a file: they tell a flipped bit from what was written, not what somebody made to match."""
+    with path.open("rb") as file:
+        crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), iter(lambda: file.read(1 << 20), b""), 0)
+        return f"{file.tell()} {crc:08x}"
+
+
+def has_checksum(path: Path, expected: object) -> bool:
+    """Whether it is still that. A file of another size is not read."""
+    return str(expected).split(" ")[0] == str(path.stat().st_size) and checksum(path) == expected
 
 
 def check_regular(path: Path, remedy: str, *, most: int | None = None) -> None:

@@ -138,6 +138,18 @@ def test_what_is_not_there_is_said(corpus: Corpus, tmp_path: Path) -> None:
         open_corpus(tmp_path)
 
 
+def test_a_flipped_bit_of_any_array_is_told(corpus: Corpus, tmp_path: Path) -> None:
+    """It would be another graph, which bounds and draws go by, with every number in range."""
+    shutil.copytree(corpus.path, tmp_path / "copy")
+    open_corpus(tmp_path / "copy")
+    for file in sorted((tmp_path / "copy" / "index").iterdir()):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(InputError, match=f"its {file.stem} is missing or damaged: run prepare again"):
+            open_corpus(tmp_path / "copy")
+        file.write_bytes(whole)
+
+
 def test_a_prepared_corpus_is_a_source(corpus: Corpus) -> None:
     sentences = list(read(SourceConfig(path=str(corpus.path), format="prepared")))
     assert len(sentences) == corpus.num_sentences

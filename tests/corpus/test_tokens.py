@@ -118,13 +118,16 @@ def test_a_failure_leaves_nothing(corpus: FakeCorpus, vocabulary: Vocabulary, tm
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy"])
-@pytest.mark.parametrize("content", [b"", b"garbled", None], ids=["empty", "garbled", "out of range"])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbled", b"\xff\xff\xff\x7f", b"\1\0\0\0"], ids=["empty", "garbled", "out of range", "in range"]
+)
 def test_what_is_damaged_is_written_anew(
-    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path, name: str, content: bytes | None
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path, name: str, content: bytes
 ) -> None:
     store = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
     whole = (store.path / name).read_bytes()
-    (store.path / name).write_bytes(whole[:-4] + b"\xff\xff\xff\x7f" if content is None else content)
+    (store.path / name).write_bytes(whole[:-4] + content if len(content) == 4 else content)
+    assert (store.path / name).read_bytes() != whole
     encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
     assert (store.path / name).read_bytes() == whole
     assert [path.name for path in tmp_path.iterdir()] == [store.path.name]

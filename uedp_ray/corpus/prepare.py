@@ -43,11 +43,11 @@ from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder, replacing
+from uedp_ray.files import checksum, make_folder, replacing
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.locks import INSIDE, folder_locked
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 Progress = Callable[[str, int, int | None], None]
 """Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""
@@ -225,7 +225,7 @@ class _Index:
         self._open.close()
 
     def finish(self, asked: frozenset[str]) -> dict[str, Any]:
-        """Writes the arrays; returns digest and statistics (zeros for what was asked for)."""
+        """Writes the arrays; returns digest, checksums and statistics (zeros for what was asked for)."""
         self._entities.close()
         user_counts = np.concatenate(self._user_counts)
         self._save("user_hash", np.concatenate(self._user_hash))
@@ -259,6 +259,7 @@ class _Index:
         }
         return {
             "digest": self._digest.hexdigest(),
+            "checksums": {path.stem: checksum(path) for path in sorted(self._folder.iterdir())},
             "has_labels": self._has_labels,
             "has_tags": self._has_tags,
             "statistics": statistics,

@@ -31,7 +31,7 @@ from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
-from uedp_ray.files import check_regular, read_json
+from uedp_ray.files import check_regular, has_checksum, read_json
 from uedp_ray.tables import refusing_damage
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class Corpus:
     def __init__(self, path: str | Path, categories: Sequence[str] = ()):
         self.path = Path(path)
         manifest = _manifest(self.path)
+        self._checksums: dict[str, str] = manifest["checksums"]
         self.statistics: dict[str, Any] = manifest["statistics"]
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
@@ -206,6 +207,8 @@ class Corpus:
         path = self.path / "index" / f"{name}.npy"
         try:
             check_regular(path, _AGAIN)
+            if not has_checksum(path, self._checksums.get(name)):
+                raise self._damaged(name)
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except OSError as error:
             if error.errno in _SCARCE:
@@ -280,6 +283,7 @@ _MANIFEST: dict[str, Check] = {
     "detectors": list_of(string()),
     "categories": list_of(string(), nothing=True),
     "digest": string(),
+    "checksums": record({}),
     **dict.fromkeys(("names_users", "has_labels", "has_tags"), flag),
 }
 

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, make_folder, replacing
+from uedp_ray.files import check_regular, checksum, has_checksum, make_folder, replacing
 from uedp_ray.locks import locked
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _BATCH = 4096  # Sentences handed to the tokenizer at once, which uses all cores
 _PART = 1 << 22
 _MOST_COUNT = 1 << 10
 """Bytes of a file with one number."""
+_FILES, _CHECKSUMS = ("tokens.npy", "offsets.npy", "cut.npy"), "checksums.json"
 _WAIT = 3600.0
 """Seconds to wait for another process that tokenises the same text: trials of a sweep begin together."""
 
@@ -86,7 +87,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
     """
     if max_length < 2:
         raise InputError("model.max_length", max_length, "must be 2 or more: one token and the end token")
-    key = hashlib.sha256(json.dumps([3, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([4, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
     path = Path(directory) / key
     shape = corpus.num_sentences, max_length, vocabulary.size
     store = _whole(path, *shape)
@@ -104,6 +105,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
                     cut = [0]
                     _write(new, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
                     np.save(new / "cut.npy", np.int64(cut[0]))
+                    (new / _CHECKSUMS).write_text(json.dumps({name: checksum(new / name) for name in _FILES}))
                 store = _whole(path, *shape)
                 if store is None:
                     raise InputError("tokenizer.json", str(path), "it has ids beyond its own: name another tokenizer")
@@ -115,7 +117,11 @@ def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStor
     try:
         store = TokenStore(path)
         _ = store.share_cut
-    except (FileNotFoundError, ValueError, TypeError, OverflowError, EOFError):  # TypeError: not one number
+        check_regular(path / _CHECKSUMS, "delete the folder", most=_MOST_COUNT)
+        known = json.loads((path / _CHECKSUMS).read_bytes())
+        if not all(has_checksum(path / name, known[name]) for name in _FILES):
+            return None
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, EOFError):  # TypeError: not one number
         return None
     offsets, tokens = store.offsets, store.tokens
     shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32
