@@ -35,9 +35,7 @@ def refusing_damage(refusal: InputError) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if isinstance(error, MemoryError) and not isinstance(
-            error, pa.ArrowException
-        ):  # Arrow's: of a size that is none
+        if isinstance(error, MemoryError) and not isinstance(error, pa.ArrowException):  # else of a size that is none
             raise
         raise refusal from None
 

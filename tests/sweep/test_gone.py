@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
@@ -212,6 +214,34 @@ def test_a_trial_that_was_cut_off_is_not_trained_anew_where_its_folder_is(tmp_pa
     assert command.call() == 2
     assert "trials/0001/private': is gone" in capsys.readouterr().err
     assert len(command.releases()) == released
+
+
+class CutOffAtUrl(CutOff):
+    """The URL is of a folder that is as ``out`` is elsewhere; ``node`` has this node's copies."""
+
+    def arguments(self):
+        return ["sweep", str(self.file), "--out", f"file://{self.out}"]
+
+    def played(self):
+        played = ExitStack()
+        played.enter_context(super().played())
+        played.enter_context(mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.base / "node")))
+        return played
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["amid its rounds", "before its first"])
+def test_nor_where_the_objects_of_its_url_are_gone(tmp_path, capsys, before):
+    command = CutOffAtUrl(tmp_path, "adaptive")
+    with mock.patch("uedp_ray.sweep.trial.run_trial", side_effect=KeyboardInterrupt) if before else ExitStack():
+        command.begin()
+    command.resume = True
+    assert command.searches()
+    run = command.out / "trials" / ("0000" if before else "0001")
+    shutil.rmtree(run)
+    capsys.readouterr()
+    assert command.call() == 2
+    assert f"trials/{run.name}/private': is gone" in capsys.readouterr().err
+    assert not run.exists()
 
 
 def test_what_is_left_of_it_beside_its_file_tells_too(tmp_path):

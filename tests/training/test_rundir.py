@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.crashes.commands import Sweep
@@ -18,17 +19,18 @@ from uedp_ray import export
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
+from uedp_ray.files import make_folder, write_json
 from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.sweep.host import sweep
+from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms
 from uedp_ray.training import mirror, rundir
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import prepare_run
+from uedp_ray.training.rundir import RunDir, prepare_run
 
 
 def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
@@ -177,6 +179,18 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
     assert met
 
 
+def test_nor_by_one_who_does_not_see_the_lock_beside_it(tmp_path, monkeypatch, capsys):
+    command = Sweep(tmp_path)
+    command.set_up()
+    monkeypatch.setattr("uedp_ray.sweep.layout._WAIT", 0.0)
+    make_folder(command.out / "private", private=True)
+    with SweepDir(command.out).driving():
+        assert command.call() == 2
+    assert "another process is searching here" in capsys.readouterr().err
+    assert [path.name for path in command.out.rglob("*")] == ["private"]
+    assert command.call() == 0
+
+
 def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):
     told = []
     config = run_config(
@@ -223,6 +237,30 @@ def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path,
             pass
     assert not list(folder.iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
+
+
+def test_a_sentence_that_bounds_left_out_stays_out(corpora, tmp_path):
+    """A flipped bit makes a weight of 0 one of 2, or one of 1 some other: in range it breaks the bound of a holder."""
+    config = run_config(corpora)
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    weights = np.load(run.sentence_weight)
+    weights[0] /= 2
+    np.save(run.sentence_weight, weights)
+    with pytest.raises(InputError, match=r"sentence_weight.npy.*is damaged: delete private/setup.json"):
+        train(config, tmp_path / "run", workers=0, resume=True)
+    run.setup.unlink()
+    assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] == config.training.num_rounds
+
+
+def test_a_line_that_a_killed_start_is_still_writing_is_not_cut_off(private_run, corpora, tmp_path, monkeypatch):
+    shutil.copytree(private_run.out, tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes() + b'{"half a li')
+    before = ledger.read_bytes()
+    monkeypatch.setattr("uedp_ray.training.rundir.DRIVER_WAIT", 0.0)
+    with RunDir(tmp_path / "run").driving(), pytest.raises(InputError, match="another process is training this run"):
+        train(run_config(corpora), tmp_path / "run", workers=0, resume=True)
+    assert ledger.read_bytes() == before
 
 
 @pytest.mark.parametrize("kept", ["checkpoint", "model", "rounds.parquet", "result.json", "private/setup.json"])

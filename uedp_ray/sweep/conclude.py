@@ -15,7 +15,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.files import make_folder, read_json, write_json
+from uedp_ray.files import read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
@@ -107,10 +107,7 @@ def _begin_winner(folder: SweepDir) -> None:
 
     A kill in between leaves a folder with nothing charged. A start that finds the word and no folder trains no other.
     """
-    run = RunDir(folder.winner, folder.storage.part(folder.winner))
-    make_folder(run.private, private=True)
-    if not run.storage.begun():  # at a URL, where a claim is what a folder is on a disk
-        run.storage.take_over()
+    folder.begin(folder.winner)
     write_json(folder.terms, read_json(folder.terms, {}, RESTORE) | {_WINNER: "begun"})
     keep_terms(folder)
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
 from uedp_ray.corpus.bounds import apply_bounds
@@ -35,10 +32,9 @@ from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_points
-from uedp_ray.sweep.results import Row, Rows, best, count_states, write_table
+from uedp_ray.sweep.results import Row, Rows, best, count_states, read_states, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
-from uedp_ray.tables import read_bounded
 from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
@@ -94,22 +90,23 @@ def sweep(
         if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
             folder.root.chmod(0o700)
         make_folder(folder.private, private=True)
-        storage.take_over()
-        restore(folder)
-        _refuse_second_winner(config, folder)
-        _claim(config, folder)
-        if not folder.terms.exists():
-            say("fixing how the choice is paid")  # takes a while where points are drawn, and each one's noise is solved
-        fix_terms(config, folder)
-        keep_terms(folder)
-        say(announced(config, folder))
-        study = Study.open(config, folder.journal)
-        rows = GatheredRows(config, folder)
-        _refuse_cut(config, folder, study, rows)
-        with Beside(config, address) as beside:
-            _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
-            study.close()
-            return conclude(config, folder, rows.read(study.trials), beside, say, progress)
+        with folder.driving():
+            storage.take_over()
+            restore(folder)
+            _refuse_second_winner(config, folder)
+            _claim(config, folder)
+            if not folder.terms.exists():
+                say("fixing how the choice is paid")  # takes a while: points are drawn, and each one's noise is solved
+            fix_terms(config, folder)
+            keep_terms(folder)
+            say(announced(config, folder))
+            study = Study.open(config, folder.journal)
+            rows = GatheredRows(config, folder)
+            _refuse_cut(config, folder, study, rows)
+            with Beside(config, address) as beside:
+                _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+                study.close()
+                return conclude(config, folder, rows.read(study.trials), beside, say, progress)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
@@ -136,8 +133,7 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
 
 
 def _trained(folder: SweepDir) -> bool:
-    """Whether anything was ever trained here: what it cost stays spent, whichever parts of it are gone. Each that is left
-    tells."""
+    """Whether anything was ever trained here. What it cost stays spent, whichever parts of it are gone: any one tells."""
     made = (folder.winner, folder.noiseless.parent, folder.tokens)
     if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
         return True
@@ -149,9 +145,8 @@ def _trained(folder: SweepDir) -> bool:
 def _tells_of_trials(table: Path) -> bool:
     """Whether ``trials.parquet`` has a trial that was not refused, or cannot be read."""
     try:
-        found = read_bounded(table, "") if table.exists() else pa.table({"state": []})
-        return found is None or bool(set(found["state"].to_pylist()) - {"refused"})
-    except (InputError, OSError, KeyError):
+        return any(state != "refused" for _, state in read_states(table, ""))
+    except (InputError, OSError):
         return True
 
 
@@ -202,17 +197,15 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
     if last >= known:
         remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
-    lost = [folder.trials] if study.began else []  # it is there before the first one begins
-    if config.search.rule != "public" and folder.storage.url is None:
-        for number in study.placed:
-            lost += folder.begun_by(number, config.search.seeds_per_trial)
-    for path in lost:
-        if not path.exists():
-            remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
-            raise InputError("trials", str(path), remedy)
-    ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped")]
-    if config.search.rule != "public":
-        charged_runs(config, folder, ended)
+    lost = [str(folder.trials)] if study.began and not folder.trials.exists() else []  # there before the first begins
+    charged = config.search.rule != "public"
+    for number in study.placed if charged else ():
+        lost += folder.lost(number, config.search.seeds_per_trial)
+    if lost:
+        remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
+        raise InputError("trials", lost[0], remedy)
+    if charged:
+        charged_runs(config, folder, [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped")])
 
 
 def _search(
@@ -357,12 +350,16 @@ def _teller(
 
     At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
     """
-    begun_by = partial(folder.begun_by, seeds=config.search.seeds_per_trial)
+
+    def begin(number: int) -> None:
+        for run in folder.runs(number, config.search.seeds_per_trial):
+            folder.begin(run)
+
     ended = [-1]
     begun: list[dict[int, str]] = [{}]
 
     def changed() -> None:
-        study.place(begun_by)
+        study.place(begin)
         now = rows.read(study.trials)
         if begun[0] != (states := {row["number"]: row["state"] for row in now if row["state"] != "refused"}):
             folder.storage.append(folder.journal)

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.errors import InputError
+from uedp_ray.files import make_folder
+from uedp_ray.locks import locked
 from uedp_ray.sweep.ended import run_names
 from uedp_ray.training.storage import IN_PLACE, Storage
+
+_WAIT = 5.0
+"""Seconds: what was killed holds no lock."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,25 @@ class SweepDir:
         names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
         return [self.trials / name for name in names]
 
-    def begun_by(self, number: int, seeds: int) -> list[Path]:
-        """What is in a trial's run directories from before its first round on."""
-        return [run / "private" for run in self.runs(number, seeds)]
+    def driving(self) -> AbstractContextManager[None]:
+        """One search at a time, of whoever sees this folder: a container may not see the lock that lies beside it."""
+        busy = InputError(
+            "--out", str(self.root), "another process is searching here: wait for it, or stop one of the two"
+        )
+        return locked(self.private / "driver.lock", wait=_WAIT, busy=busy)
+
+    def begin(self, run: Path) -> None:
+        """Makes a run directory what it is from before its first charge on: ``begun`` by its storage. Returns once it is
+        safe."""
+        storage = self.storage.part(run)
+        if not storage.begun():  # at a URL, where a claim is what a folder is on a disk
+            storage.take_over()
+        make_folder(run / "private", private=True)
+
+    def lost(self, number: int, seeds: int) -> list[str]:
+        """What ``begin`` made for a trial, and is gone: paths, or URLs."""
+        parts = {run / "private": self.storage.part(run) for run in self.runs(number, seeds)}
+        return [self.storage.address(path) for path, part in parts.items() if not part.begun()]
 
     def begun(self) -> dict[str, int]:
         """Run directories of trials that are there: ``ended.run_names``."""

@@ -34,7 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
-from uedp_ray.files import check_regular, make_folder
+from uedp_ray.files import check_regular
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point
@@ -161,13 +161,12 @@ class Study:
                 self._order.append(trial.number)
         return Asked(trial.number, point, verdict.reason)
 
-    def place(self, folders: Callable[[int], Sequence[Path]]) -> None:
+    def place(self, begin: Callable[[int], None]) -> None:
         """Makes the folders of trials that were asked for, before they begin, and notes it: see ``placed``."""
         trials = self.trials
         for asked in self._asked:
             if _PLACED not in trials[asked].user_attrs:
-                for path in folders(asked):
-                    make_folder(path, private=True)
+                begin(asked)
                 self._asked[asked].set_user_attr(_PLACED, True)
 
     @property

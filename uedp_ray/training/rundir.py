@@ -34,6 +34,8 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.files import (
     check_regular,
+    checksum,
+    has_checksum,
     make_folder,
     read_json,
     replacing,
@@ -75,6 +77,7 @@ _SETUP: dict[str, Check] = {
     "evaluation_size": record(
         {field.name: number(0, whole=True) for field in dataclasses.fields(TextSize)}, nothing=True
     ),
+    "sentence_weight": string(),
     "compared": record({field.name: flag for field in dataclasses.fields(Compared)}, nothing=True),
     "mechanism": record({field.name: anything for field in dataclasses.fields(RoundMechanism)}, nothing=True),
     "detectors": list_of(string()),
@@ -264,7 +267,7 @@ class Prepared:
             plan=planned(config, setup),
             corpus=corpus,
             tokens=_encode(tokens, corpus, vocabulary, config),
-            sentence_weight=_load_weights(run, corpus.num_sentences),
+            sentence_weight=_load_weights(run, corpus.num_sentences, setup["sentence_weight"]),
             evaluation=None
             if evaluation is None
             else _encode(tokens, _unchanged(run, setup, "evaluation"), vocabulary, config),
@@ -356,7 +359,8 @@ def _set_up(
         remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     if run.setup.exists():
-        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
+        with run.driving():  # a line that a killed start's worker is still writing is not a torn one
+            ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
         setup = run.load_setup()
         planned(config, setup).check_header(ledger.header, run.setup)
         if (setup["evaluation"] is None) != (named is None):
@@ -440,6 +444,7 @@ def _set_up(
             "evaluation_size": None if size is None else dataclasses.asdict(size),
             "compared": None if compared is None else dataclasses.asdict(compared),
             "tokens": _within(run, tokens),
+            "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": corpus.detectors,
             "categories": corpus.categories,
@@ -551,12 +556,13 @@ def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: 
     return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
 
 
-def _load_weights(run: RunDir, num_sentences: int) -> np.ndarray:
-    """(N,) weights of sentences, mapped. Raises: InputError if they are not that."""
+def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
+    """(N,) weights of sentences, mapped. Raises: InputError if they are not that, or have another checksum."""
     try:
         check_regular(run.sentence_weight, _MADE_ANEW)
         weights = np.load(run.sentence_weight, mmap_mode="r", allow_pickle=False)
-        good = weights.shape == (num_sentences,) and weights.dtype.kind == "f"
+        good = has_checksum(run.sentence_weight, expected)
+        good = good and weights.shape == (num_sentences,) and weights.dtype.kind == "f"
         good = good and bool(((weights >= 0) & (weights <= 1)).all())  # a weight above 1 would break the bound
     except (ValueError, EOFError):
         good = False
