@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests come first: the last file that begins has one worker, and the others wait for it."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)
