@@ -105,6 +105,13 @@ def test_a_storage_that_cannot_be_reached_is_told_before_anything_is_done(corpor
         train(run_config(corpora), url, workers=0)
 
 
+def test_a_node_that_can_keep_no_copies_says_so(url, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UEDP_RAY_WORK", str(tmp_path / "file" / "work"))
+    with pytest.raises(InputError, match=r"UEDP_RAY_WORK = .*cannot be made \(Not a directory\)"):
+        open_storage(url)
+
+
 def test_places_that_hold_something_else_are_left_alone(corpora, url, tmp_path):
     (tmp_path / "bucket/run").mkdir(parents=True)
     (tmp_path / "bucket/run/thesis.tex").write_text("ten years of work")

@@ -35,7 +35,13 @@ def open_storage(out: str | Path | Storage) -> Storage:
             remedy = "is kept by runs that name it as a URL, or is a copy of such: name the URL"
             raise InputError("--out", str(root), remedy)
         return Storage(root)
-    mirror = Mirror(url, _work())
+    work = _work()
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = f"cannot be made ({error.strerror}): name a folder for this node's copies of what lies at a URL"
+        raise InputError("UEDP_RAY_WORK", str(work), remedy) from None
+    mirror = Mirror(url, work)
     try:
         mirror.begun()
     except StorageError as error:
