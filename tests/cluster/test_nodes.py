@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 HEAD = 1
 WORKER = "ray::RayTrainWorker"
-RATES, NUM_ROUNDS = [0.01, 0.03, 0.1], 500
+RATES, NUM_ROUNDS = [0.01, 0.03, 0.1], 250
 
 
 @dataclass

@@ -363,13 +363,13 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
     """The whole of it is in docs/reliability.md."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    around_the_charge = ["--points", "8", "--at", "ledger.jsonl", "--only", "train, private"]
+    around_the_charge = ["--points", "6", "--at", "ledger.jsonl", "--only", "train, private"]
     written_down = ["--points", "4", "--at", "sweep.yaml", "--only", "sweep"]
     for options in (
-        ["--points", "16"],
+        ["--points", "10"],
         around_the_charge,
         written_down,
-        ["--points", "6", "--errors", "--only", "train"],
+        ["--points", "4", "--errors", "--only", "train"],
     ):
         command = [sys.executable, "-m", "tests.crashes", *options]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
