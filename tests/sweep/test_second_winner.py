@@ -91,7 +91,7 @@ def test_a_winner_that_is_lost_before_the_sweep_ends_is_not_trained_again(public
     assert public.winner() == (released, 0)
 
 
-@pytest.mark.parametrize("ended", ["make_folder", "write_json", "keep_terms", "_train"])
+@pytest.mark.parametrize("ended", ["_begin_winner", "write_json", "keep_terms", "_train"])
 def test_a_start_that_ended_before_the_first_charge_goes_on(public, ended):
     public.file.write_text(public.file.read_text().replace("noiseless: {}", "noiseless: null"))
     with mock.patch.object(conclude, ended, side_effect=KeyboardInterrupt):
