@@ -11,7 +11,7 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models import gradients as module_under_test
 from uedp_ray.models.build import build_model
-from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
+from uedp_ray.models.gradients import SentenceGradients, _Factors, check_exact, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Batch, NextWord
 from uedp_ray.models.trainable import select_trainable
@@ -215,3 +215,16 @@ def test_real_model(real_models: Path, part: str) -> None:
     # LlamaRMSNorm and the rotary tables compute in float32 even here.
     torch.testing.assert_close(found.norms(), expected.norm(dim=1), rtol=1e-4, atol=1e-6)
     assert (formed(found) - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("sizes", [(2, 33), (33, 2), (65, 1), (2, 33, 3)])
+def test_equal_sentences_have_equal_bits_wherever_they_stand(sizes: tuple[int, ...]) -> None:
+    """Products that are written to rows at odd places are added up in another order, by MKL."""
+    model = nn.Sequential(nn.Linear(sizes[1], sizes[0], bias=False), nn.Linear(1, sizes[-1], bias=False))
+    params, made_up = FlatParameters(model), torch.Generator().manual_seed(0)
+    for _ in range(40):
+        left, right = (torch.randn(1, 12, n, generator=made_up).repeat(9, 1, 1) for n in sizes[:2])
+        factors = _Factors(params.shapes[0], left=[left], right=[right])
+        gradients = SentenceGradients(torch.zeros(9), params, {"0.weight": factors})
+        for _, rows in gradients.chunks():
+            assert torch.equal(rows, rows[:1].expand_as(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -160,6 +161,12 @@ def test_rounds_replays_and_stopped_runs():
     assert meter.epsilon([*whole, [], ledger(), ledger((BASE, 0))]) == meter.epsilon(whole)
     assert meter.epsilon([]) == meter.epsilon([ledger()]) == 0.0
     assert math.isfinite(meter.epsilon([ledger((BASE, 2000))] * 3))  # 37 times the plan
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-7, 1e-9, 1e-12])
+def test_what_is_beyond_all_rounding_is_a_number_or_infinite(noise_multiplier):
+    tiny = dataclasses.replace(BASE, noise_multiplier=noise_multiplier, user_sampling_prob=1.0)
+    assert Odometer(planned=((tiny, 10),), runs=2, delta=1e-5).epsilon([ledger((tiny, 10))]) > 1e12
 
 
 def test_what_is_not_covered_is_infinite_or_refused():

@@ -28,8 +28,10 @@ from transformers import (
 )
 
 from tests.training.worker import LOCAL_SGD, NETWORKS, VOCABULARY, Worker, make, sentences
+from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.training import local
-from uedp_ray.training.shapes import padded_length, padded_lengths, row_counts, split
+from uedp_ray.training.local import LocalUpdate
+from uedp_ray.training.shapes import balanced, padded_length, padded_lengths, row_counts, split
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
@@ -108,6 +110,34 @@ def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(tmp_
     worker = Worker(config, {u: [made_up.integers(1, VOCABULARY, made_up.integers(0, 16))] for u in range(120)})
     alone = sum(worker.steps(u) for u in range(120))
     assert torch.equal(worker.steps(*range(120)), alone)
+
+
+def test_a_network_of_other_frozen_shapes_is_probed_anew(tmp_path, monkeypatch):
+    """What is not trained decides on kernels too: two runs of one process may differ in their vocabularies alone."""
+    probed, agreeing = [], LocalUpdate._agreeing
+    monkeypatch.setattr(LocalUpdate, "_agreeing", lambda self: probed.append(self._vocab_size) or agreeing(self))
+    monkeypatch.setattr("uedp_ray.training.local._PROBED", {})
+    config = make("gpt2")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, trainable="lora", lora_rank=1))
+    update = Worker(config, {0: [np.array([5, 6, 7])]}).update()
+    for size in (VOCABULARY, VOCABULARY, VOCABULARY + 1):
+        update.model.resize_token_embeddings(size) if size > VOCABULARY else None
+        dataclasses.replace(update).probe()
+    assert probed == [VOCABULARY, VOCABULARY + 1]
+
+
+def test_scaling_for_the_probe_leaves_no_trace():
+    """Neither of matrices that are far too large, nor of numbers that a smaller scale could not hold."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        model[0].weight.mul_(1e4)
+        model[1].weight.mul_(1e30)[0, 0] = 1e-37
+        model[2].weight.mul_(1e-6)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with balanced(model, FlatParameters(model)):
+        assert 0.1 < float(model[0].weight.detach().std()) < 2.0
+        assert 0.1 < float(model[2].weight.detach().std()) < 2.0
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_so_it_is_on_many_cores(tmp_path):

@@ -41,6 +41,10 @@ from uedp_ray.models.task import Batch, Task
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. One row at least."""
 
+_ALIGNED = 16
+"""Elements from row to row are a multiple of it. Where rows begin at different places of a cache line, a product that is
+written there adds in another order from row to row (MKL)."""
+
 
 def _wide(tensor: Tensor) -> Tensor:
     """float32 at least: bf16 activations are summed in float32."""
@@ -112,7 +116,7 @@ class SentenceGradients:
         """
         size = max(1, _CHUNK.get(self.losses.device.type, _CHUNK["cpu"]) // max(1, self._params.num))
         size = min(size, max(1, len(self.losses)))
-        held = self.losses.new_zeros(size, self._params.num)
+        held = self.losses.new_zeros(size, -(-self._params.num // _ALIGNED) * _ALIGNED)[:, : self._params.num]
         offsets = [0, *itertools.accumulate(map(math.prod, self._params.shapes))]
         for x in range(0, len(self.losses) if num is None else num, size):
             rows = held[: min(size, len(self.losses) - x)]

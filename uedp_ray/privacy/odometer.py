@@ -170,6 +170,8 @@ def to_epsilon(rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float) -> 
 
     low = -2.0 * math.log(_ORDERS_A[-1]) / _SLOPES_A[0]  # g < -2 log(largest order) there
     high = float(np.min(rates_A - offsets_A / _SLOPES_A))  # g >= 0 there
+    if excess(high) <= 0.0:  # terms of 1e17, of which rounding leaves nothing
+        return math.inf
     loss = optimize.brentq(excess, low, high, xtol=1e-10)
     log_right = float(special.logsumexp(offsets_A + _SLOPES_A * (loss - rates_A)))
     return max(0.0, loss + math.log(-math.expm1(log_right)))

@@ -105,7 +105,7 @@ class LocalUpdate:
     def _probe_rows(self) -> None:
         config = self.plan.config
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
-        sizes = self.params.shapes, self.params.num
+        sizes = self.params.names, [tuple(parameter.shape) for parameter in self.model.parameters()]  # frozen ones too
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         if key not in _PROBED:
             self._check_exact()

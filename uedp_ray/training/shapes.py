@@ -5,10 +5,10 @@ depends on it alone, and batches have few numbers of rows, fixed by public setti
 such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
 every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
-shows on any sentence, if no branch is too small beside another to show (``balanced``). Another function shows on some
-values alone, which the probe may not meet: CPU kernels use one for what is left over beyond whole vectors. ``row_counts``
-leaves nothing over, given that these passes run on one thread (``local.one_thread``). Where values decide on shapes
-(``rows_are_apart``), each sentence passes alone.
+shows on most sentences, and on one of several all but surely, if no branch is too small beside another to show
+(``balanced``). Another function shows on some values alone, which the probe may not meet: CPU kernels use one for what is
+left over beyond whole vectors. ``row_counts`` leaves nothing over, given that these passes run on one thread
+(``local.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], Sentence
 
 _SHORTEST = 8
 _VECTOR = 64
-_SENTENCES = 3
+_SENTENCES = 8
+"""Two sums in different orders may agree on a sentence by chance: on three of ten, in the smallest networks."""
 
 
 ROWS_APART = frozenset(
@@ -142,14 +143,14 @@ def balanced(model: nn.Module, params: FlatParameters) -> Iterator[None]:
     """Gives the network parameters with which what each of its parts computes matters to the last bit of the gradient.
 
     As they are, frozen or fresh ones may make a branch so small that its rounding is lost where it is added to another:
-    the same kernel would show on other sentences, or after some training. Matrices are enlarged by powers of two, which
-    is undone exactly; what is trained is made up.
+    the same kernel would show on other sentences, or after some training. So do matrices that are too large: what follows
+    is saturated. They are scaled by powers of two, which is undone exactly; what is trained is made up.
     """
     here, made_up = params.get(), torch.Generator().manual_seed(0)
-    enlarged = [(matrix, 2.0 ** max(0, _steps_up(matrix))) for matrix in model.parameters() if matrix.dim() > 1]
+    scaled = [(matrix, 2.0 ** _steps_up(matrix)) for matrix in model.parameters() if matrix.dim() > 1]
     try:
         with torch.no_grad():
-            for matrix, factor in enlarged:
+            for matrix, factor in scaled:
                 matrix.mul_(factor)
             for trained in params.tensors:
                 noise = torch.randn(trained.shape, generator=made_up).to(trained.device, trained.dtype)
@@ -157,7 +158,7 @@ def balanced(model: nn.Module, params: FlatParameters) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for matrix, factor in enlarged:
+            for matrix, factor in scaled:
                 matrix.mul_(1 / factor)
         params.set(here)
 
@@ -168,9 +169,14 @@ def _typical(matrix: Tensor) -> float:
 
 
 def _steps_up(matrix: Tensor) -> int:
-    """By how many powers of two a matrix falls short of that."""
+    """By how many powers of two a matrix falls short of that; 0 if its least number could not come back from there."""
     deviation = float(matrix.detach().float().std()) if matrix.numel() > 1 else 0.0
-    return round(math.log2(_typical(matrix) / deviation)) if 0.0 < deviation < math.inf else 0
+    steps = round(math.log2(_typical(matrix) / deviation)) if 0.0 < deviation < math.inf else 0
+    if steps < 0:
+        sizes = matrix.detach().abs()
+        least = float(sizes.where(sizes > 0, math.inf).min())
+        return steps if least * 2.0**steps >= torch.finfo(matrix.dtype).tiny else 0
+    return steps
 
 
 @contextmanager
