@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,13 +65,21 @@ def main() -> None:
             with suppress(KeyboardInterrupt):
                 ignore()
                 break
-        resumable = sys.argv[1:2] in (["train"], ["compare"], ["sweep"])
+        resumable = _resumes(sys.argv[1:])
         again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
         charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
         _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
         code = 130
     if code:
         sys.exit(code)
+
+
+def _resumes(words: list[str]) -> bool:
+    """Whether a command that was interrupted goes on with ``--resume``: not before there is anything to go on with. A URL,
+    and a name that was left out, are not looked at."""
+    first = {"train": "private", "compare": "base.yaml", "sweep": "sweep.yaml"}.get(words[0] if words else "")
+    out = next((value for option, value in pairwise(words) if option == "--out"), "://")
+    return first is not None and ("://" in out or (Path(out) / first).exists())
 
 
 def _answered() -> int:

@@ -194,6 +194,11 @@ def set_aside(path: Path) -> Path:
     return _beside(path, _OLD)
 
 
+def to_be_removed(path: Path) -> Path:
+    """The name beside ``path`` of what ``settle`` removes."""
+    return _beside(path, _NEW)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` durable."""
     _fsync(folder)

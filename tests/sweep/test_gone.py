@@ -15,7 +15,9 @@ import yaml
 
 from tests.crashes.commands import Sweep, SweepPublic
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
 from uedp_ray.sweep import conclude, host
+from uedp_ray.sweep.export import export
 
 
 class Searched(Sweep):
@@ -90,6 +92,27 @@ def test_nothing_is_searched_anew_for_less(searched, capsys, gone, resume):
     assert told.count("error: ") == 1
     assert re.search("is (gone|missing)" if resume else "--resume|is gone", told)
     assert len(command.releases()) == released
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_trial_whose_ledger_lost_its_end_is_not_priced_for_less(searched, tmp_path, capsys, cut, table):
+    """Not by a kill, as lines are synced: by a copy that broke off, or an old one put back. Whichever trial it is of."""
+    command = whole(searched)
+    command.resume = True
+    if not table:
+        (command.out / "trials.parquet").unlink()
+    before, trials = (command.out / "result.json").read_bytes(), sorted((command.out / "trials").iterdir())
+    for ledger in (run / "ledger.jsonl" for run in trials):
+        complete = ledger.read_bytes()
+        ledger.write_bytes(b"".join(complete.splitlines(keepends=True)[:-cut]))
+        capsys.readouterr()
+        assert command.call() == 2
+        assert "put the whole ledger back" in capsys.readouterr().err
+        with pytest.raises(InputError, match="put the whole ledger back"):
+            export(command.out, tmp_path / "handed-on")
+        ledger.write_bytes(complete)
+        assert (command.out / "result.json").read_bytes() == before
 
 
 def test_another_sweep_does_not_take_its_place(searched, capsys):

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from tests.crashes.commands import Sweep
-from tests.sweep.sweeps import sweep_config
+from tests.sweep.sweeps import sweep_config, sweep_tree, write_sweep
 from tests.training.runs import TREE, crash, events, run_config
 from uedp_ray import export
-from uedp_ray.config import SourceConfig
+from uedp_ray.config import SourceConfig, dump_config
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, TextError
 from uedp_ray.files import make_folder, write_json
 from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms
@@ -451,6 +452,49 @@ def test_what_a_refused_start_finds_in_a_strangers_folder_stays(corpora, tmp_pat
     with pytest.raises(InputError):
         starts[command]()
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize("same", [True, False], ids=["the settings asked for", "others"])
+@pytest.mark.parametrize("beside", [["private/corpora/mine", "private/notes", "vocabulary/words", "thesis"], []])
+def test_a_file_of_a_users_own_that_has_the_name_of_one_of_ours_stays(corpora, tmp_path, command, same, beside):
+    """A project with its own config.yaml, and its text in private/, is no run that failed to start."""
+    home, tree = tmp_path / "home", sweep_tree(corpora)
+    (home / "private").mkdir(parents=True)
+    for name in beside:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("mine")
+    config = run_config(corpora) if command == "train" else load_sweep_config(write_sweep(tree, home))
+    own = home / ("config.yaml" if command == "train" else "sweep.yaml")
+    dump_config(config, own) if command == "train" else None
+    own.write_text(f"# mine\n{own.read_text()}" if same else "# mine\nname: another\n" + own.read_text())
+    before = content(home)
+    with pytest.raises(InputError, match="is not empty and holds no"):
+        train(config, home, workers=0) if command == "train" else sweep(config, home)
+    assert content(home) == before
+
+
+def test_a_run_can_be_mended_more_than_once(corpora, tmp_path):
+    """What a mended start takes the place of is gone, copies of text included."""
+    text = {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 9}
+    bounds = {"mode": "declared", "max_sentences_per_entity": 1}
+    for holders in (1, 2, 3):
+        with pytest.raises(TextError):
+            train(run_config(corpora, corpus=text, bounds={**bounds, "max_holders": holders}), tmp_path, workers=0)
+        assert {path.name for path in (tmp_path / "private").iterdir()} <= {"corpus", "evaluation", "config.yaml"}
+    assert train(run_config(corpora, corpus=text), tmp_path, workers=0)["rounds"]
+
+
+def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):
+    monkeypatch.setattr("uedp_ray.training.rundir.DRIVER_WAIT", 0.0)
+    run = RunDir(private_run.out)
+    (writing := run.root / ".rounds.parquet.uedp_ray.new").write_text("half")
+    with run.driving():
+        before = content(run.root)
+        with pytest.raises(InputError, match="another process is training this run"):
+            train(run_config(corpora), run.root, workers=0, resume=True)
+        assert content(run.root) == before
+    writing.unlink()
 
 
 @pytest.mark.parametrize("mechanism", [None, {"noise_multiplier": 0.05}])

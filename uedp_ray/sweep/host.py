@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_points
-from uedp_ray.sweep.results import Row, Rows, best, count_states, read_states, write_table
+from uedp_ray.sweep.results import Row, Rows, best, count_states, read_table, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
@@ -42,6 +43,7 @@ from uedp_ray.training.rundir import Say, copies_told
 from uedp_ray.training.storage import open_storage
 from uedp_ray.training.words import public_sentences, public_text
 
+_DELETE = "delete it: the search writes it anew"
 Show = Callable[[dict[str, Any]], None]
 """Told counts of trials by state, and the best so far, after every change."""
 
@@ -74,10 +76,11 @@ def sweep(
     folder = SweepDir(storage.root, storage)
     with storage.exclusive():
         storage.clear()
-        settle(folder.root, folder.names)
-        if folder.config.exists():  # else it is not ours
-            for each in (folder.private, folder.tokens):
-                settle(each)
+        with folder.driving() if folder.private.is_dir() else nullcontext():  # not beneath one who did not see our lock
+            settle(folder.root, folder.names)
+            if folder.config.exists():  # else it is not ours
+                for each in (folder.private, folder.tokens):
+                    settle(each)
         restore(folder)
         _refuse(config, folder, resume)
         base = _searched_base(config)
@@ -90,6 +93,7 @@ def sweep(
         if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
             folder.root.chmod(0o700)
         make_folder(folder.private, private=True)
+        folder.mark.touch(mode=0o600)
         with folder.driving():
             storage.take_over()
             restore(folder)
@@ -115,12 +119,15 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
         raise InputError("--out", str(folder.root), "is a file: name a folder")
     if not folder.config.exists():
         if resume:
-            raise InputError("--out", str(folder.root), "holds no sweep to resume: check the name, or drop --resume")
+            address = folder.storage.address(folder.root)
+            raise InputError("--out", address, "holds no sweep to resume: check the name, or drop --resume")
         others = {path.name for path in folder.root.iterdir()} - {"private", INSIDE} if folder.root.exists() else set()
         if others or _trained(folder):
             raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
     elif folder.storage.url is None and not _trained(folder):
-        return  # what failed to start may be mended and tried again
+        if not folder.mark.exists():  # a user's own file of that name
+            raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
+        # else what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
     elif not folder.storage.begun():
@@ -145,7 +152,7 @@ def _trained(folder: SweepDir) -> bool:
 def _tells_of_trials(table: Path) -> bool:
     """Whether ``trials.parquet`` has a trial that was not refused, or cannot be read."""
     try:
-        return any(state != "refused" for _, state in read_states(table, ""))
+        return any(row["state"] != "refused" for row in read_table(table, ["state"], ""))
     except (InputError, OSError):
         return True
 
@@ -205,7 +212,10 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
         remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
         raise InputError("trials", lost[0], remedy)
     if charged:
-        charged_runs(config, folder, [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped")])
+        folder.storage.get(folder.table)
+        stated = {row["trial"]: row["charged"] or 0 for row in read_table(folder.table, ["trial", "charged"], _DELETE)}
+        ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped", "failed")]
+        charged_runs(config, folder, [row | {"charged": stated.get(row["trial"])} for row in ended])
 
 
 def _search(

@@ -80,6 +80,11 @@ class SweepDir:
         return self.root / "private"
 
     @property
+    def mark(self) -> Path:
+        """Made before ``config``: a file of that name without it is somebody else's."""
+        return self.private / ".sweep"
+
+    @property
     def trial_base(self) -> Path:
         """The base of every trial: the sweep's, with corpora prepared."""
         return self.private / "base.yaml"

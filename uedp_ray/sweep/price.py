@@ -243,15 +243,22 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
     Whether a run without a ledger failed before the first line of it, or somebody removed its folder, cannot be told: it is
     charged to its planned end. One that was trained may have been charged for more, so that its ledger is needed.
 
-    Raises: InputError for a trial that was trained, and whose ledger is gone.
+    Raises: InputError for a trial that was trained, and whose ledger is gone, or holds less than the row was charged.
     """
     found: list[list[dict[str, Any]] | Charges] = []
     for row in rows:
+        stated = row.get("charged") or 0
+        left = stated
         for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
             ledger = run / "ledger.jsonl"
             if ledger.exists():
-                found.append(read_ledger(ledger))
-            elif row["state"] in ("done", "stopped"):
+                found.append(events := read_ledger(ledger))
+                rounds = [event["round"] for event in events if event["kind"] == "round"]
+                left -= len(rounds)
+                if row["state"] == "done" and len(set(rounds)) < row["rounds"]:
+                    remedy = f"holds fewer rounds than the {row['rounds']} of the result: put the whole ledger back"
+                    raise InputError("ledger.jsonl", str(ledger), remedy)
+            elif row["state"] in ("done", "stopped") or stated:
                 remedy = (
                     "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
                 )
@@ -260,6 +267,11 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
                 found.append([])
             else:
                 found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
+        if left > 0:
+            remedy = (
+                f"holds {left} rounds fewer than the {stated} that the trial was charged: put the whole ledger back"
+            )
+            raise InputError("ledger.jsonl", str(ledger), remedy)
     return found
 
 

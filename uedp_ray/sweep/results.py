@@ -240,20 +240,20 @@ def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     write_atomically(path, buffer.getvalue().to_pybytes())
 
 
-def read_states(path: Path, remedy: str) -> set[tuple[str, str]]:
-    """(trial, state) of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
+def read_table(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
+    """These columns of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
 
     Raises: InputError with the ``remedy`` if it is none that a sweep writes.
     """
     if not path.exists():
-        return set()
+        return []
     refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
     with refusing_damage(refusal):
         table = read_bounded(path, remedy)
         if table is None:
             raise refusal
-        rows = table.select(["trial", "state"]).to_pylist()
-    return {(row["trial"], row["state"]) for row in rows}
+        rows: list[Row] = table.select(list(columns)).to_pylist()
+    return rows
 
 
 def _type(dimension: Dimension) -> pa.DataType:

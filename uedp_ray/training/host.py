@@ -24,7 +24,7 @@ from typing import Any
 
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
-from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame
+from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.files import check_regular, read_json, write_atomically
 from uedp_ray.interrupts import handlers_kept
@@ -147,6 +147,10 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
                 "there is no token here, or it is not the cluster's (docs/cluster.md): give this process the same one"
             )
             raise InputError("RAY_AUTH_TOKEN", "***" if "RAY_AUTH_TOKEN" in os.environ else None, remedy) from None
+        except (OSError, RuntimeError):
+            raise
+        except Exception as error:  # Ray's own are bare ones
+            raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
         try:
             require_closed(ray.get_runtime_context().gcs_address)
             yield

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from uedp_ray.files import (
     read_json,
     replacing,
     settle,
+    to_be_removed,
     unusable,
     write_atomically,
     write_json,
@@ -66,6 +67,7 @@ from uedp_ray.training.words import make_vocabulary, public_text
 Say = Callable[[str], None]
 _NO_WORDS = "no-words"
 """Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
+_NO_RUN = "is not empty and holds no run: name another folder"
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
 DRIVER_WAIT = 120.0
@@ -334,8 +336,9 @@ def _set_up(
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     storage.clear()
-    settle_run(run)
-    storage.get(run.config, run.setup)
+    with run.driving() if run.private.is_dir() else nullcontext():  # not beneath one who did not see our lock beside it
+        settle_run(run)
+    storage.get(run.used, run.config, run.setup)
     storage.restore(run.ledger)
     _refuse_part(run, part_of)
     plan = None
@@ -351,10 +354,10 @@ def _set_up(
     run.fetch()
     make_folder(run.root)
     make_folder(run.private, private=True)
-    for path, written in ((run.config, config), (run.used, used)):
+    for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``_claim``
         with replacing(path, private=path == run.used) as new:
             dump_config(written, new)
-    storage.put(run.config, run.used)
+    storage.put(run.used, run.config)
     if not run.ledger.exists() and any(path.exists() for path in (run.setup, *run.outcomes)):
         remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
@@ -488,6 +491,8 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     """Refuses a folder that holds anything but the run that is asked for."""
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
+    if run.config.exists() and not run.used.exists() and unused(run):  # a user's own file of that name
+        raise InputError("--out", str(run.root), _NO_RUN)
     if run.config.exists() and unused(run):
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
@@ -506,7 +511,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
                 f"resume with {run.config}, or name another folder",
             )
     elif run.root.exists() and not {path.name for path in run.root.iterdir()} <= {run.private.name, INSIDE}:
-        raise InputError("--out", str(run.root), "is not empty and holds no run: name another folder")
+        raise InputError("--out", str(run.root), _NO_RUN)
 
 
 def settle_run(run: RunDir) -> None:
@@ -527,16 +532,16 @@ def unused(run: RunDir) -> bool:
 
 
 def _clear(run: RunDir) -> None:
-    """Forgets a run that is unused. Renamed first, the ledger before all and the config last: a start after a kill in
+    """Forgets a run that is unused. Renamed first, the ledger before all and the configs last: a start after a kill in
     between finds it unused as before, and ``settle`` deletes what was set aside."""
     with run.driving():  # a worker of a killed process may be about to charge the first round
         if not unused(run):
             return
-        aside = run.private / ".cleared.new"
+        aside = to_be_removed(run.private / "cleared")
         make_folder(aside, private=True)
-        kept = {run.lock, aside}
+        kept = {run.lock, aside, run.used}
         public = (run.ledger, run.progress, run.vocabulary)
-        for path in (*public, *(each for each in run.private.iterdir() if each not in kept), run.config):
+        for path in (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used):
             if path.exists():
                 os.replace(path, aside / path.name)
         settle(run.private)
