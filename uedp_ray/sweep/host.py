@@ -93,7 +93,8 @@ def sweep(
         if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
             folder.root.chmod(0o700)
         make_folder(folder.private, private=True)
-        folder.mark.touch(mode=0o600)
+        if not folder.config.exists():
+            folder.mark.touch(mode=0o600)
         with folder.driving():
             storage.take_over()
             restore(folder)
