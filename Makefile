@@ -16,7 +16,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

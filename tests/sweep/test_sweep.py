@@ -16,6 +16,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.crashes.commands import Sweep
 from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
 from tests.training.runs import events
 from tests.training.test_export import files
@@ -143,6 +144,14 @@ def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_
         sweep(config, tmp_path / "mine")
 
 
+@pytest.fixture
+def here(tmp_path):
+    """Trials run in this process: what a sweep says and charges is the same, in a tenth of the time."""
+    with Sweep(tmp_path / "here").played():
+        yield
+
+
+@pytest.mark.usefixtures("here")
 def test_an_adaptive_search_grows_and_is_charged_by_its_odometer(corpora, tmp_path):
     config = sweep_config(corpora, tmp_path, search={"trials": 2, "seeds_per_trial": 2})
     small = sweep(config, tmp_path / "out")
@@ -164,6 +173,7 @@ def test_an_adaptive_search_grows_and_is_charged_by_its_odometer(corpora, tmp_pa
     assert large["selection"]["epsilon"] > small["selection"]["epsilon"] > 8
 
 
+@pytest.mark.usefixtures("here")
 def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corpora, tmp_path):
     config = sweep_config(corpora, tmp_path, search={"searcher": "random", "trials": 2, "pool_size": 3})
     answer = sweep(config, tmp_path / "out")
@@ -187,6 +197,7 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
         assert not any(mark in text for mark in number), "the winner's number says how many there were at least"
 
 
+@pytest.mark.usefixtures("here")
 def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path):
     public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
     config = sweep_config(corpora, tmp_path, search={"trials": 2, "selection": "public", "public": public})
@@ -211,6 +222,7 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]
 
 
+@pytest.mark.usefixtures("here")
 def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tmp_path):
     """A search on it would not cost nothing, whatever it says."""
     for name, source in {
@@ -227,6 +239,7 @@ def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tm
         assert not (tmp_path / name / "out" / "trials").exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpora, tmp_path):
     base = sweep_tree(corpora)["base"]
     base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
@@ -246,6 +259,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, name):
     """Which trials failed for it would tell of the text, exactly and uncharged."""
@@ -272,7 +286,9 @@ def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_traine
 
 
 @pytest.mark.parametrize("searcher", ["random", "grid"])
-def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path, searcher):
+def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path, searcher, request):
+    if searcher == "grid":
+        request.getfixturevalue("here")
     base = sweep_tree(corpora)["base"]
     base["training"] |= {"num_rounds": 8, "evaluate_every": 1}
     space = {"training.server_learning_rate": {"log_uniform": [1e-4, 1.0], "points": 8}}
