@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from uedp_ray.sweep.results import best, ranked
+from uedp_ray.errors import InputError
+from uedp_ray.sweep.results import best, ranked, read_table
 
 
 def row(perplexity, epsilon=8.0, scores=None, state="done"):
@@ -49,3 +52,11 @@ def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
 def test_one_seed_tells_nothing_apart():
     rows = ranked([row(90.0), row(200.0)])
     assert [one["tied_with_best"] for one in rows] == [None, None]
+
+
+def test_a_table_of_other_types_is_none_of_ours(tmp_path):
+    pq.write_table(pa.table({"trial": ["0000"], "charged": ["many"]}), tmp_path / "trials.parquet")
+    assert read_table(tmp_path / "trials.parquet", ["trial"], "delete it") == [{"trial": "0000"}]
+    with pytest.raises(InputError, match="is damaged: delete it"):
+        read_table(tmp_path / "trials.parquet", ["trial", "charged"], "delete it")
+    assert read_table(tmp_path / "nothing.parquet", ["trial"], "") == []

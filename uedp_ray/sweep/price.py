@@ -253,7 +253,7 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
             ledger = run / "ledger.jsonl"
             if ledger.exists():
                 found.append(events := read_ledger(ledger))
-                rounds = [event["round"] for event in events if event["kind"] == "round"]
+                rounds = [event.get("round") for event in events if event["kind"] == "round"]
                 left -= len(rounds)
                 if row["state"] == "done" and len(set(rounds)) < (row.get("rounds") or 0):
                     remedy = f"holds fewer rounds than the {row['rounds']} of the result: put the whole ledger back"

@@ -46,6 +46,7 @@ _ROW = {
     "number": number(0, whole=True),
     "state": string(),
     "perplexity": number(0.0, nothing=True),
+    **dict.fromkeys(("rounds", "charged"), number(0, whole=True, nothing=True)),
     "run_dirs": list_of(string(r"trials/[\w-]{1,64}", "a run of the sweep")),
 }
 _PLAY = 1.005
@@ -250,7 +251,7 @@ def read_table(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
     refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
     with refusing_damage(refusal):
         table = read_bounded(path, remedy)
-        if table is None:
+        if table is None or any(table.schema.field(name).type != _COLUMNS[name] for name in columns):
             raise refusal
         rows: list[Row] = table.select(list(columns)).to_pylist()
     return rows
