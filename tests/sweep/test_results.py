@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.results import best, ranked, read_table
+from uedp_ray.sweep.results import best, ranked, read_columns
 
 
 def row(perplexity, epsilon=8.0, scores=None, state="done"):
@@ -56,7 +56,7 @@ def test_one_seed_tells_nothing_apart():
 
 def test_a_table_of_other_types_is_none_of_ours(tmp_path):
     pq.write_table(pa.table({"trial": ["0000"], "charged": ["many"]}), tmp_path / "trials.parquet")
-    assert read_table(tmp_path / "trials.parquet", ["trial"], "delete it") == [{"trial": "0000"}]
+    assert read_columns(tmp_path / "trials.parquet", ["trial"], "delete it") == [{"trial": "0000"}]
     with pytest.raises(InputError, match="is damaged: delete it"):
-        read_table(tmp_path / "trials.parquet", ["trial", "charged"], "delete it")
-    assert read_table(tmp_path / "nothing.parquet", ["trial"], "") == []
+        read_columns(tmp_path / "trials.parquet", ["trial", "charged"], "delete it")
+    assert read_columns(tmp_path / "nothing.parquet", ["trial"], "") == []

@@ -23,7 +23,7 @@ from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import PART, charged_runs, planned_charges_of, price
-from uedp_ray.sweep.results import Row, best, read_rows, read_table
+from uedp_ray.sweep.results import Row, best, read_columns, read_rows
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total
@@ -136,7 +136,7 @@ def _ended_rows(folder: SweepDir) -> list[Row]:
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
     anew = "have it made anew by uedp-ray sweep … --resume"
     rows = read_rows(folder.result, anew)
-    table = {(row["trial"], row["state"]) for row in read_table(folder.table, ["trial", "state"], anew)}
+    table = {(row["trial"], row["state"]) for row in read_columns(folder.table, ["trial", "state"], anew)}
     if not holds_all(rows, table, folder.trials):
         raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")
     return rows

@@ -33,7 +33,7 @@ from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
 from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_points
-from uedp_ray.sweep.results import Row, Rows, best, count_states, read_table, write_table
+from uedp_ray.sweep.results import Row, Rows, best, count_states, read_columns, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.groundwork import PretrainProgress
@@ -43,6 +43,7 @@ from uedp_ray.training.rundir import Say, copies_told
 from uedp_ray.training.storage import open_storage
 from uedp_ray.training.words import public_sentences, public_text
 
+_NO_SWEEP = "is not empty and holds no sweep: name another folder"
 _DELETE = "delete it: the search writes it anew"
 Show = Callable[[dict[str, Any]], None]
 """Told counts of trials by state, and the best so far, after every change."""
@@ -124,10 +125,10 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             raise InputError("--out", address, "holds no sweep to resume: check the name, or drop --resume")
         others = {path.name for path in folder.root.iterdir()} - {"private", INSIDE} if folder.root.exists() else set()
         if others or _trained(folder):
-            raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
+            raise InputError("--out", str(folder.root), _NO_SWEEP)
     elif folder.storage.url is None and not _trained(folder):
         if not folder.mark.exists():  # a user's own file of that name
-            raise InputError("--out", str(folder.root), "is not empty and holds no sweep: name another folder")
+            raise InputError("--out", str(folder.root), _NO_SWEEP)
         # else what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
@@ -153,7 +154,7 @@ def _trained(folder: SweepDir) -> bool:
 def _tells_of_trials(table: Path) -> bool:
     """Whether ``trials.parquet`` has a trial that was not refused, or cannot be read."""
     try:
-        return any(row["state"] != "refused" for row in read_table(table, ["state"], ""))
+        return any(row["state"] != "refused" for row in read_columns(table, ["state"], ""))
     except (InputError, OSError):
         return True
 
@@ -214,7 +215,9 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
         raise InputError("trials", lost[0], remedy)
     if charged:
         folder.storage.get(folder.table)
-        stated = {row["trial"]: row["charged"] or 0 for row in read_table(folder.table, ["trial", "charged"], _DELETE)}
+        stated = {
+            row["trial"]: row["charged"] or 0 for row in read_columns(folder.table, ["trial", "charged"], _DELETE)
+        }
         ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped", "failed")]
         charged_runs(config, folder, [row | {"charged": stated.get(row["trial"])} for row in ended])
 

@@ -13,7 +13,8 @@ import dataclasses
 import itertools
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig
@@ -247,18 +248,13 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
     """
     found: list[list[dict[str, Any]] | Charges] = []
     for row in rows:
-        stated = row.get("charged") or 0
-        left = stated
+        rounds: dict[Path, list[Any]] = {}
         for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
             ledger = run / "ledger.jsonl"
             if ledger.exists():
                 found.append(events := read_ledger(ledger))
-                rounds = [event.get("round") for event in events if event["kind"] == "round"]
-                left -= len(rounds)
-                if row["state"] == "done" and len(set(rounds)) < (row.get("rounds") or 0):
-                    remedy = f"holds fewer rounds than the {row['rounds']} of the result: put the whole ledger back"
-                    raise InputError("ledger.jsonl", str(ledger), remedy)
-            elif row["state"] in ("done", "stopped") or stated:
+                rounds[ledger] = [event.get("round") for event in events if event["kind"] == "round"]
+            elif row["state"] in ("done", "stopped") or row.get("charged"):
                 remedy = (
                     "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
                 )
@@ -267,12 +263,22 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
                 found.append([])
             else:
                 found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
-        if left > 0:
-            remedy = (
-                f"holds {left} rounds fewer than the {stated} that the trial was charged: put the whole ledger back"
-            )
-            raise InputError("ledger.jsonl", str(ledger), remedy)
+        _refuse_short(row, rounds)
     return found
+
+
+def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]]) -> None:
+    """Refuses a trial whose ledgers hold fewer rounds (attempts included) than its row was trained or charged for."""
+    whole = ": put the whole ledger back"
+    for ledger, found in rounds.items():
+        if row["state"] == "done" and len(set(found)) < (row.get("rounds") or 0):
+            remedy = f"holds fewer rounds than the {row['rounds']} of the result{whole}"
+            raise InputError("ledger.jsonl", str(ledger), remedy)
+    charged = row.get("charged") or 0
+    short = charged - sum(map(len, rounds.values()))
+    if short > 0:
+        remedy = f"holds {short} rounds fewer than the {charged} that the trial was charged{whole}"
+        raise InputError("ledger.jsonl", str(list(rounds)[-1]), remedy)
 
 
 def _whole(config: RunConfig) -> Charges:

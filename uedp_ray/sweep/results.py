@@ -241,7 +241,7 @@ def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     write_atomically(path, buffer.getvalue().to_pybytes())
 
 
-def read_table(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
+def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
     """These columns of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
 
     Raises: InputError with the ``remedy`` if it is none that a sweep writes.

@@ -491,9 +491,9 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     """Refuses a folder that holds anything but the run that is asked for."""
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
-    if run.config.exists() and not run.used.exists() and unused(run):  # a user's own file of that name
-        raise InputError("--out", str(run.root), _NO_RUN)
     if run.config.exists() and unused(run):
+        if not run.used.exists():  # a user's own file of that name
+            raise InputError("--out", str(run.root), _NO_RUN)
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
                 return

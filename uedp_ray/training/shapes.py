@@ -169,14 +169,14 @@ def _typical(matrix: Tensor) -> float:
 
 
 def _steps_up(matrix: Tensor) -> int:
-    """By how many powers of two a matrix falls short of that; 0 if its least number could not come back from there."""
+    """By how many powers of two a matrix falls short of that (below 0: exceeds it); 0 if scaling down would lose bits."""
     deviation = float(matrix.detach().float().std()) if matrix.numel() > 1 else 0.0
     steps = round(math.log2(_typical(matrix) / deviation)) if 0.0 < deviation < math.inf else 0
-    if steps < 0:
-        sizes = matrix.detach().abs()
-        least = float(sizes.where(sizes > 0, math.inf).min())
-        return steps if least * 2.0**steps >= torch.finfo(matrix.dtype).tiny else 0
-    return steps
+    if steps >= 0:
+        return steps
+    sizes = matrix.detach().abs()
+    least = float(sizes.where(sizes > 0, math.inf).min())
+    return steps if least * 2.0**steps >= torch.finfo(matrix.dtype).tiny else 0
 
 
 @contextmanager
