@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, MambaConfig
 
 from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
@@ -257,6 +257,15 @@ def test_a_damaged_file_of_a_warm_start_is_named_before_any_text_is_read(tmp_pat
             assert "\n" not in str(raised.value)
         (tmp_path / name).write_bytes(whole)
     check_start_fits(config, VOCABULARY)
+
+
+def test_a_table_of_positions_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 8}
+    AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=VOCABULARY, **sizes)).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"n_positions": 10**8}))  # 3.2 GB that no file holds
+    with pytest.raises(InputError, match=r"config.json does not go with the weights"):
+        build(architecture="pretrained", path=str(tmp_path))
 
 
 class Pieces:

@@ -21,7 +21,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config
 from transformers.utils import logging as transformers_logging
 
@@ -55,6 +55,8 @@ _SHAPES = {
 SHAPES = frozenset(name for names in _SHAPES.values() for name in names) | {"architecture", "path", "warm_start"}
 """Settings of the model section that decide whether its warm start fits."""
 _OWN = "put the model's own back"
+_BUFFERS = 2**30
+"""Bytes of buffers, as tables of positions, that any network may have; a large one may have more."""
 _GENERATION, _ADAPTER = "generation_config.json", "adapter_config.json"
 _MERGE = "adds an adapter, with which the whole model cannot be saved: give one with it merged (PEFT: merge_and_unload)"
 _SETTINGS = ("config.json", _GENERATION, "model.safetensors.index.json")
@@ -206,13 +208,15 @@ def pretrained_config(config: ModelConfig) -> Any:
 
     Raises: InputError if there is none, or the model reads fewer tokens than ``model.max_length``.
     """
-    folder = Path(config.path)
+    folder, stored = Path(config.path), []
     if folder.is_dir():
         with _unread("model.path", folder):
-            _check_files(folder)
+            stored = _check_files(folder)
     with _said_by_transformers("model.path", config.path):
         hub = AutoConfig.from_pretrained(config.path, trust_remote_code=False)
         longest = _positions(hub) or config.max_length
+    with _unread("model.path", folder):
+        _check_filled(folder, hub, stored)
     if longest < config.max_length:
         raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
     return hub
@@ -406,18 +410,20 @@ def _check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
     if not stored:
         return
     layers = hub.num_layers if isinstance(hub, AWDLSTMConfig) else getattr(hub, "num_hidden_layers", 0)
-    needed = layers if isinstance(layers, int) and layers > len(stored) else _size(hub)
-    if needed > max(len(stored), 2 * sum(stored)):  # a tied matrix is stored once
+    parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else _size(hub)
+    most = max(len(stored), 2 * sum(stored))  # a tied matrix is stored once
+    if parameters > most or buffers > max(_BUFFERS, 4 * most):
         raise InputError("config.json", str(folder / "config.json"), f"does not go with the weights: {_OWN}")
 
 
-def _size(hub: Any) -> int:
-    """How many parameters a network has; 0 for one that cannot be made without its values."""
+def _size(hub: Any) -> tuple[int, int]:
+    """How many parameters a network has, and bytes of buffers; zeros for one that cannot be made without its values."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            return sum(parameter.numel() for parameter in _empty(hub).parameters())
+            network = _empty(hub)
+            return sum(map(Tensor.numel, network.parameters())), sum(buffer.nbytes for buffer in network.buffers())
     except Exception:  # transformers and torch: what is wrong with it shows when it is made
-        return 0
+        return 0, 0
 
 
 @contextmanager
