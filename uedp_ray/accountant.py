@@ -24,7 +24,7 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import epsilon_of_choosing
-from uedp_ray.privacy.statement import covers, narrowed, part_of, state
+from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
 
 _UNPLANNED = (
     "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
@@ -93,10 +93,11 @@ def _of_ledger(
     *,
     least: float = 0.0,
     chosen: bool,
+    note: str = "",
 ) -> dict[str, Any]:
     """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger.
 
-    ``chosen``: whether that leaves out a choice of the run among others.
+    ``chosen``: whether that leaves out a choice of the run among others. ``note``: a further sentence.
     """
     charged = charges(events)
     whole = to_planned_end(charged)
@@ -110,9 +111,9 @@ def _of_ledger(
     mechanism = whole.rounds[-1][0] if whole.rounds else None
     declared = events[0]["header"].get("bounds") == "declared"
     claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing, "kind": kind}
-    claims |= {"chosen": chosen, "note": ""}
+    claims |= {"chosen": chosen, "note": note}
     if not nothing and whole.num_rounds > charged.num_rounds:
-        claims["note"] = (
+        claims["note"] += (
             f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
         )
     if chosen:
@@ -144,7 +145,13 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
-    answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen)
+    note = ""
+    if rule != "none":
+        note = (
+            f" Of training and choosing together, by rule {rule}; of the exported run alone, whose selection rule and "
+        )
+        note += f"rounds are given here: epsilon = {show_epsilon(alone, 'infinite')}."
+    answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen, note=note)
     if unit != accountant:
         which = unit.removeprefix(f"{accountant}; ")
         answer |= {"unit": unit, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from uedp_ray.jsontext import plain, to_json
-from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_epsilon
+from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 
 
 class _Spared:
@@ -231,7 +231,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         )
     Console().print(table)
     typer.echo(
-        f"ε (∞: no guarantee) at δ = {answer['rows'][-1]['delta']:g}: sound accountant of each unit, "
+        f"ε (∞: no guarantee) at δ = {show_delta(answer['rows'][-1]['delta'])}: sound accountant of each unit, "
         "zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
         f"Run directories: {answer['out']}"
@@ -278,7 +278,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         lines.append(f"Best: trial {best['trial']}, {_measured(best)}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
         paid_for = narrowed(unit, answer["selection"].get("categories"))
-        lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {best['delta']:g})")
+        lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
         lines.append(f"ε of its run alone: {alone}")
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")

@@ -23,6 +23,7 @@ from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.host import _refuse_second_winner, sweep
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import announced
@@ -77,6 +78,10 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
     assert what == f"**TOTAL**, training and choosing (rule {done.rule})"
     assert 0 <= shown - told["epsilon"] < 0.001
     again = export_epsilon(out)
+    alone = f"{done.rule}; of the exported run alone, whose selection rule and rounds are given here: epsilon = "
+    assert (
+        f"Of training and choosing together, by rule {alone}{show_epsilon(again['epsilon_of_run'])}." in again["text"]
+    )
     assert (again["epsilon"], again["epsilon_of_run"]) == (pytest.approx(told["epsilon"]), told["epsilon_of_run"])
     assert predict(out, ["the"])
 

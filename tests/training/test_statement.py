@@ -13,9 +13,9 @@ from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import load_config
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.statement import CHECKED
+from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.training.host import train
-from uedp_ray.training.statement import show_epsilon, statement
+from uedp_ray.training.statement import statement
 
 
 def table(text):
@@ -131,6 +131,12 @@ def test_small_epsilons_are_shown_to_three_places_and_infinity_as_none():
     assert show_epsilon(1.23456) == "1.235"
     assert show_epsilon(float("inf")) == show_epsilon(None) == "no guarantee"
     assert int(show_epsilon(1e308)) >= 1e308
+
+
+def test_delta_is_not_rounded_to_one_at_which_epsilon_is_more(private_run):
+    assert [show_delta(delta) for delta in (1e-5, 1e-4, 0.5)] == ["1e-05", "0.0001", "0.5"]
+    found = ledger_epsilon(private_run.out / "ledger.jsonl", delta=1.23456499e-5)
+    assert "at delta = 1.23456499e-05 (" in found["text"]
 
 
 def of_rounds(config, charged, *, vocabularies=1):

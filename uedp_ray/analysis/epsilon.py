@@ -33,7 +33,7 @@ from uedp_ray.analysis.style import (
 from uedp_ray.privacy.events import charges, epsilon_of_charges
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import show_delta, show_epsilon
 
 Event = Mapping[str, Any]
 PUBLISHED = "as published, not a guarantee"
@@ -138,7 +138,8 @@ def _draw(
     """The curve with the run itself on it, and its figure in the title; a word where the unit has no guarantee."""
     value = values[counts.index(at)]
     axes.set_title(
-        f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\nzero-out, δ = {delta:g}",
+        f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\n"
+        f"zero-out, δ = {show_delta(delta)}",
         fontsize=9,
     )
     if math.isinf(value):

@@ -37,6 +37,7 @@ from uedp_ray.analysis.style import (
     number,
     perplexity_axis,
 )
+from uedp_ray.privacy.statement import show_delta
 
 NOISELESS = "no guarantee; trained without noise on the same text: do not publish this line"
 EXTENDED = "privacy.extended_sampling_prob"
@@ -50,7 +51,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def epsilon_label(sweep: Sweep) -> str:
-    return f"ε of one run ({sweep.unit}, zero-out, δ = {sweep.delta:g})"
+    return f"ε of one run ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
 
 
 def comparable_trials(sweep: Sweep) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from typing import Any
 from uedp_ray.analysis.figures import NOISELESS
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, perplexity_text
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.sweep.space import Dimension
 
 _WORDS = {
@@ -32,7 +32,7 @@ def terms(sweep: Sweep) -> str:
 
 
 def _delta(sweep: Sweep) -> str:
-    return f"δ\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{sweep.delta:g}"
+    return f"δ\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{show_delta(sweep.delta)}"
 
 
 def shown(epsilon: float | None, unknown: str = "not known") -> str:

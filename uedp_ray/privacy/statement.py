@@ -65,6 +65,11 @@ def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}" if value < _EXACT else str(math.ceil(value))
 
 
+def show_delta(delta: float) -> str:
+    """All digits that tell it from others: an epsilon bounds at its own delta, not at one that is rounded to less."""
+    return repr(float(delta))
+
+
 _PARTS = {"entity": "detected entities", "extended": "sentences without detected entities"}
 
 
@@ -121,7 +126,7 @@ def state(
         less = [f"of {part} alone"] * bool(part) + [OF_ONE_RUN] * chosen
         claim = nothing or ": ".join([", ".join(less), "no guarantee"] if less else ["no guarantee"])
     text = (
-        f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {delta:g} ({claim}); "
+        f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {show_delta(delta)} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
         f"accountant: {accountant}; selection rule: {rule}; sampling: poisson.{note}"
     )

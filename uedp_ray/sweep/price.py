@@ -27,7 +27,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.sweep.candidates import judge, random_points, run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir
@@ -168,7 +168,7 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
         epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
     shown = show_epsilon(epsilon, "infinite")
     return (
-        f"training and choosing together will cost {about}epsilon = {shown} at delta = {sweep.budget.delta:g} "
+        f"training and choosing together will cost {about}epsilon = {shown} at delta = {show_delta(sweep.budget.delta)} "
         f"({sweep.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
     )
 
@@ -214,7 +214,7 @@ def _accountant(rule: str, adaptive: bool) -> str:
 
 
 def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
-    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {sweep.budget.delta:g} ({sweep.unit})"
+    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {show_delta(sweep.budget.delta)} ({sweep.unit})"
     if rule == "public":
         return (
             f"Choosing is not charged: trials were trained on text that the owner declares public, and scored on "

@@ -14,7 +14,7 @@ import yaml
 
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.privacy.statement import CHECKED, show_epsilon
+from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.statement import Total
 
@@ -62,7 +62,7 @@ def card(
     rows = [
         (
             "**ε, total**",
-            f"**{show_epsilon(total.epsilon)}** at δ = {privacy.delta:g}, unit {total.unit}: {_paid(total)}",
+            f"**{show_epsilon(total.epsilon)}** at δ = {show_delta(privacy.delta)}, unit {total.unit}: {_paid(total)}",
         ),
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         ("Held-out perplexity", _scored(result)),

@@ -18,7 +18,7 @@ from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan, cautions, extended_sampling_prob
 from uedp_ray.privacy.events import charges, to_planned_end
-from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_epsilon
+from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 
 _UNITS = {
@@ -86,7 +86,7 @@ class Total:
 def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes") -> str:
     guarantee = claim if math.isfinite(epsilon) else "none"
     name, separator, narrowed = unit.partition("; ")
-    return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {delta:g} | {guarantee} |"
+    return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {show_delta(delta)} | {guarantee} |"
 
 
 def _course(rounds: int, planned: int) -> str:
@@ -202,7 +202,8 @@ def statement(
             f"{bounds.max_sentences_per_entity}{beyond['m']}; users that hold one entity: at most "
             f"{bounds.max_holders}{beyond['K']}."
         )
-    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {privacy.delta:g} --accountant {privacy.protect}"
+    delta = show_delta(privacy.delta)
+    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --accountant {privacy.protect}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"
     if total and total.unit != privacy.protect:
         shown += " (this run alone; the total covers those of its unit)"
