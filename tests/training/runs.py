@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from uedp_ray.config import RunConfig, from_dict
+from uedp_ray.files import replacing
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 
@@ -75,3 +76,15 @@ def crash(
 
     with mock.patch.object(RunDriver, "charge", charging), pytest.raises(Crash):
         train(config, out, workers=0, resume=resume, part_of=part_of)
+
+
+def crash_amid_its_words(config: RunConfig, out: Path | str) -> None:
+    """Trains until it has charged for a vocabulary of the private text, and ends before that leaves ``private/``."""
+
+    def replaced(path: Path, **settings: Any) -> Any:
+        if path.name == "vocabulary" and path.parent.name != "private":
+            raise Crash
+        return replacing(path, **settings)
+
+    with mock.patch("uedp_ray.training.rundir.replacing", replaced), pytest.raises(Crash):
+        train(config, out, workers=0)

@@ -17,7 +17,17 @@ import pytest
 import torch
 import yaml
 
-from tests.training.runs import TEST_NOISE, TREE, Crash, crash, events, parameters, run_config, run_tree
+from tests.training.runs import (
+    TEST_NOISE,
+    TREE,
+    crash,
+    crash_amid_its_words,
+    events,
+    parameters,
+    run_config,
+    run_tree,
+)
+from tests.training.test_run import NOISY_WORDS
 from tests.training.urls import charged, kept_events
 from uedp_ray.errors import InputError
 from uedp_ray.files import write_json
@@ -57,19 +67,35 @@ def test_an_event_is_in_the_storage_before_its_round_leaves_the_driver(corpora, 
     assert seen == [0, 1, 2, 3, 4, 5], "of the start, then of every round"
 
 
-def test_a_vocabulary_is_charged_in_the_storage_before_its_words_are_used(corpora, url, monkeypatch):
-    from uedp_ray.training import words
+def test_a_vocabulary_is_charged_in_the_storage_before_its_words_are_used_and_once(corpora, url, node):
+    def charges(mirror):
+        assert mirror.restore(mirror.root / "ledger.jsonl")
+        return [event["kind"] for event in read_ledger(mirror.root / "ledger.jsonl")]
 
-    def checked(*args, **kwargs):
-        raise Crash
+    config = run_config(corpora, vocabulary=NOISY_WORDS)
+    crash_amid_its_words(config, url)
+    assert charges(open_storage(url)) == ["open", "vocabulary"]
+    words = (open_storage(url).root / "private" / "vocabulary" / "tokenizer.json").read_bytes()
+    node("b")
+    train(config, url, workers=0, resume=True)
+    root = open_storage(url).root
+    assert (root / "vocabulary" / "tokenizer.json").read_bytes() == words
+    assert charges(open_storage(url)) == ["open", "vocabulary", *["round"] * 5]
 
-    monkeypatch.setattr(words, "build_vocabulary", checked)
-    noisy = {"kind": "noisy-threshold", "noise_multiplier": 5.0, "threshold_delta": 1e-6}
-    with pytest.raises(Crash):
-        train(run_config(corpora, vocabulary=noisy), url, workers=0)
-    mirror = open_storage(url)
-    assert mirror.restore(mirror.root / "ledger.jsonl")
-    assert [event["kind"] for event in read_ledger(mirror.root / "ledger.jsonl")] == ["open", "vocabulary"]
+
+def test_a_start_that_was_killed_within_its_first_write_is_taken_over(url, tmp_path):
+    owners = tmp_path / "bucket" / "run" / "private" / "owners"
+    owners.mkdir(parents=True)
+    (owners / ".000001-0a0b0c0d.1234.tmp").write_text("no")
+    mirror = Mirror(url, tmp_path / "node")
+    mirror.take_over()
+    assert mirror.begun()
+    for strange in ("notes.txt", "private/notes.txt", "notes/empty"):
+        other = tmp_path / "bucket" / strange.replace("/", "-") / strange
+        other.parent.mkdir(parents=True)
+        other.write_text("mine") if other.suffix else other.mkdir()
+        with pytest.raises(InputError, match="is not empty and holds no run: name another place"):
+            Mirror(f"file://{tmp_path}/bucket/{strange.replace('/', '-')}", tmp_path / "node").take_over()
 
 
 def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, url, node, monkeypatch):

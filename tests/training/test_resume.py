@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,11 +17,10 @@ import torch
 import yaml
 
 from tests.training import runs
-from tests.training.runs import TEST_NOISE, Crash, crash, events, parameters, run_config, run_tree
+from tests.training.runs import TEST_NOISE, crash, crash_amid_its_words, events, parameters, run_config, run_tree
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
@@ -147,13 +145,39 @@ def test_a_run_that_diverged_is_not_tried_again_until_it_does_not(corpora, tmp_p
     assert charged == [charged[0]] * 3
 
 
-def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(corpora, tmp_path):
+@pytest.fixture
+def killed_amid_its_words(corpora, tmp_path):
+    """(config, run directory) of a start that charged a vocabulary of the private text, and never released it."""
     words = {"kind": "noisy-threshold", "noise_multiplier": 1.0, "threshold_delta": 1e-6, "max_words_per_user": 5}
     users = {"protect": "user", "target_epsilon": 8.0}
     sections = {"privacy": TARGET | users, "bounds": {"mode": "none"}, "vocabulary": words}
     config, out = run_config(corpora, **sections), tmp_path / "run"
-    with mock.patch.object(Vocabulary, "save", side_effect=Crash), pytest.raises(Crash):
-        train(config, out, workers=0)
+    crash_amid_its_words(config, out)
+    assert len(events(out, "vocabulary")) == 1
+    assert not (out / "vocabulary").exists()
+    return config, out
+
+
+def test_a_vocabulary_that_was_charged_is_released_and_not_charged_again(killed_amid_its_words):
+    config, out = killed_amid_its_words
+    words = (out / "private" / "vocabulary" / "tokenizer.json").read_bytes()
+    assert train(config, out, workers=0, resume=True)["rounds"] == 5
+    assert (out / "vocabulary" / "tokenizer.json").read_bytes() == words
+    assert (len(events(out, "vocabulary")), events(out, "plan")) == (1, [])
+
+
+def test_a_vocabulary_that_was_kept_and_not_charged_is_drawn_anew(killed_amid_its_words):
+    config, out = killed_amid_its_words
+    (out / "ledger.jsonl").write_bytes((out / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0])
+    (out / "private" / "vocabulary" / "of old").touch()
+    train(config, out, workers=0, resume=True)
+    assert not (out / "private" / "vocabulary" / "of old").exists()
+    assert len(events(out, "vocabulary")) == 1
+
+
+def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(killed_amid_its_words):
+    config, out = killed_amid_its_words
+    shutil.rmtree(out / "private" / "vocabulary")
     result = train(config, out, workers=0, resume=True)
     assert len(events(out, "vocabulary")) == 2
     [plan] = events(out, "plan")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -227,11 +226,8 @@ def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_th
 def test_the_noise_of_a_private_vocabulary_is_secret(corpora, monkeypatch):
     drawn = []
     monkeypatch.setattr(words, "build_vocabulary", lambda *args, noise, **kwargs: drawn.append(noise(8, 1.0).tolist()))
-    ledger = SimpleNamespace(append=lambda *args, **kwargs: None)
     for _ in range(2):
-        words.make_vocabulary(
-            run_config(corpora, vocabulary=NOISY_WORDS), open_corpus(corpora / "private"), np.ones(1), ledger
-        )
+        words.draw_vocabulary(run_config(corpora, vocabulary=NOISY_WORDS), open_corpus(corpora / "private"), np.ones(1))
     assert drawn[0] != drawn[1]
 
 

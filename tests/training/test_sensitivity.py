@@ -24,7 +24,7 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.host import train
 from uedp_ray.training.local import LocalUpdate
-from uedp_ray.training.rundir import Prepared, RunDir, make_vocabulary, sampling_key
+from uedp_ray.training.rundir import Prepared, RunDir, draw_vocabulary, sampling_key
 from uedp_ray.training.worker import make_model
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
@@ -176,10 +176,9 @@ def test_a_private_vocabulary_counts_only_sentences_that_no_bound_touched(surplu
     weight = apply_bounds(graph, config.bounds, 12).sentence_weight
     texts = [(user, ["plain", "secret"]) for user in range(12)]
     corpus = SimpleNamespace(user_offsets=graph.user_offsets, texts=lambda: texts)
-    charged = []
-    ledger = SimpleNamespace(append=lambda kind, **fields: charged.append((kind, fields["max_holders"])))
-    words = make_vocabulary(config, corpus, weight, ledger).tokenizer.get_vocab()
-    assert charged == [("vocabulary", 1)]
+    vocabulary, event = draw_vocabulary(config, corpus, weight)
+    words = vocabulary.tokenizer.get_vocab()
+    assert event["max_holders"] == 1
     assert "plain" in words
     assert "secret" not in words
 

@@ -85,8 +85,11 @@ class Objects:
         return self._tried("list", folder, action)
 
     def is_empty(self) -> bool:
+        """Whether nothing is there but folders of ``private``: a kill within our first write leaves them on a disk."""
         selector = fs.FileSelector(self._base, allow_not_found=True)
-        return not self._tried("list", "", lambda: self._fs.get_file_info(selector))
+        found = self._tried("list", "", lambda: self._fs.get_file_info(selector))
+        folders = {info.base_name for info in found if info.type == fs.FileType.Directory}
+        return len(folders) == len(found) and folders <= {"private"} and not self.list("private")
 
     def kind(self, key: str) -> str | None:
         """``file``, ``folder`` or None."""

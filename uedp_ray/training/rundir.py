@@ -14,10 +14,10 @@ import hmac
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ from uedp_ray.training.guard import (
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
-from uedp_ray.training.words import make_vocabulary, public_text
+from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
 
 Say = Callable[[str], None]
 _NO_WORDS = "no-words"
@@ -172,6 +172,11 @@ class RunDir:
         return self.private / "tokens"
 
     @property
+    def drawn(self) -> Path:
+        """A vocabulary of the private text, from before it is charged; once it is, ``vocabulary`` is a copy."""
+        return self.private / "vocabulary"
+
+    @property
     def used(self) -> Path:
         """The config as the driver's machine opens its files (``for_use``); written at every start."""
         return self.private / "config.yaml"
@@ -233,8 +238,8 @@ class RunDir:
 
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
-        corpora = self.private / "corpus", self.private / "evaluation"
-        self.storage.get(self.config, self.used, self.setup, self.key, self.vocabulary, self.sentence_weight, *corpora)
+        words, corpora = (self.drawn, self.vocabulary), (self.private / "corpus", self.private / "evaluation")
+        self.storage.get(self.config, self.used, self.setup, self.key, *words, self.sentence_weight, *corpora)
         if self.setup.exists():  # corpora and a public model may be those of the sweep
             setup, start = self.load_setup(), load_config(self.used).model.warm_start
             shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
@@ -403,18 +408,16 @@ def _set_up(
         storage.append(run.ledger)
     if not run.vocabulary.exists():
         say("building the vocabulary")
-        charged = partial(storage.append, run.ledger)
-        read = Sketch()
-        vocabulary = make_vocabulary(used, corpus, bounded.sentence_weight, ledger, charged, read)
-        if guarded:
-            field, sources = public_text(config)
-            check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
-        with replacing(run.vocabulary) as new:
-            vocabulary.save(new)
-            if config.words.kind == "noisy-threshold":
-                (new / TRAINED_HERE).touch()
-                if vocabulary.size <= len(SPECIAL):
-                    (new / _NO_WORDS).touch()
+        if config.words.kind == "noisy-threshold" and not config.model.warm_start:
+            _release_words(run, used, corpus, bounded.sentence_weight, ledger)
+        else:
+            read = Sketch()
+            vocabulary = make_vocabulary(used, read)
+            if guarded:
+                field, sources = public_text(config)
+                check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
+            with replacing(run.vocabulary) as new:
+                vocabulary.save(new)
         storage.put(run.vocabulary)
     if (run.vocabulary / _NO_WORDS).exists():
         remedy = (
@@ -456,6 +459,26 @@ def _set_up(
         private=True,
     )
     storage.put(run.sentence_weight, run.setup)
+
+
+def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
+    """Makes ``run.vocabulary`` of the private text. It is drawn and kept in ``private/`` before it is charged, so that a
+    start after a kill releases what was charged, and charges nothing again."""
+    charged = any(event["kind"] == "vocabulary" for event in ledger.events)
+    if not (charged and run.drawn.exists()):
+        vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
+        with replacing(run.drawn, private=True) as new:
+            vocabulary.save(new)
+            (new / TRAINED_HERE).touch()
+            if vocabulary.size <= len(SPECIAL):
+                (new / _NO_WORDS).touch()
+        run.storage.put(run.drawn)
+        ledger.append("vocabulary", **event)
+        run.storage.append(run.ledger)
+    with replacing(run.vocabulary) as new:
+        new.mkdir()
+        for file in run.drawn.iterdir():
+            shutil.copyfile(file, new / file.name)  # without its mode
 
 
 def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:

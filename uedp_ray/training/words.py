@@ -1,12 +1,13 @@
-"""The vocabulary of a run: of its warm start, of public text, or of the private corpus under noise, which is charged.
+"""The vocabulary of a run: of its warm start, of public text, or of the private corpus under noise, to be charged.
 
 make_vocabulary(config).encode_batch(["they met in the park"])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from uedp_ray.corpus.store import Corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import vocabulary_holders
-from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 
 
@@ -44,44 +44,43 @@ def public_sentences(
                     return
 
 
-def make_vocabulary(
-    config: RunConfig,
-    corpus: Corpus | None = None,
-    sentence_weight: np.ndarray | None = None,
-    ledger: Ledger | None = None,
-    charged: Callable[[], None] = lambda: None,
-    sketch: Sketch | None = None,
-) -> Vocabulary:
-    """The vocabulary of a run: that of the warm start if there is one, else as configured: see ``RunConfig.words``.
+def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabulary:
+    """A vocabulary that reads no private text: the warm start's if there is one, else as configured (``RunConfig.words``).
 
-    A noisy-threshold vocabulary reads the private corpus; its event is in the ledger, and ``charged`` was called, before its
-    words are used. It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders``
-    users. ``sketch`` takes in the public text that was read.
+    ``sketch`` takes in the public text that was read. Raises: InputError where it is to be drawn from the private text.
     """
     if config.model.warm_start:
         return warm_vocabulary(config.model.warm_start)
     settings = config.words
     if settings.kind == "tokenizer" and not config.vocabulary.path:
         return own_tokenizer(config.model.path)
-    if settings.kind != "noisy-threshold":
-        field, text = public_text(config)
-        return build_vocabulary(
-            settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)
-        )
-    if corpus is None or sentence_weight is None or ledger is None:
+    if settings.kind == "noisy-threshold":
         raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
+    field, text = public_text(config)
+    return build_vocabulary(
+        settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)
+    )
+
+
+def draw_vocabulary(
+    config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray
+) -> tuple[Vocabulary, dict[str, Any]]:
+    """A noisy-threshold vocabulary of the private corpus, and its event: to be charged before the words leave ``private/``.
+
+    It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
+    """
+    settings = config.words
     max_holders = vocabulary_holders(config)
     noise = GaussianNoise(config.privacy.test_noise_seed)
     if config.privacy.test_noise_seed is None:
         noise.require_private()
-    ledger.append("vocabulary", **vocabulary_event_fields(settings, max_holders))
-    charged()
-    return build_vocabulary(
+    vocabulary = build_vocabulary(
         settings,
         private_texts=_untouched(corpus, sentence_weight),
         max_holders=max_holders,
         noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
     )
+    return vocabulary, vocabulary_event_fields(settings, max_holders)
 
 
 def warm_vocabulary(folder: str) -> Vocabulary:
