@@ -369,6 +369,7 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
         ["--points", "10"],
         around_the_charge,
         written_down,
+        ["--points", "4", "--at", "private/owners", "--only", "train at a URL"],
         ["--points", "4", "--errors", "--only", "train"],
     ):
         command = [sys.executable, "-m", "tests.crashes", *options]

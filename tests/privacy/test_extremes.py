@@ -58,6 +58,7 @@ EXTREMES = [
     {"max_holders": 10**9, "noise_multiplier": 1e9},
     {"max_holders": 5, "holder_bound": "reweight", "max_users": 10**9},
     {"noise_multiplier": 1e-300},
+    {"noise_multiplier": 5e-324},
     {"noise_multiplier": 1e300},
     {"user_sampling_prob": 0.0},
     {"user_sampling_prob": 1.0},

@@ -54,7 +54,8 @@ class Family:
         if key not in self._memo:
             parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
             split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
-            done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
+            with np.errstate(over="ignore"):  # as in ``_hockey_sticks``
+                done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
             while len(self._memo) > 5:  # a table of many shifts takes megabytes
                 del self._memo[next(iter(self._memo))]
             self._memo[key] = (np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done]))
