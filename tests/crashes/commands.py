@@ -30,6 +30,7 @@ from safetensors.numpy import load
 from tests.sweep.sweeps import Here
 from tests.training.runs import TREE
 from uedp_ray import cli
+from uedp_ray.accountant import export_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.plan import Plan
@@ -196,6 +197,55 @@ class PrepareAgain(Prepare):
         super().check_end()
 
 
+class Pretrain(Command):
+    """Once its model is whole, another start is refused."""
+
+    def tree(self) -> dict[str, Any]:
+        return run_tree(pretrain=PRETRAIN)
+
+    def arguments(self) -> list[str]:
+        return ["pretrain", str(self.file), "--out", str(self.out)]
+
+    def call(self) -> int:
+        whole = (self.out / "model").exists()
+        code = super().call()
+        return 0 if whole and code == 2 else code
+
+    def runs(self) -> list[Path]:
+        return []
+
+
+class Export(Command):
+    """Of a finished run; once its folder is there it is whole, and another start is refused."""
+
+    comparable = False
+
+    def tree(self) -> dict[str, Any]:
+        return run_tree(**PRIVATE)
+
+    def set_up(self) -> None:
+        super().set_up()
+        argv = ["uedp-ray", "train", str(self.file), "--workers", "0", "--out", str(self.base / "run")]
+        with mock.patch.object(sys, "argv", argv), handlers_kept():
+            cli.main()
+
+    def arguments(self) -> list[str]:
+        return ["export", str(self.base / "run"), "--out", str(self.out)]
+
+    def call(self) -> int:
+        there = self.out.exists()
+        code = super().call()
+        return 0 if there and code == 2 else code
+
+    def runs(self) -> list[Path]:
+        return []
+
+    def check_after_kill(self) -> None:
+        if self.out.exists():
+            assert export_epsilon(self.out)["guarantee"]
+            assert (self.out / "model" / "model.safetensors").exists()
+
+
 class Train(Command):
     def arguments(self) -> list[str]:
         return ["train", str(self.file), "--workers", "0", "--out", str(self.out)]
@@ -208,31 +258,44 @@ class TrainPrivate(Train):
         noisy = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 1e-5, "public_text": []}
         return run_tree(**PRIVATE, vocabulary=noisy)
 
+    def check_end(self) -> None:
+        super().check_end()
+        kinds = [event["kind"] for event in read_ledger(self.out / "ledger.jsonl")]
+        assert kinds.count("vocabulary") == 1, "a vocabulary was charged twice"
 
-class TrainAtUrl(Train):
+
+class AtUrl(Command):
     """The storage and the node's copy are both below the folder; the copy is lost with the node."""
 
     def __init__(self, base: Path):
         super().__init__(base)
-        self.url, self.node = f"file://{self.work}/bucket/out", self.work / "node"
+        self.bucket, self.node = self.work / "bucket" / "out", self.work / "node"
 
+    @property
+    def url(self) -> str:
+        return f"file://{self.bucket}"
+
+    @contextmanager
+    def played(self) -> Iterator[None]:
+        with mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.node)), super().played():
+            yield
+
+    def charged(self, run: Path) -> list[dict[str, Any]]:
+        with mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.base / "elsewhere")):
+            mirror = open_storage(f"{self.url}/{run.relative_to(self.out)}".removesuffix("/."))
+            ledger = mirror.root / "ledger.jsonl"
+            return super().charged(mirror.root) if mirror.restore(ledger) else []
+
+
+class TrainAtUrl(AtUrl, Train):
     def arguments(self) -> list[str]:
         return ["train", str(self.file), "--workers", "0", "--out", self.url]
 
     def begun(self) -> bool:
         return open_storage(self.url).begun()
 
-    def played(self) -> Any:
-        return mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.node))
-
-    def charged(self, run: Path) -> list[dict[str, Any]]:
-        with mock.patch.dict(os.environ, UEDP_RAY_WORK=str(self.base / "elsewhere")):
-            mirror = open_storage(self.url)
-            ledger = mirror.root / "ledger.jsonl"
-            return super().charged(mirror.root) if mirror.restore(ledger) else []
-
     def digest(self) -> dict[str, str]:
-        self.out = self.work / "bucket" / "out"
+        self.out = self.bucket
         published = super().digest()
         return {name: value for name, value in published.items() if not name.startswith("private/")}
 
@@ -352,6 +415,31 @@ class SweepAdaptive(Sweep):
         assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
+class SweepAtUrl(AtUrl, SweepAdaptive):
+    """A start that is told to say --resume says it."""
+
+    resumed = False
+
+    def arguments(self) -> list[str]:
+        return ["sweep", str(self.file), "--out", self.url]
+
+    def begun(self) -> bool:
+        return self.resumed
+
+    def call(self) -> int:
+        code = super().call()
+        if code == 2 and not self.resumed:
+            self.resumed = True
+            code = super().call()
+        return code
+
+    def runs(self) -> list[Path]:
+        return [self.out / "trials" / f"{number:04d}" for number in range(5)]
+
+    def check_end(self) -> None:
+        Command.check_end(self)  # the journal is on the node, which may be lost
+
+
 class SweepPublic(Sweep):
     """Rule public: the winner is trained on the private text, once."""
 
@@ -389,6 +477,7 @@ class SweepTrial(Sweep):
 COMMANDS: dict[str, type[Command]] = {
     "prepare": Prepare,
     "prepare again": PrepareAgain,
+    "pretrain": Pretrain,
     "train": Train,
     "train, private": TrainPrivate,
     "train at a URL": TrainAtUrl,
@@ -396,7 +485,9 @@ COMMANDS: dict[str, type[Command]] = {
     "sweep": Sweep,
     "sweep, its trial": SweepTrial,
     "sweep, adaptive": SweepAdaptive,
+    "sweep at a URL": SweepAtUrl,
     "sweep, public": SweepPublic,
+    "export": Export,
 }
 
 
