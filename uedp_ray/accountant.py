@@ -145,12 +145,8 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
-    note = ""
-    if rule != "none":
-        note = (
-            f" Of training and choosing together, by rule {rule}; of the exported run alone, whose selection rule and "
-        )
-        note += f"rounds are given here: epsilon = {show_epsilon(alone, 'infinite')}."
+    run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
+    note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen, note=note)
     if unit != accountant:
         which = unit.removeprefix(f"{accountant}; ")
