@@ -66,6 +66,12 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         raise OSError(failure.errno, message, str(path)) from error
 
 
+def holds_others(folder: Path, names: Collection[str]) -> bool:
+    """Whether a folder has anything but these, and what ``replacing`` them left."""
+    ours = {*names, *(_beside(folder / name, role).name for name in names for role in (_NEW, _OLD))}
+    return any(path.name not in ours for path in folder.iterdir())
+
+
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """See ``replacing``."""
     with replacing(path, private=private) as new, open(new, "wb") as file:

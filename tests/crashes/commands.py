@@ -428,7 +428,7 @@ class SweepAtUrl(AtUrl, SweepAdaptive):
 
     def call(self) -> int:
         code = super().call()
-        if code == 2 and not self.resumed:
+        if code == 2 and not self.resumed and "add --resume" in (self.base / "output").read_text():
             self.resumed = True
             code = super().call()
         return code

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from tests.crashes.commands import Sweep
 from tests.sweep.sweeps import sweep_config, sweep_tree, write_sweep
-from tests.training.runs import TREE, crash, events, run_config
+from tests.training.runs import TREE, Crash, crash, events, run_config
 from uedp_ray import export
 from uedp_ray.config import SourceConfig, dump_config
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.files import make_folder, write_json
 from uedp_ray.locks import folder_locked
@@ -29,6 +32,7 @@ from uedp_ray.sweep.price import fix_terms
 from uedp_ray.training import mirror, rundir
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import RunDir, prepare_run
@@ -455,7 +459,7 @@ def test_what_a_refused_start_finds_in_a_strangers_folder_stays(corpora, tmp_pat
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-@pytest.mark.parametrize("same", [True, False], ids=["the settings asked for", "others"])
+@pytest.mark.parametrize("same", [True, False, None], ids=["the settings asked for", "others", "no file of settings"])
 @pytest.mark.parametrize("beside", [["private/corpora/mine", "private/notes", "vocabulary/words", "thesis"], []])
 def test_a_file_of_a_users_own_that_has_the_name_of_one_of_ours_stays(corpora, tmp_path, command, same, beside):
     """A project with its own config.yaml, and its text in private/, is no run that failed to start."""
@@ -467,7 +471,13 @@ def test_a_file_of_a_users_own_that_has_the_name_of_one_of_ours_stays(corpora, t
     config = run_config(corpora) if command == "train" else load_sweep_config(write_sweep(tree, home))
     own = home / ("config.yaml" if command == "train" else "sweep.yaml")
     dump_config(config, own) if command == "train" else None
+    if same is None and not beside:
+        pytest.skip("nothing of the user's")
     own.write_text(f"# mine\n{own.read_text()}" if same else "# mine\nname: another\n" + own.read_text())
+    if same is None:  # and beside it private/ alone
+        own.unlink()
+        for name in {name.partition("/")[0] for name in beside} - {"private"}:
+            shutil.rmtree(home / name) if (home / name).is_dir() else (home / name).unlink()
     before = content(home)
     with pytest.raises(InputError, match="is not empty and holds no"):
         train(config, home, workers=0) if command == "train" else sweep(config, home)
@@ -481,8 +491,75 @@ def test_a_run_can_be_mended_more_than_once(corpora, tmp_path):
     for holders in (1, 2, 3):
         with pytest.raises(TextError):
             train(run_config(corpora, corpus=text, bounds={**bounds, "max_holders": holders}), tmp_path, workers=0)
-        assert {path.name for path in (tmp_path / "private").iterdir()} <= {"corpus", "evaluation", "config.yaml"}
+        assert {path.name for path in (tmp_path / "private").iterdir()} <= {
+            "corpus",
+            "corpus.source.json",
+            "evaluation",
+            "config.yaml",
+        }
     assert train(run_config(corpora, corpus=text), tmp_path, workers=0)["rounds"]
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """(config, write) of a run whose text lies in files; write(NAME, users, words) makes one."""
+
+    def write(name, users, words="the patient was in the hospital today"):
+        rows = [json.dumps({"user": user, "text": f"{words} {user} {n}"}) for user in users for n in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+
+    write("notes", [f"u{n}" for n in range(12)])
+    write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
+    source, evaluation = (
+        {"format": "jsonl", "path": str(tmp_path / f"{name}.jsonl")} for name in ("notes", "held-out")
+    )
+    return run_config(tmp_path, corpus={"source": source, "evaluation": evaluation, "declared_num_users": 12}), write
+
+
+def trained_users(out):
+    return open_corpus(out / "private" / "corpus").num_users
+
+
+@pytest.mark.parametrize("ended", ["refused", "before the setup", "before a round"])
+def test_text_that_changed_before_anything_was_charged_is_read_again(notes, tmp_path, ended):
+    config, write = notes
+    out = tmp_path / "run"
+    if ended == "refused":
+        write("held-out", ["u1", "v1"])
+        with pytest.raises(InputError, match="some of its users are in"):
+            train(config, out, workers=0)
+        write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
+    elif ended == "before the setup":
+        with mock.patch("uedp_ray.training.rundir.text_size", side_effect=Crash), pytest.raises(Crash):
+            train(config, out, workers=0)
+    else:
+        with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
+            train(config, out, workers=0)
+    assert trained_users(out) == 12
+    write("notes", [f"u{n}" for n in range(11)])
+    train(config, out, workers=0, resume=True)
+    assert trained_users(out) == 11
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_copy_that_several_runs_share_follows_the_text_until_one_was_trained(notes, tmp_path, fixed):
+    config, write = notes
+    prepare_corpora(config, tmp_path / "corpora", fixed=False)
+    made = (tmp_path / "corpora" / "evaluation" / "corpus.json").stat().st_mtime_ns
+    write("notes", [f"u{n}" for n in range(11)])
+    prepare_corpora(config, tmp_path / "corpora", fixed=fixed)
+    assert open_corpus(tmp_path / "corpora" / "private").num_users == (12 if fixed else 11)
+    assert (tmp_path / "corpora" / "evaluation" / "corpus.json").stat().st_mtime_ns == made, "its text is as it was"
+
+
+def test_text_that_changed_after_a_round_was_charged_is_said_and_the_copy_stays(notes, tmp_path):
+    config, write = notes
+    crash(config, tmp_path / "run", charges=2)
+    said = []
+    write("notes", [f"u{n}" for n in range(11)])
+    train(config, tmp_path / "run", workers=0, resume=True, say=said.append)
+    assert trained_users(tmp_path / "run") == 12
+    assert [line for line in said if "the text has changed" in line] != []
 
 
 def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):

@@ -51,7 +51,7 @@ def keep_terms(folder: SweepDir) -> None:
 
 def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
-    base = with_absolute_paths(prepare_corpora(base, into))
+    base = with_absolute_paths(prepare_corpora(base, into, fixed=bool(folder.begun())))
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
 
     def adopted(source: SourceConfig, name: str) -> SourceConfig:

@@ -19,7 +19,7 @@ from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import make_folder, replacing, settle
+from uedp_ray.files import holds_others, make_folder, replacing, settle
 from uedp_ray.locks import INSIDE
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
@@ -123,7 +123,9 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
         if resume:
             address = folder.storage.address(folder.root)
             raise InputError("--out", address, "holds no sweep to resume: check the name, or drop --resume")
-        others = {path.name for path in folder.root.iterdir()} - {"private", INSIDE} if folder.root.exists() else set()
+        others = folder.root.exists() and holds_others(folder.root, (folder.private.name, INSIDE))
+        if folder.private.is_dir() and not folder.mark.exists():  # a user's own of that name
+            others = others or holds_others(folder.private, (folder.lock.name,))
         if others or _trained(folder):
             raise InputError("--out", str(folder.root), _NO_SWEEP)
     elif folder.storage.url is None and not _trained(folder):

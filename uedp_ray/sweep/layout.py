@@ -80,6 +80,11 @@ class SweepDir:
         return self.root / "private"
 
     @property
+    def lock(self) -> Path:
+        """Held by a search."""
+        return self.private / "driver.lock"
+
+    @property
     def mark(self) -> Path:
         """Made before ``config``: a file of that name without it is somebody else's."""
         return self.private / ".sweep"
@@ -114,7 +119,7 @@ class SweepDir:
         busy = InputError(
             "--out", str(self.root), "another process is searching here: wait for it, or stop one of the two"
         )
-        return locked(self.private / "driver.lock", wait=_WAIT, busy=busy)
+        return locked(self.lock, wait=_WAIT, busy=busy)
 
     def begin(self, run: Path) -> None:
         """Makes a run directory what it is from before its first charge on: ``begun`` by its storage. Returns once it is

@@ -119,7 +119,7 @@ def _compare(
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
     with copies_told(out / "corpora", say, "private", "evaluation", unless=lambda: any(run.played for run in runs)):
         say("preparing the corpora")
-        untrained = prepare_corpora(comparison.base, out / "corpora")
+        untrained = prepare_corpora(comparison.base, out / "corpora", fixed=any(run.played for run in runs))
         private = untrained.corpus.source.path
         for method, settings in comparison.variants.values():  # before hours of work
             open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)

@@ -34,9 +34,10 @@ _PRETRAIN_WAIT = 24 * 3600.0
 """Seconds to wait for another process that pre-trains the same model."""
 
 
-def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
+def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool) -> RunConfig:
     """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
 
+    ``fixed``: as in ``prepared_source``.
     Raises: InputError if there is no evaluation text, it is the private text, or a protected category is not in that.
     """
     corpus = for_use(config).corpus
@@ -45,9 +46,9 @@ def prepare_corpora(config: RunConfig, folder: Path) -> RunConfig:
     make_folder(folder, private=True)
     settle(folder)  # what lies there complete is not prepared again, which would do it
     with within("corpus.source"):
-        private = prepared_source(corpus.source, folder / "private")
+        private = prepared_source(corpus.source, folder / "private", fixed=fixed)
     with within("corpus.evaluation"):
-        held_out = prepared_source(corpus.evaluation, folder / "evaluation", protected=False)
+        held_out = prepared_source(corpus.evaluation, folder / "evaluation", protected=False, fixed=fixed)
     assert config.corpus.evaluation is not None
     check_evaluation(open_corpus(private, corpus.categories), open_corpus(held_out), config.corpus.evaluation)
     corpus = dataclasses.replace(

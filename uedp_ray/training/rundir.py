@@ -27,6 +27,7 @@ from uedp_ray.config import RunConfig, SourceConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
@@ -36,6 +37,7 @@ from uedp_ray.files import (
     check_regular,
     checksum,
     has_checksum,
+    holds_others,
     make_folder,
     read_json,
     replacing,
@@ -72,6 +74,7 @@ COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
 DRIVER_WAIT = 120.0
 """Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
+_CLEARED = "cleared"
 _MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
 _SETUP: dict[str, Check] = {
     **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
@@ -357,6 +360,12 @@ def _set_up(
     _claim(run, config, resume)
     run.own()
     run.fetch()
+    copies = ((used.corpus.source, run.private / "corpus"), (used.corpus.evaluation, run.private / "evaluation"))
+    stale = [folder for source, folder in copies if source is not None and outdated(source, folder)]
+    if stale and unused(run):
+        _clear(run)
+    elif any(_made_of(folder).exists() for folder in stale):  # else it is an older version's, or another node's
+        say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
     make_folder(run.root)
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``_claim``
@@ -533,8 +542,10 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
                 f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
                 f"resume with {run.config}, or name another folder",
             )
-    elif run.root.exists() and not {path.name for path in run.root.iterdir()} <= {run.private.name, INSIDE}:
+    elif run.root.exists() and holds_others(run.root, (run.private.name, INSIDE)):
         raise InputError("--out", str(run.root), _NO_RUN)
+    elif run.private.is_dir() and holds_others(run.private, (run.used.name, run.lock.name, _CLEARED)):
+        raise InputError("--out", str(run.root), _NO_RUN)  # a folder of the user's own of that name
 
 
 def settle_run(run: RunDir) -> None:
@@ -560,7 +571,7 @@ def _clear(run: RunDir) -> None:
     with run.driving():  # a worker of a killed process may be about to charge the first round
         if not unused(run):
             return
-        aside = to_be_removed(run.private / "cleared")
+        aside = to_be_removed(run.private / _CLEARED)
         make_folder(aside, private=True)
         kept = {run.lock, aside, run.used}
         public = (run.ledger, run.progress, run.vocabulary)
@@ -570,14 +581,46 @@ def _clear(run: RunDir) -> None:
         settle(run.private)
 
 
-def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True) -> Path:
-    """The prepared folder of a source: the one it names, or ``folder``, filled when it is not there yet."""
+def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True, fixed: bool = False) -> Path:
+    """The prepared folder of a source: the one it names, or ``folder``, a copy, made if it is not there yet or outdated.
+
+    ``fixed``: something was trained on the copy, which then stays, whatever became of the source.
+    """
     if source.format == "prepared":
         open_corpus(source.path)
         return Path(source.path).resolve()
-    if not (folder / "corpus.json").exists():
+    if not (folder / "corpus.json").exists() or (not fixed and outdated(source, folder)):
+        found, made_of = _files_of(source), _made_of(folder)
+        made_of.unlink(missing_ok=True)
         prepare(source, folder, protected=protected)
+        write_json(made_of, {"files": found}, private=True)
     return folder.resolve()
+
+
+def outdated(source: SourceConfig, folder: Path) -> bool:
+    """Whether files of a source changed since its copy in ``folder`` was made, as far as that is known. What cannot be
+    looked at has not."""
+    if source.format == "prepared" or not (folder / "corpus.json").exists():
+        return False
+    found, made_of = _files_of(source), _made_of(folder)
+    if found is None:
+        return False
+    anew = "delete it, and the copy of the text beside it is made anew"
+    return not made_of.exists() or read_json(made_of, {"files": anything}, anew)["files"] != found
+
+
+def _made_of(copy: Path) -> Path:
+    return copy.with_name(f"{copy.name}.source.json")
+
+
+def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
+    """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be looked at."""
+    lists = [Path(spec.removeprefix("list:")) for spec in source.detector if spec.startswith("list:")]
+    try:
+        files = [*([] if source.format == "synthetic" else source_files(source)), *lists]
+        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    except (InputError, OSError):
+        return None
 
 
 def _encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
