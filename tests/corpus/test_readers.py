@@ -178,6 +178,21 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 _read(source, "text")
 
 
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ('{"user": "ann", "text": "a", "user": "ben"}', "'user'"),
+        ('{"user": "ann", "text": "a", "entities": [{"text": "a", "category": "b", "text": "c"}]}', "'text'"),
+        ('{"user": "ann", "text": "a", "secret": 1, "secret": 2}', "a key"),
+    ],
+)
+def test_a_key_that_is_written_twice_is_refused(tmp_path, row, key):
+    (tmp_path / "a.jsonl").write_text(row)
+    with pytest.raises(InputError, match=f"a.jsonl:1.*: {key} is written twice in one object") as refused:
+        _read(tmp_path / "a.jsonl", "jsonl")
+    assert not any(text in str(refused.value) for text in ("ann", "secret"))
+
+
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
 def test_too_few_file_descriptors_are_named_as_such(tmp_path: Path, format_: str) -> None:
     path = _jsonl(tmp_path, {"user": "u", "text": "a"})

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,6 +304,15 @@ def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, expor
     held = folder_locked(tmp_path / "held", wait=0, busy=InputError("", "", "mine"))
     with held, pytest.raises(InputError, match="another process is at work in this folder"):
         export(private_run.out, tmp_path / "held")
+
+
+def test_a_run_on_a_read_only_file_system_is_exported(private_run, tmp_path, monkeypatch):
+    """As far as one process can play it: root may write anywhere else."""
+    (run := tmp_path / "mounted" / "run").parent.mkdir()
+    shutil.copytree(private_run.out, run)
+    monkeypatch.setattr("uedp_ray.locks.os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    export(run, tmp_path / "out")
+    assert list(run.parent.iterdir()) == [run], "no lock was made"
 
 
 def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_own(corpora, tmp_path):

@@ -31,6 +31,21 @@ _SEARCHED = 1 << 30  # characters of a row times entities by their text, one mor
 _MARKED = 1 << 26, 64  # characters that a row's entities may cover, and how many each counts beside
 
 
+class _Twice(Exception):
+    """A key, which JSON would let the last one win: of a user, whose sentence it is."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        known = [key for key, _ in pairs if key in _COLUMNS]
+        raise _Twice(next((f"{key!r}" for key in known if known.count(key) > 1), "a key"))
+    return found
+
+
+_OBJECT = json.JSONDecoder(object_pairs_hook=_once)
+
+
 def read_jsonl(path: Path) -> Iterator[Sentence]:
     """One JSON object a line; blank lines are passed over."""
     lines = Lines(path)
@@ -38,7 +53,9 @@ def read_jsonl(path: Path) -> Iterator[Sentence]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _OBJECT.decode(line)
+        except _Twice as twice:
+            raise InputError("path", lines.where, f"{twice} is written twice in one object: keep one") from None
         except (ValueError, RecursionError):
             raise InputError("path", lines.where, "not JSON: write one object a line") from None
         if not isinstance(row, dict):
