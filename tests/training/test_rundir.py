@@ -36,6 +36,7 @@ from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import RunDir, prepare_run
+from uedp_ray.training.storage import open_storage
 
 
 def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
@@ -517,13 +518,14 @@ def notes(tmp_path):
 
 
 def trained_users(out):
-    return open_corpus(out / "private" / "corpus").num_users
+    return open_corpus(open_storage(out).root / "private" / "corpus").num_users
 
 
+@pytest.mark.parametrize("place", ["a folder", "a URL"])
 @pytest.mark.parametrize("ended", ["refused", "before the setup", "before a round"])
-def test_text_that_changed_before_anything_was_charged_is_read_again(notes, tmp_path, ended):
+def test_text_that_changed_before_anything_was_charged_is_read_again(notes, node, url, tmp_path, ended, place):
     config, write = notes
-    out = tmp_path / "run"
+    out = url if place == "a URL" else tmp_path / "run"
     if ended == "refused":
         write("held-out", ["u1", "v1"])
         with pytest.raises(InputError, match="some of its users are in"):
