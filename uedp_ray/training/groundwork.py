@@ -34,7 +34,7 @@ _PRETRAIN_WAIT = 24 * 3600.0
 """Seconds to wait for another process that pre-trains the same model."""
 
 
-def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool) -> RunConfig:
+def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> RunConfig:
     """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
 
     ``fixed``: as in ``prepared_source``.
