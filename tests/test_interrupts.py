@@ -74,8 +74,18 @@ def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "number"), [("train", signal.SIGTERM), ("sweep", signal.SIGHUP)])
-def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, kind, number):
+@pytest.mark.parametrize(
+    ("kind", "number", "kill"),
+    [
+        ("train", signal.SIGTERM, os.kill),
+        ("sweep", signal.SIGHUP, os.kill),
+        ("train", signal.SIGHUP, os.killpg),
+        ("sweep", signal.SIGTERM, os.killpg),
+    ],
+    ids=["train", "sweep", "train, with Ray", "sweep, with Ray"],
+)
+def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, kind, number, kill):
+    """By itself, or with all processes of Ray, as a closed terminal, ``timeout``, Slurm and systemd do it."""
     endless = {"num_rounds": 20_000, "device": "cpu", "evaluate_every": 100, "checkpoint_every": 100}
     base = run_tree(corpora, training=endless)
     base["privacy"] |= {"noise_multiplier": 500.0}  # so many rounds are not worth an accountant's time
@@ -89,7 +99,9 @@ def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, ki
     log = tmp_path / "log"
     with log.open("w") as told:
         process = subprocess.Popen(
-            [sys.executable, "-m", "uedp_ray", kind, str(path), *flags, "--out", str(out)], stderr=told, text=True
+            [sys.executable, "-m", "uedp_ray", kind, str(path), *flags, "--out", str(out)],
+            stderr=told,
+            start_new_session=True,
         )
         deadline = time.monotonic() + 300
         rounds = {"train": "ledger.jsonl", "sweep": "trials/*/ledger.jsonl"}[kind]
@@ -99,8 +111,8 @@ def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, ki
             time.sleep(0.5)
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
-        os.kill(process.pid, number)
-        assert process.wait(120) == 130, log.read_text()
+        kill(process.pid, number)
+        assert process.wait(50) == 130, log.read_text()
     assert log.read_text().splitlines()[-1].endswith(f"--out {out} --resume")
     assert "Traceback" not in log.read_text()
     _, alive = psutil.wait_procs(children, timeout=60)

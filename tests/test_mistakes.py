@@ -222,10 +222,11 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
         (TRAIN, "training.rundir.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
         (COMPARE, "training.groundwork.prepare_corpora", "To go on: uedp-ray {line} --resume"),
         (f"{TRAIN} --out out", "training.rundir.check_run", "nothing was released. To run it again: uedp-ray {line}"),
+        (f"{TRAIN} --out=out", "training.rundir.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),
         ("prepare notes.jsonl --format jsonl --out c", "corpus.prepare.read_rows", "To run it again: uedp-ray {line}"),
     ],
-    ids=["train", "compare", "train, at once", "pretrain", "prepare"],
+    ids=["train", "compare", "train, at once", "train, at once, by =", "pretrain", "prepare"],
 )
 def test_a_signal_ends_a_command_as_ctrl_c_does(command, files, monkeypatch, number, line, stopped, told):
     def kill(*_, **__):

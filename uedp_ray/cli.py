@@ -57,7 +57,7 @@ def main() -> None:
     keep_descriptors()
     write_any_text()
     try:
-        like_ctrl_c()
+        like_ctrl_c(_interrupted)
         code = _answered()
         ignore()  # it is done
     except KeyboardInterrupt:
@@ -65,19 +65,25 @@ def main() -> None:
             with suppress(KeyboardInterrupt):
                 ignore()
                 break
-        resumable = _resumes(sys.argv[1:])
-        again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
-        charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
-        _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
-        code = 130
+        code = _interrupted()
     if code:
         sys.exit(code)
+
+
+def _interrupted() -> int:
+    """Says how to go on. Returns the exit code."""
+    resumable = _resumes(sys.argv[1:])
+    again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
+    charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
+    _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
+    return 130
 
 
 def _resumes(words: list[str]) -> bool:
     """Whether a command that was interrupted goes on with ``--resume``: not before there is anything to go on with. A URL,
     and a name that was left out, are not looked at."""
     first = {"train": "private", "compare": "base.yaml", "sweep": "sweep.yaml"}.get(words[0] if words else "")
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((value for option, value in pairwise(words) if option == "--out"), "://")
     return first is not None and ("://" in out or (Path(out) / first).exists())
 

@@ -1,14 +1,17 @@
 """SIGTERM and SIGHUP end a command as Ctrl-C does: a cluster's time limit or a closed terminal loses nothing.
 
 hold()                                          # first of all: what comes is noted
-like_ctrl_c()                                   # in the main thread of a command, where KeyboardInterrupt is answered
+like_ctrl_c(ended)                              # in the main thread of a command, where KeyboardInterrupt is answered
 with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
 with handlers_kept(): ray.init()                # Ray would put its own in their place
+with not_kept_by(gcs_address): work()           # nor does Ray delay the end, where it was ended as well
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,6 +25,10 @@ _PATIENCE = 3.0
 """Seconds from the first interrupt after which the next no longer waits for an import to end."""
 _noted: list[float] = []
 """When interrupts came that the command has not been ended for yet."""
+_GONE = 5
+"""Seconds without Ray after which it will not be there again. When a session ends in order, its last processes need less."""
+_ended: Callable[[], int] | None = None
+"""Tells that the command was interrupted; returns its exit code."""
 _command: CodeType | None = None
 """What called ``like_ctrl_c``. Imports that it is itself a part of are no reason to wait."""
 
@@ -34,13 +41,14 @@ def hold() -> None:
     _take(lambda number, frame: _noted.append(time.monotonic()))
 
 
-def like_ctrl_c() -> None:
+def like_ctrl_c(ended: Callable[[], int]) -> None:
     """Lets SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored.
 
+    ``ended`` tells that the command was interrupted, and returns its exit code: for ``not_kept_by``.
     Raises: KeyboardInterrupt if one came since ``hold``.
     """
-    global _command
-    _command = sys._getframe(1).f_code
+    global _command, _ended
+    _command, _ended = sys._getframe(1).f_code, ended
     _take(_interrupt)
     if _noted:
         raise KeyboardInterrupt
@@ -53,6 +61,40 @@ def ignore() -> None:
     if sys.getprofile() is _once_imported:
         sys.setprofile(None)
     _noted.clear()
+
+
+@contextmanager
+def not_kept_by(gcs_address: str) -> Iterator[None]:
+    """Ends an interrupted command in the block also where Ray, at ``gcs_address``, is gone.
+
+    Who signals a process group, all of a Slurm step or a systemd unit ends Ray's own processes too. Its client then waits
+    for them for a minute, where no exception reaches it, and aborts. Nothing is left then to be stopped in order, and
+    what is on disk is whole at any moment.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        host, _, port = gcs_address.rpartition(":")
+        missing = 0
+        while not over.wait(1.0):
+            if _noted and _ended is not None:
+                missing = 0 if _listens(host.strip("[]"), int(port)) else missing + 1
+                if missing == _GONE:
+                    os._exit(_ended())
+
+    threading.Thread(target=watch, name="not_kept_by", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -73,11 +115,11 @@ def _take(handler: Callable[[int, FrameType | None], Any]) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _noted.append(time.monotonic())
     handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune put theirs there while they run
     if callable(handler) and handler is not _interrupt:
         handler(signal.SIGINT, frame)
         return
-    _noted.append(time.monotonic())
     if not _importing(frame) or _noted[-1] - _noted[0] > _PATIENCE:
         raise KeyboardInterrupt
     sys.setprofile(_once_imported)

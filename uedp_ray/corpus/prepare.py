@@ -44,7 +44,7 @@ from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
 from uedp_ray.files import checksum, make_folder, replacing
-from uedp_ray.interrupts import handlers_kept
+from uedp_ray.interrupts import handlers_kept, not_kept_by
 from uedp_ray.locks import INSIDE, folder_locked
 
 FORMAT_VERSION = 3
@@ -289,18 +289,30 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
         yield from map(prepare_shard, tasks)
         return
     import ray
+
+    if ray.is_initialized():
+        yield from _spread(tasks, workers)
+        return
+    require_token(None)
+    with handlers_kept():
+        ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    with not_kept_by(ray.get_runtime_context().gcs_address):
+        try:
+            yield from _spread(tasks, workers)
+        finally:
+            ray.shutdown()
+
+
+def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
+    """The same, over the open session of Ray."""
+    import ray
     from ray.exceptions import RayError, RayTaskError
 
-    started = not ray.is_initialized()
-    if started:
-        require_token(None)
-        with handlers_kept():
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    remote = ray.remote(num_cpus=1)(prepare_shard)
+    waiting, due = list(enumerate(tasks))[::-1], 0
+    running: dict[Any, int] = {}
+    finished: dict[int, Any] = {}
     try:
-        remote = ray.remote(num_cpus=1)(prepare_shard)
-        waiting, due = list(enumerate(tasks))[::-1], 0
-        running: dict[Any, int] = {}
-        finished: dict[int, Any] = {}
         while due < len(tasks):
             while waiting and len(running) < workers:
                 number, task = waiting.pop()
@@ -315,9 +327,6 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
     except RayError as error:  # Ray has tried again a few times
         died = f"a worker died each time ({type(error).__name__}), for want of memory perhaps"
         raise RuntimeError(f"{died}: prepare with fewer workers, or with --workers 1") from None
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def _default_num_shards(source: SourceConfig) -> int:

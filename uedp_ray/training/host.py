@@ -27,7 +27,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.files import check_regular, read_json, write_atomically
-from uedp_ray.interrupts import handlers_kept
+from uedp_ray.interrupts import handlers_kept, not_kept_by
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
@@ -151,11 +151,13 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             raise
         except Exception as error:  # Ray's own are bare ones
             raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
-        try:
-            require_closed(ray.get_runtime_context().gcs_address)
-            yield
-        finally:
-            ray.shutdown()
+        gcs_address = ray.get_runtime_context().gcs_address
+        with not_kept_by(gcs_address):
+            try:
+                require_closed(gcs_address)
+                yield
+            finally:
+                ray.shutdown()
 
 
 def _train_on_ray(
