@@ -268,6 +268,9 @@ def print_sweep(answer: dict[str, Any]) -> None:
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
+    for row in answer["references"]:
+        if row["epsilon"] is None:
+            lines.append(f"{row['name']}: trained without privacy, so its figures are private, and no ε covers them.")
     if best is None and not counts["asked"]:
         lines.append("The random number of trials was 0: nothing was trained, and the price holds this outcome too.")
     elif best is None:

@@ -303,7 +303,9 @@ def test_a_total_over_trials_that_protect_different_entities_says_which_it_cover
     told = export(tmp_path / "out", tmp_path / "handed-on")
     row = next(line for line in (tmp_path / "handed-on" / "privacy.md").read_text().splitlines() if "**TOTAL**" in line)
     assert common in row
-    assert common in (tmp_path / "handed-on" / "README.md").read_text()
+    assert "of it alone" in (tmp_path / "handed-on" / "config.yaml").read_text().splitlines()[0]
+    page = (tmp_path / "handed-on" / "README.md").read_text()
+    assert page.count(common) == 3  # first line, table, limits
     assert "Entities that only some of the trials protect" in (tmp_path / "handed-on" / "privacy.md").read_text()
     found = export_epsilon(tmp_path / "handed-on")
     assert "Entities: person, which every trial protects." in found["text"]

@@ -22,6 +22,7 @@ from tests.training.runs import events
 from tests.training.test_export import files
 from uedp_ray import export
 from uedp_ray.config import SourceConfig
+from uedp_ray.console import print_sweep
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
@@ -109,8 +110,10 @@ def test_the_price_is_that_of_all_planned_runs_failed_trials_in_full(grid):
     assert answer["best"]["epsilon_with_choice"] == selection["epsilon"] > answer["best"]["epsilon"]["user-entity"]
 
 
-def test_references_are_the_public_model_and_the_run_without_privacy(grid):
+def test_references_are_the_public_model_and_the_run_without_privacy(grid, capsys):
     out, _, answer, _ = grid
+    print_sweep(answer)
+    assert "noiseless: trained without privacy, so its figures are private" in capsys.readouterr().out
     public, noiseless = answer["references"]
     assert (public["name"], public["epsilon"]) == ("public-only", 0.0)
     assert (noiseless["name"], noiseless["epsilon"]) == ("noiseless", None)

@@ -192,7 +192,7 @@ def _references(
         rows.append(beside.run(scored, base, folder))
     settings = config.references.noiseless
     if settings is not None:
-        say("training without privacy, for reference")
+        say("training without privacy, for reference (what it scores is private)")
         noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
         rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, progress)})
     unit = config.budget.unit

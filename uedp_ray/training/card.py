@@ -77,6 +77,7 @@ def card(
         ("All settings", "[config.yaml](config.yaml)"),
     ]
     table = "\n".join(f"| {what} | {found} |" for what, found in rows)
+    separator, narrowed = total.unit.partition("; ")[1:]  # of entities, to those that all trials of a sweep protect
     relation = "zero-out, " + (
         "within declared bounds" if config.bounds.mode == "declared" else "who holds what is fixed"
     )
@@ -87,7 +88,7 @@ def card(
 # {config.name}
 
 A language model ({config.model.architecture}) that predicts the next word, trained on private text with
-{privacy.protect} differential privacy.
+{privacy.protect} differential privacy{f" ({narrowed})" if narrowed else ""}.
 
 | | |
 |---|---|
@@ -106,8 +107,9 @@ where it was chosen among others by its results.
 ## Limits
 
 The guarantee compares the private text that this model was trained on, as its owner declared it, with the same text in
-which the sentences of one {privacy.protect.replace("-", " and one ")} say nothing ({relation}). It says nothing of the
-public text and the public model that training may have started from, nor of text that is typed into it.
+which the sentences of one {privacy.protect.replace("-", " and one ")} say nothing
+({relation}{separator}{narrowed}). It says nothing of the public text and the public model
+that training may have started from, nor of text that is typed into it.
 {CHECKED}
 """
 

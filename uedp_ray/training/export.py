@@ -44,6 +44,9 @@ DATE = 946684800
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja", TRAINED_HERE)
 _FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
+_OF_THE_RUN = (
+    "# Settings of this run: privacy.target_epsilon is of it alone. What the model costs in all: privacy.md.\n"
+)
 _MOST_BYTES = 1 << 28
 """Of a file that is copied as it is; the largest published tokenizers take a seventh of it."""
 _PLAY = 1 + 1e-9
@@ -172,6 +175,8 @@ def _write(
         (new / "ledgers").mkdir(exist_ok=True)
         _copy_ledger(ledger, new / "ledgers" / f"{position:04d}.jsonl")
     dump_config(config, new / "config.yaml")
+    settings = (new / "config.yaml").read_text(encoding="utf-8")
+    (new / "config.yaml").write_text(_OF_THE_RUN + settings, encoding="utf-8")
     stated = {
         "rule": total.rule,
         "delta": config.privacy.delta,
