@@ -102,7 +102,10 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        _tell(f"failed: {one_line(str(error), 3000)}")
+        told = (
+            str(error) or type(error.__context__ or error).__name__
+        )  # Typer answers EOFError with an error of no words
+        _tell(f"failed: {one_line(told, 3000)}")
         return 1
     except MemoryError:  # of which Arrow's is one
         _tell("failed: this machine ran out of memory: free some, or take less text or a smaller model, and run again")

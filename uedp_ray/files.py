@@ -16,15 +16,19 @@ import os
 import re
 import shutil
 import stat
+import tokenize
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Unexpected, record
 from uedp_ray.jsontext import to_json
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _NEW, _OLD = ".uedp_ray.new", ".uedp_ray.old"  # no name of a user's: what bears it is removed
 _NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
@@ -125,6 +129,23 @@ def read_hub_json(path: Path, remedy: str) -> dict[str, Any]:
             if isinstance(value, dict | list):
                 found.append(value)
     return settings
+
+
+def load_array(path: Path, *, mapped: bool = False) -> np.ndarray:
+    """The array in a ``.npy`` file. Raises: OSError; ValueError if there is none, whichever way it is damaged."""
+    import numpy as np
+
+    try:
+        found: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return found
+    except (
+        EOFError,
+        SyntaxError,
+        TypeError,
+        OverflowError,
+        tokenize.TokenError,
+    ) as error:  # it parses headers as Python
+        raise ValueError(f"{path.name} is no array") from error
 
 
 def checksum(path: Path) -> str:

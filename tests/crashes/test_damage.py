@@ -35,6 +35,7 @@ SOUND = {
     "garbled": lambda data: b"\x00\xff{" + data[9:],
 }
 KINDS = [*SOUND, "of another kind"]
+SOUND["one bit of an array's header"] = lambda data: data.replace(b")", b"(", 1)
 OTHER = b'{"tensors": "../../private/sampling.key", "next_round": -1, "points": 7, "rule": [], "format_version": 1}'
 ENDLESS = {"a pipe": os.mkfifo, "40 GB": lambda path: path.touch() or os.truncate(path, 40 << 30)}
 """What is never read to its end, or not within memory."""
@@ -83,6 +84,7 @@ def broken_off(corpora, tmp_path_factory):
     [
         *((name, kind) for name in RUN for kind in KINDS),
         *((name, kind) for name in [*RUN, *BESIDE, "private/config.yaml"] for kind in ENDLESS),
+        *((name, "one bit of an array's header") for name in [*RUN, *BESIDE] if name.endswith(".npy")),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named_or_made_anew(broken_off, tmp_path, name, kind):

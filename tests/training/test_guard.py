@@ -8,18 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sweep.sweeps import PRETRAIN
 from tests.training.runs import run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.training.groundwork import prepare_corpora
-from uedp_ray.training.guard import TEXT_SKETCH
+from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import prepare_run
@@ -154,9 +157,15 @@ def test_a_model_pre_trained_on_private_text_is_refused(private, corpora, tmp_pa
     config = run_config(corpora, corpus={"source": private}, **start)
     with pytest.raises(InputError, match=r"model\.warm_start.*of its running text with corpus\.source"):
         prepare_run(config, tmp_path / "run", resume=False)
-    (tmp_path / "model" / "model" / TEXT_SKETCH).write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize("sketch", [b"", b"damaged", np.array(["a", "b"]), np.zeros(0, np.uint64)])
+def test_a_damaged_sketch_of_a_warm_start_is_refused(corpora, tmp_path, sketch):
+    pretrain(run_config(corpora, pretrain=PRETRAIN | {"num_steps": 1}), tmp_path / "model")
+    path = tmp_path / "model" / "model" / TEXT_SKETCH
+    path.write_bytes(sketch) if isinstance(sketch, bytes) else np.save(path, sketch)
     with pytest.raises(InputError, match=r"model\.warm_start.*damaged"):
-        prepare_run(config, tmp_path / "run", resume=False)
+        check_warm_start(open_corpus(corpora / "private"), str(path.parent))
 
 
 def test_evaluation_text_that_has_become_another_is_refused_on_resume(corpora, tmp_path):

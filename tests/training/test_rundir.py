@@ -497,6 +497,7 @@ def test_a_run_can_be_mended_more_than_once(corpora, tmp_path):
             "corpus.source.json",
             "evaluation",
             "config.yaml",
+            "text.json",
         }
     assert train(run_config(corpora, corpus=text), tmp_path, workers=0)["rounds"]
 
@@ -562,6 +563,37 @@ def test_text_that_changed_after_a_round_was_charged_is_said_and_the_copy_stays(
     train(config, tmp_path / "run", workers=0, resume=True, say=said.append)
     assert trained_users(tmp_path / "run") == 12
     assert [line for line in said if "the text has changed" in line] != []
+
+
+def test_a_setup_made_anew_after_a_charge_is_of_the_text_that_was_charged_for(notes, tmp_path):
+    config, write = notes
+    run = RunDir(tmp_path / "run")
+    crash(config, run.root, charges=2)
+    write("notes", [f"u{n}" for n in range(11)])
+    run.setup.unlink()
+    shutil.rmtree(run.private / "corpus")
+    with pytest.raises(InputError, match=r"has changed since the run began: put it back, and delete .*private/corpus"):
+        train(config, run.root, workers=0, resume=True)
+    write("notes", [f"u{n}" for n in range(12)])
+    shutil.rmtree(run.private / "corpus")
+    with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
+        train(config, run.root, workers=0, resume=True)
+    write("notes", [f"u{n}" for n in range(11)])
+    run.setup.unlink()
+    train(config, run.root, workers=0, resume=True)
+    assert trained_users(run.root) == 12
+
+
+def test_a_setup_made_anew_after_a_charge_takes_no_other_prepared_corpus(tmp_path):
+    prepare(SourceConfig(format="synthetic", num_users=8), tmp_path / "text", num_shards=2)
+    source = {"path": str(tmp_path / "text"), "format": "prepared"}
+    held_out = {"format": "synthetic", "num_users": 3, "part": "held_out"}
+    config = run_config(tmp_path, corpus={"source": source, "evaluation": held_out, "declared_num_users": 9})
+    crash(config, tmp_path / "run", charges=1)
+    (tmp_path / "run" / "private" / "setup.json").unlink()
+    prepare(SourceConfig(format="synthetic", num_users=8, seed=1), tmp_path / "text", num_shards=2)
+    with pytest.raises(InputError, match=r"corpus\.source = .*has changed since the run began: put it back$"):
+        train(config, tmp_path / "run", workers=0, resume=True)
 
 
 def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):

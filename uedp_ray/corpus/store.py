@@ -31,7 +31,7 @@ from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
-from uedp_ray.files import check_regular, has_checksum, read_json
+from uedp_ray.files import check_regular, has_checksum, load_array, read_json
 from uedp_ray.tables import refusing_damage
 
 T = TypeVar("T")
@@ -209,12 +209,12 @@ class Corpus:
             check_regular(path, _AGAIN)
             if not has_checksum(path, self._checksums.get(name)):
                 raise self._damaged(name)
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            return load_array(path, mapped=True)
         except OSError as error:
             if error.errno in _SCARCE:
                 raise
             raise self._damaged(name) from None
-        except (ValueError, EOFError):
+        except ValueError:
             raise self._damaged(name) from None
 
     def _damaged(self, name: str) -> InputError:

@@ -15,14 +15,14 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, checksum, has_checksum, make_folder, replacing
+from uedp_ray.files import check_regular, checksum, has_checksum, load_array, make_folder, replacing
 from uedp_ray.locks import locked
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class TokenStore:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         # Plain views of the maps: slicing a np.memmap is several times slower.
-        self.tokens, self.offsets = (np.asarray(self._load(name, mmap_mode="r")) for name in ("tokens", "offsets"))
+        self.tokens, self.offsets = (np.asarray(self._load(name, mapped=True)) for name in ("tokens", "offsets"))
 
-    def _load(self, name: str, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    def _load(self, name: str, *, mapped: bool = False) -> np.ndarray:
         path = self.path / f"{name}.npy"
-        check_regular(path, "delete the folder", most=None if mmap_mode else _MOST_COUNT)
-        return np.load(path, mmap_mode=mmap_mode)
+        check_regular(path, "delete the folder", most=None if mapped else _MOST_COUNT)
+        return load_array(path, mapped=mapped)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.path,)
@@ -121,7 +121,7 @@ def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStor
         known = json.loads((path / _CHECKSUMS).read_bytes())
         if not all(has_checksum(path / name, known[name]) for name in _FILES):
             return None
-    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, EOFError):  # TypeError: not one number
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError):  # TypeError: not one number
         return None
     offsets, tokens = store.offsets, store.tokens
     shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32

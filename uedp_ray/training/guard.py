@@ -20,7 +20,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError
-from uedp_ray.files import check_regular
+from uedp_ray.files import check_regular, load_array
 
 TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
@@ -104,7 +104,9 @@ def check_warm_start(private: Corpus, model: str) -> None:
         return
     try:
         check_regular(path, "pre-train it again")
-        sketch = np.load(path, allow_pickle=False)
+        sketch = load_array(path)
+        if sketch.ndim != 1 or sketch.dtype != np.uint64 or not sketch.size:
+            raise ValueError
     except (OSError, ValueError):
         raise InputError("model.warm_start", model, f"its {TEXT_SKETCH} is damaged: pre-train it again") from None
     check_public(private, sketch, "model.warm_start", model)

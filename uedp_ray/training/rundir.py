@@ -38,6 +38,7 @@ from uedp_ray.files import (
     checksum,
     has_checksum,
     holds_others,
+    load_array,
     make_folder,
     read_json,
     replacing,
@@ -157,6 +158,11 @@ class RunDir:
         return self.private / "setup.json"
 
     @property
+    def text(self) -> Path:
+        """The digest of the private corpus, from before anything is charged: ``setup`` may be deleted and made anew."""
+        return self.private / "text.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the worker of rank 0 while it runs: under Ray another process than the one that holds the folder."""
         return self.private / "driver.lock"
@@ -242,7 +248,9 @@ class RunDir:
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
         words, corpora = (self.drawn, self.vocabulary), (self.private / "corpus", self.private / "evaluation")
-        self.storage.get(self.config, self.used, self.setup, self.key, *words, self.sentence_weight, *corpora)
+        self.storage.get(
+            self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
+        )
         if self.setup.exists():  # corpora and a public model may be those of the sweep
             setup, start = self.load_setup(), load_config(self.used).model.warm_start
             shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
@@ -387,10 +395,12 @@ def _set_up(
                 _unchanged(run, setup, name)
         return
     say("reading the corpus")
+    charged = not unused(run)
     with within("corpus.source"):
         folder = run.private / "corpus"
-        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder), folder)
+        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
     corpus = open_corpus(corpus_path, config.corpus.categories)
+    _keep_text(run, corpus, charged)
     guarded = config.privacy.noise == "calibrated" and not public_source
     if guarded:
         check_warm_start(corpus, used.model.warm_start)
@@ -398,7 +408,8 @@ def _set_up(
     if used.corpus.evaluation is not None and named is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
-            evaluation_path = storage.adopt(prepared_source(used.corpus.evaluation, folder, protected=False), folder)
+            found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
+            evaluation_path = storage.adopt(found, folder)
         compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     _tell_what_counts(config, corpus, bounded, say)
@@ -468,6 +479,22 @@ def _set_up(
         private=True,
     )
     storage.put(run.sentence_weight, run.setup)
+
+
+def _keep_text(run: RunDir, corpus: Corpus, charged: bool) -> None:
+    """Writes down which text the run is of, and refuses another one once something was charged for that.
+
+    Raises: InputError.
+    """
+    if charged and run.text.exists():
+        remedy = "put the run's own back, or train in another folder"
+        if read_json(run.text, {"corpus": string()}, remedy)["corpus"] != corpus.digest:
+            copied = corpus.path.is_relative_to(run.root.resolve())
+            remedy = "has changed since the run began: put it back" + (f", and delete {corpus.path}" if copied else "")
+            raise InputError("corpus.source", str(corpus.path), remedy)
+    elif not charged:
+        write_json(run.text, {"corpus": corpus.digest}, private=True)
+        run.storage.put(run.text)
 
 
 def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
@@ -631,11 +658,11 @@ def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
     """(N,) weights of sentences, mapped. Raises: InputError if they are not that, or have another checksum."""
     try:
         check_regular(run.sentence_weight, _MADE_ANEW)
-        weights = np.load(run.sentence_weight, mmap_mode="r", allow_pickle=False)
+        weights = load_array(run.sentence_weight, mapped=True)
         good = has_checksum(run.sentence_weight, expected)
         good = good and weights.shape == (num_sentences,) and weights.dtype.kind == "f"
         good = good and bool(((weights >= 0) & (weights <= 1)).all())  # a weight above 1 would break the bound
-    except (ValueError, EOFError):
+    except ValueError:
         good = False
     except OSError as error:
         raise unusable(error, run.sentence_weight.name, run.sentence_weight, _MADE_ANEW) from None
