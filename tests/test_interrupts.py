@@ -79,10 +79,9 @@ def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
     [
         ("train", signal.SIGTERM, os.kill),
         ("sweep", signal.SIGHUP, os.kill),
-        ("train", signal.SIGHUP, os.killpg),
         ("sweep", signal.SIGTERM, os.killpg),
     ],
-    ids=["train", "sweep", "train, with Ray", "sweep, with Ray"],
+    ids=["train", "sweep", "sweep, with Ray"],
 )
 def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, kind, number, kill):
     """By itself, or with all processes of Ray, as a closed terminal, ``timeout``, Slurm and systemd do it."""
