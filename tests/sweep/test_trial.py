@@ -6,18 +6,21 @@ import errno
 import math
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from tests.sweep.sweeps import sweep_config
-from uedp_ray.config import dump_config, load_config
+from uedp_ray.config import SourceConfig, dump_config, load_config
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.files import make_folder
 from uedp_ray.sweep import feed as feed_module
 from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed
+from uedp_ray.sweep.gather import prepared
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.study import Study, outcome
 from uedp_ray.sweep.trial import run_trial
@@ -35,7 +38,7 @@ def folder(corpora, tmp_path):
     make_folder(out.private, private=True)
     sweep = sweep_config(corpora, tmp_path)
     dump_sweep_config(sweep, out.config)
-    dump_config(sweep.base, out.trial_base)
+    dump_config(prepared(sweep.base, out, out.private / "corpora"), out.trial_base)
     return out
 
 
@@ -54,6 +57,26 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     assert 7.9 < last["epsilon"] <= 8
     assert (folder.root / "trials" / "0003" / "result.json").exists()
     assert run(folder) == [last], "a finished trial is not run again"
+
+
+@pytest.mark.parametrize("part", ["private", "held_out"])
+def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tmp_path, part):
+    """No point is to blame where it is not: the search stops, and its points are tried again."""
+    for name in ("private", "held_out"):
+        shutil.copytree(corpora / name, tmp_path / "c" / name)
+    sweep = sweep_config(tmp_path / "c", tmp_path)
+    dump_sweep_config(sweep, folder.config)
+    dump_config(prepared(sweep.base, folder, folder.private / "corpora"), folder.trial_base)
+    prepare(SourceConfig(format="synthetic", num_users=9, part=part, seed=1), tmp_path / "c" / part, num_shards=2)
+    last = run(folder)[-1]
+    assert last["outcome"] == "crashed"
+    assert re.match(
+        r"corpus\.(source|evaluation) = .*has changed since training on it began: put it back$", last["reason"]
+    )
+    assert not (folder.trials / "0003" / "ledger.jsonl").exists()
+    make_folder(folder.trials / "0000" / "private")
+    with pytest.raises(InputError, match="has changed since training on it began: put it back"):
+        prepared(sweep.base, folder, folder.private / "corpora")  # as a resume does
 
 
 def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):

@@ -572,7 +572,7 @@ def test_a_setup_made_anew_after_a_charge_is_of_the_text_that_was_charged_for(no
     write("notes", [f"u{n}" for n in range(11)])
     run.setup.unlink()
     shutil.rmtree(run.private / "corpus")
-    with pytest.raises(InputError, match=r"has changed since the run began: put it back, and delete .*private/corpus"):
+    with pytest.raises(InputError, match=r"corpus.source = .*put it back, and delete .*private/corpus"):
         train(config, run.root, workers=0, resume=True)
     write("notes", [f"u{n}" for n in range(12)])
     shutil.rmtree(run.private / "corpus")
@@ -592,8 +592,39 @@ def test_a_setup_made_anew_after_a_charge_takes_no_other_prepared_corpus(tmp_pat
     crash(config, tmp_path / "run", charges=1)
     (tmp_path / "run" / "private" / "setup.json").unlink()
     prepare(SourceConfig(format="synthetic", num_users=8, seed=1), tmp_path / "text", num_shards=2)
-    with pytest.raises(InputError, match=r"corpus\.source = .*has changed since the run began: put it back$"):
+    with pytest.raises(InputError, match=r"corpus\.source = .*has changed since training on it began: put it back$"):
         train(config, tmp_path / "run", workers=0, resume=True)
+    (tmp_path / "run" / "private" / "text.json").unlink()
+    with pytest.raises(InputError, match=r"text\.json = .*is missing: put it back"):
+        train(config, tmp_path / "run", workers=0, resume=True)
+
+
+@pytest.mark.parametrize("part", ["private", "held_out"])
+def test_variants_of_a_comparison_are_of_one_text(tmp_path, part):
+    def prepared(name, seed=0):
+        source = SourceConfig(format="synthetic", num_users=8, part=name, seed=seed)
+        prepare(source, tmp_path / name, num_shards=2)
+        return {"path": str(tmp_path / name), "format": "prepared"}
+
+    corpus = {"source": prepared("private"), "evaluation": prepared("held_out"), "declared_num_users": 9}
+    pretraining = {"text": [{"format": "synthetic", "num_users": 8, "part": "public"}], "num_steps": 2}
+    base = run_config(tmp_path, corpus=corpus, pretrain=pretraining)
+    comparison = Comparison(base, {"one": ("uedp", {}), "other": ("uedp", {"training.seed": 1})})
+    real = train
+
+    def trained(config, *arguments, **settings):
+        result = real(config, *arguments, **settings)
+        prepared(part, seed=1)
+        return result
+
+    field = {"private": "source", "held_out": "evaluation"}[part]
+    with (
+        mock.patch("uedp_ray.training.compare.train", trained),
+        pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"),
+    ):
+        compare(comparison, tmp_path / "out", workers=0)
+    with pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"):
+        compare(comparison, tmp_path / "out", workers=0, resume=True)
 
 
 def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):

@@ -25,7 +25,8 @@ from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.results import Row, Rows
 from uedp_ray.sweep.study import outcome, refused
 from uedp_ray.training.groundwork import prepare_corpora
-from uedp_ray.training.rundir import RunDir, with_absolute_paths
+from uedp_ray.training.paths import TEXT, with_absolute_paths
+from uedp_ray.training.rundir import RunDir
 
 
 def restore(folder: SweepDir) -> None:
@@ -57,6 +58,7 @@ def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     def adopted(source: SourceConfig, name: str) -> SourceConfig:
         return dataclasses.replace(source, path=str(folder.storage.adopt(Path(source.path), into / name)))
 
+    folder.storage.put(into / TEXT)
     source, evaluation = adopted(base.corpus.source, "private"), adopted(base.corpus.evaluation, "evaluation")
     return dataclasses.replace(base, corpus=dataclasses.replace(base.corpus, source=source, evaluation=evaluation))
 

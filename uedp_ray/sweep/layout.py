@@ -18,6 +18,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.files import make_folder
 from uedp_ray.locks import locked
 from uedp_ray.sweep.ended import run_names
+from uedp_ray.training.paths import TEXT
 from uedp_ray.training.storage import IN_PLACE, Storage
 
 _WAIT = 5.0
@@ -34,7 +35,7 @@ class SweepDir:
     def fetch(self) -> None:
         """Makes this node's copy what trials open."""
         corpora = self.private / "corpora"
-        self.storage.get(self.config, self.trial_base, corpora / "private", corpora / "evaluation")
+        self.storage.get(self.config, self.trial_base, self.text, corpora / "private", corpora / "evaluation")
 
     @property
     def names(self) -> set[str]:
@@ -93,6 +94,11 @@ class SweepDir:
     def trial_base(self) -> Path:
         """The base of every trial: the sweep's, with corpora prepared."""
         return self.private / "base.yaml"
+
+    @property
+    def text(self) -> Path:
+        """Which text all trials train on, and are scored on."""
+        return self.private / "corpora" / TEXT
 
     @property
     def pool(self) -> Path:

@@ -115,6 +115,7 @@ def _train(
             gpus_per_worker=gpus,
             resume=storage.begun(),
             tokens=folder.tokens,
+            text=folder.text,
             part_of="sweep",
             public_source=sweep.search.rule == "public",
             observe=observe if seed == 0 else lambda row: None,

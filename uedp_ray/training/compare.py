@@ -36,7 +36,7 @@ from uedp_ray.training.checks import check_comparable, check_model, check_pretra
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
-from uedp_ray.training.paths import for_use
+from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.rundir import RunDir, Say, copies_told
 from uedp_ray.training.storage import Storage, folder_only
 
@@ -165,7 +165,14 @@ def _train_variant(
     say(f"training: {name}")
     resumable = resume and (folder / "config.yaml").exists()
     result = train(
-        variant, folder, workers=num_workers, resume=resumable, part_of="comparison", say=say, progress=progress
+        variant,
+        folder,
+        workers=num_workers,
+        resume=resumable,
+        text=out / "corpora" / TEXT,
+        part_of="comparison",
+        say=say,
+        progress=progress,
     )
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 

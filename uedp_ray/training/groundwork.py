@@ -24,10 +24,10 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.guard import check_evaluation
-from uedp_ray.training.paths import for_use
+from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.pretrain import pretrain_into
-from uedp_ray.training.rundir import prepared_source
+from uedp_ray.training.rundir import keep_text, prepared_source
 
 PretrainProgress = Callable[[int, int, float], None]
 _PRETRAIN_WAIT = 24 * 3600.0
@@ -37,7 +37,7 @@ _PRETRAIN_WAIT = 24 * 3600.0
 def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> RunConfig:
     """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
 
-    ``fixed``: as in ``prepared_source``.
+    ``fixed``: as in ``prepared_source``. Which text it is stays in ``folder`` (``TEXT``), for all that train on it.
     Raises: InputError if there is no evaluation text, it is the private text, or a protected category is not in that.
     """
     corpus = for_use(config).corpus
@@ -50,7 +50,9 @@ def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> 
     with within("corpus.evaluation"):
         held_out = prepared_source(corpus.evaluation, folder / "evaluation", protected=False, fixed=fixed)
     assert config.corpus.evaluation is not None
-    check_evaluation(open_corpus(private, corpus.categories), open_corpus(held_out), config.corpus.evaluation)
+    one, other = open_corpus(private, corpus.categories), open_corpus(held_out)
+    check_evaluation(one, other, config.corpus.evaluation)
+    keep_text(folder / TEXT, one, other, fixed=fixed)
     corpus = dataclasses.replace(
         corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
     )

@@ -56,6 +56,7 @@ def train(
     gpus_per_worker: float | None = None,
     resume: bool = False,
     tokens: Path | None = None,
+    text: Path | None = None,
     part_of: str | None = None,
     public_source: bool = False,
     say: Say = lambda message: None,
@@ -72,6 +73,7 @@ def train(
       gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
       resume: continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
+      text: which text the run must be of, where several are compared (``prepare_corpora``).
       part_of: ``sweep`` or ``comparison``, where the run is one of several of which one is chosen by its results, so that
         its own epsilon is not that of a chosen model. It goes on only as what it began as.
       public_source: ``corpus.source`` is public text itself, which other public text may share.
@@ -88,7 +90,14 @@ def train(
     storage = open_storage(out)
     with storage.exclusive():
         run = prepare_run(
-            config, storage, resume=resume, tokens=tokens, part_of=part_of, public_source=public_source, say=say
+            config,
+            storage,
+            resume=resume,
+            tokens=tokens,
+            text=text,
+            part_of=part_of,
+            public_source=public_source,
+            say=say,
         )
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers

@@ -15,6 +15,9 @@ from uedp_ray.configio import expand
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
+TEXT = "text.json"
+"""Beside corpora that a run, or several, train on: which text that is (``rundir.keep_text``)."""
+
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """As a run directory shows it: what exists here is named from the root; hub names stay, and ``$NAME`` as written."""

@@ -63,7 +63,7 @@ from uedp_ray.training.guard import (
     check_start,
     check_warm_start,
 )
-from uedp_ray.training.paths import for_use, with_absolute_paths
+from uedp_ray.training.paths import TEXT, for_use, with_absolute_paths
 from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
 
@@ -159,8 +159,8 @@ class RunDir:
 
     @property
     def text(self) -> Path:
-        """The digest of the private corpus, from before anything is charged: ``setup`` may be deleted and made anew."""
-        return self.private / "text.json"
+        """Which text the run is of, from before anything is charged: ``setup`` may be deleted and made anew."""
+        return self.private / TEXT
 
     @property
     def lock(self) -> Path:
@@ -300,6 +300,7 @@ def prepare_run(
     *,
     resume: bool,
     tokens: Path | None = None,
+    text: Path | None = None,
     part_of: str | None = None,
     public_source: bool = False,
     say: Say = lambda message: None,
@@ -307,6 +308,7 @@ def prepare_run(
     """Makes ``out`` a run directory that workers can open, and takes it over.
 
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
+    ``text``: which text it must be of, as ``prepare_corpora`` wrote it down for several runs.
     ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
     ``public_source``: ``corpus.source`` is public text itself, which other public text may share.
     Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config, or one of
@@ -316,7 +318,7 @@ def prepare_run(
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
     run = RunDir(storage.root, storage)
     with run.copies_told(say):
-        _set_up(run, config, used, named, resume, tokens, part_of, public_source, say)
+        _set_up(run, config, used, named, resume, tokens, text, part_of, public_source, say)
     if not run.result.exists():  # what a worker does first, and takes long of where that is large
         say(f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)")
     return run
@@ -343,6 +345,7 @@ def _set_up(
     named: SourceConfig | None,
     resume: bool,
     tokens: Path | None,
+    text: Path | None,
     part_of: str | None,
     public_source: bool,
     say: Say,
@@ -400,17 +403,21 @@ def _set_up(
         folder = run.private / "corpus"
         corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
     corpus = open_corpus(corpus_path, config.corpus.categories)
-    _keep_text(run, corpus, charged)
     guarded = config.privacy.noise == "calibrated" and not public_source
     if guarded:
         check_warm_start(corpus, used.model.warm_start)
-    evaluation_path = compared = None
+    evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and named is not None:
         with within("corpus.evaluation"):
             folder = run.private / "evaluation"
             found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
             evaluation_path = storage.adopt(found, folder)
-        compared = check_evaluation(corpus, open_corpus(evaluation_path), named)
+        evaluation = open_corpus(evaluation_path)
+        compared = check_evaluation(corpus, evaluation, named)
+    if text is not None:
+        keep_text(text, corpus, evaluation, fixed=True)
+    keep_text(run.text, corpus, evaluation, fixed=charged)
+    storage.put(run.text)
     bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
     _tell_what_counts(config, corpus, bounded, say)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
@@ -452,9 +459,8 @@ def _set_up(
     if cut >= 0.0005:
         length = f"model.max_length = {config.model.max_length}"
         say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
-    size = evaluation = None
-    if evaluation_path is not None:
-        evaluation = open_corpus(evaluation_path)
+    size = None
+    if evaluation is not None:
         _encode(tokens, evaluation, vocabulary, config)
         size = text_size(
             (text for _, texts in evaluation.texts() for text in texts), vocabulary, config.model.max_length
@@ -481,20 +487,23 @@ def _set_up(
     storage.put(run.sentence_weight, run.setup)
 
 
-def _keep_text(run: RunDir, corpus: Corpus, charged: bool) -> None:
-    """Writes down which text the run is of, and refuses another one once something was charged for that.
+def keep_text(path: Path, corpus: Corpus, evaluation: Corpus | None, *, fixed: bool) -> None:
+    """Writes down in ``path`` which text is trained and scored on; if that is ``fixed``, refuses another one.
 
     Raises: InputError.
     """
-    if charged and run.text.exists():
-        remedy = "put the run's own back, or train in another folder"
-        if read_json(run.text, {"corpus": string()}, remedy)["corpus"] != corpus.digest:
-            copied = corpus.path.is_relative_to(run.root.resolve())
-            remedy = "has changed since the run began: put it back" + (f", and delete {corpus.path}" if copied else "")
-            raise InputError("corpus.source", str(corpus.path), remedy)
-    elif not charged:
-        write_json(run.text, {"corpus": corpus.digest}, private=True)
-        run.storage.put(run.text)
+    digests = {"corpus": corpus.digest, "evaluation": evaluation and evaluation.digest}
+    if not fixed:
+        write_json(path, digests, private=True)
+        return
+    remedy = "put it back, or train in another folder"
+    known = read_json(path, {"corpus": string(), "evaluation": string(nothing=True)}, remedy)
+    for field, name, found in (("source", "corpus", corpus), ("evaluation", "evaluation", evaluation)):
+        if known[name] != digests[name]:
+            where = None if found is None else found.path
+            copied = where is not None and where.resolve().parent == path.resolve().parent
+            remedy = "has changed since training on it began: put it back" + (f", and delete {where}" if copied else "")
+            raise InputError(f"corpus.{field}", where and str(where), remedy)
 
 
 def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
