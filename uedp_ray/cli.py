@@ -102,9 +102,8 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        told = (
-            str(error) or type(error.__context__ or error).__name__
-        )  # Typer answers EOFError with an error of no words
+        # Typer answers EOFError with an error of no words.
+        told = str(error) or type(error.__context__ or error).__name__
         _tell(f"failed: {one_line(told, 3000)}")
         return 1
     except MemoryError:  # of which Arrow's is one

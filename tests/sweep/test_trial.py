@@ -70,9 +70,8 @@ def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tm
     prepare(SourceConfig(format="synthetic", num_users=9, part=part, seed=1), tmp_path / "c" / part, num_shards=2)
     last = run(folder)[-1]
     assert last["outcome"] == "crashed"
-    assert re.match(
-        r"corpus\.(source|evaluation) = .*has changed since training on it began: put it back$", last["reason"]
-    )
+    field = {"private": "source", "held_out": "evaluation"}[part]
+    assert re.match(rf"corpus\.{field} = .*has changed since training on it began: put it back$", last["reason"])
     assert not (folder.trials / "0003" / "ledger.jsonl").exists()
     make_folder(folder.trials / "0000" / "private")
     with pytest.raises(InputError, match="has changed since training on it began: put it back"):

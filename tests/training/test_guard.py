@@ -157,6 +157,9 @@ def test_a_model_pre_trained_on_private_text_is_refused(private, corpora, tmp_pa
     config = run_config(corpora, corpus={"source": private}, **start)
     with pytest.raises(InputError, match=r"model\.warm_start.*of its running text with corpus\.source"):
         prepare_run(config, tmp_path / "run", resume=False)
+    (tmp_path / "model" / "model" / TEXT_SKETCH).write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"model\.warm_start.*damaged"):
+        prepare_run(config, tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize("sketch", [b"", b"damaged", np.array(["a", "b"]), np.zeros(0, np.uint64)])
