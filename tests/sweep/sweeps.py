@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
-from uedp_ray.config import dump_config
 from uedp_ray.files import make_folder
 from uedp_ray.sweep.conclude import conclude
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
-from uedp_ray.sweep.gather import prepared
-from uedp_ray.sweep.host import _searched_base
+from uedp_ray.sweep.host import _lay_ground, _searched_base
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms, planned_points
 from uedp_ray.sweep.results import Rows
@@ -81,8 +79,7 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
     make_folder(folder.private, private=True)
     dump_sweep_config(config, folder.config)
     fix_terms(config, folder)
-    base = _searched_base(config)
-    dump_config(prepared(base, folder, folder.private / "corpora"), folder.trial_base)
+    _lay_ground(config, _searched_base(config), folder, cast("Any", Here()), lambda text: None, lambda *row: None)
     points = points or planned_points(config, folder)
     if points is None:
         rates = [0.01 * (1 + number) for number in range(config.num_trials)]

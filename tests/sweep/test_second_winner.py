@@ -8,8 +8,11 @@ from contextlib import ExitStack
 from unittest import mock
 
 import pytest
+import yaml
 
 from tests.crashes.commands import SweepPublic
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.sweep import conclude
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.storage import open_storage
@@ -97,5 +100,23 @@ def test_a_start_that_ended_before_the_first_charge_goes_on(public, ended):
     with mock.patch.object(conclude, ended, side_effect=KeyboardInterrupt):
         assert public.call() == 130
     assert public.winner() == (0, 0)
+    assert public.call() == 0
+    assert public.winner() == (2, 2)
+
+
+def test_the_winner_is_of_the_text_that_what_was_searched_on_is_not(public, capsys):
+    """The search on other text cost nothing. On this one it would have: whoever swaps them is refused."""
+    tree, text = yaml.safe_load(public.file.read_text()), public.base / "text"
+    prepare(SourceConfig(format="synthetic", num_users=14), text)
+    tree["base"]["corpus"]["source"] = {"path": str(text)}
+    tree["references"] = {}
+    public.file.write_text(yaml.safe_dump(tree))
+    ended_at(public, "_winner")
+    prepare(SourceConfig(**tree["search"]["public"]["corpus.source"]), text)
+    capsys.readouterr()
+    assert public.call() == 2
+    assert "has changed since training on it began: put it back" in capsys.readouterr().err
+    assert public.winner() == (0, 0)
+    prepare(SourceConfig(format="synthetic", num_users=14), text)
     assert public.call() == 0
     assert public.winner() == (2, 2)

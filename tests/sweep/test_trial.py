@@ -76,6 +76,9 @@ def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tm
     make_folder(folder.trials / "0000" / "private")
     with pytest.raises(InputError, match="has changed since training on it began: put it back"):
         prepared(sweep.base, folder, folder.private / "corpora")  # as a resume does
+    folder.text.unlink()
+    with pytest.raises(InputError, match="is missing: put it back"):
+        prepared(sweep.base, folder, folder.private / "corpora")
 
 
 def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):

@@ -124,6 +124,11 @@ def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, mo
     monkeypatch.setattr(worker, "run_rounds", failing)
     with pytest.raises(KeyboardInterrupt):
         compare(comparison, tmp_path / "out", workers=0)
+    text = tmp_path / "out" / "corpora" / "text.json"
+    text.rename(tmp_path / "text.json")
+    with pytest.raises(InputError, match="is missing: put it back"):  # else variants might be of two texts
+        compare(comparison, tmp_path / "out", workers=0, resume=True)
+    (tmp_path / "text.json").rename(text)
     table = compare(comparison, tmp_path / "out", workers=0, resume=True)
     assert len(calls) == 3, "the first variant once, the second once more"
     assert len(table["rows"]) == 4

@@ -52,7 +52,10 @@ def keep_terms(folder: SweepDir) -> None:
 
 def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
-    base = with_absolute_paths(prepare_corpora(base, into, fixed=bool(folder.begun())))
+    fixed = bool(folder.begun())
+    if fixed:  # by a start that may have been on another node
+        folder.storage.get(into / TEXT, into / "private", into / "evaluation")
+    base = with_absolute_paths(prepare_corpora(base, into, fixed=fixed))
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
 
     def adopted(source: SourceConfig, name: str) -> SourceConfig:

@@ -52,7 +52,7 @@ def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> 
     assert config.corpus.evaluation is not None
     one, other = open_corpus(private, corpus.categories), open_corpus(held_out)
     check_evaluation(one, other, config.corpus.evaluation)
-    keep_text(folder / TEXT, one, other, fixed=fixed and (folder / TEXT).exists())  # a winner's come after trials
+    keep_text(folder / TEXT, one, other, fixed=fixed)
     corpus = dataclasses.replace(
         corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
     )
