@@ -73,6 +73,34 @@ def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
     assert command("epsilon", "--rounds", 0)[0] == 0
 
 
+STUCK = """
+import ctypes, os, signal, sys, threading
+import ray
+from uedp_ray.__main__ import main
+
+def init(**_):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    for _ in range(2):  # the second time for good, and no signal ends it
+        libc.pthread_mutex_lock(lock)
+
+ray.init = init
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_ends_where_ray_starts_and_cannot_be_reached(tmp_path):
+    """As when its processes were ended by the same signal: no exception reaches what waits for them."""
+    settings = ["--format", "synthetic", "--num-users", "9", "--workers", "2", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", STUCK, "prepare", "", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "interrupted: nothing was released. To run it again: uedp-ray prepare"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "kill"),

@@ -3,8 +3,8 @@
 hold()                                          # first of all: what comes is noted
 like_ctrl_c(ended)                              # in the main thread of a command, where KeyboardInterrupt is answered
 with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
-with handlers_kept(): ray.init()                # Ray would put its own in their place
-with not_kept_by(gcs_address): work()           # nor does Ray delay the end, where it was ended as well
+with handlers_kept(): trainer.fit()             # Ray would put its own in their place
+with ray_started(ray.init) as address: work()   # nor does Ray delay the end, where it was ended as well
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,6 +29,8 @@ _GONE = 5
 """Seconds without Ray after which it will not be there again. When a session ends in order, its last processes need less."""
 _ended: Callable[[], int] | None = None
 """Tells that the command was interrupted; returns its exit code."""
+_heard: tuple[socket.socket, socket.socket] | None = None
+"""From the first, numbers of signals can be read that came: also while no line of Python is reached in the main thread."""
 _command: CodeType | None = None
 """What called ``like_ctrl_c``. Imports that it is itself a part of are no reason to wait."""
 
@@ -44,11 +46,14 @@ def hold() -> None:
 def like_ctrl_c(ended: Callable[[], int]) -> None:
     """Lets SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored.
 
-    ``ended`` tells that the command was interrupted, and returns its exit code: for ``not_kept_by``.
+    ``ended`` tells that the command was interrupted, and returns its exit code: for ``ray_started``.
     Raises: KeyboardInterrupt if one came since ``hold``.
     """
-    global _command, _ended
-    _command, _ended = sys._getframe(1).f_code, ended
+    global _command, _ended, _heard
+    _command, _ended, _heard = sys._getframe(1).f_code, ended, socket.socketpair()
+    for side in _heard:
+        side.setblocking(False)
+    signal.set_wakeup_fd(_heard[1].fileno(), warn_on_full_buffer=False)
     _take(_interrupt)
     if _noted:
         raise KeyboardInterrupt
@@ -64,34 +69,43 @@ def ignore() -> None:
 
 
 @contextmanager
-def not_kept_by(gcs_address: str) -> Iterator[None]:
-    """Ends an interrupted command in the block also where Ray, at ``gcs_address``, is gone.
+def ray_started(start: Callable[[], Any]) -> Iterator[str]:
+    """Starts Ray by ``start``, and yields its address; ends an interrupted command also where Ray is not there any more.
 
     Who signals a process group, all of a Slurm step or a systemd unit ends Ray's own processes too. Its client then waits
     for them for a minute, where no exception reaches it, and aborts. Nothing is left then to be stopped in order, and
-    what is on disk is whole at any moment.
+    what is on disk is whole at any moment. Ray's own processes end with this one, if it was it that started them.
+    Raises: what ``start`` does; KeyboardInterrupt.
     """
-    over = threading.Event()
+    import ray
 
-    def watch() -> None:
-        host, _, port = gcs_address.rpartition(":")
-        missing = 0
+    address, over = "", threading.Event()
+
+    def watch(heard: socket.socket, ended: Callable[[], int]) -> None:
+        interrupted, missing = False, 0
         while not over.wait(1.0):
-            if _noted and _ended is not None:
-                missing = 0 if _listens(host.strip("[]"), int(port)) else missing + 1
+            with suppress(BlockingIOError):
+                interrupted |= not {signal.SIGINT, *_ENDING}.isdisjoint(heard.recv(4096))
+            if interrupted:
+                missing = 0 if address and _listens(address) else missing + 1
                 if missing == _GONE:
-                    os._exit(_ended())
+                    os._exit(ended())
 
-    threading.Thread(target=watch, name="not_kept_by", daemon=True).start()
+    if _heard is not None and _ended is not None:
+        threading.Thread(target=watch, args=(_heard[0], _ended), name="ray_started", daemon=True).start()
     try:
-        yield
+        with handlers_kept():
+            start()
+        address = ray.get_runtime_context().gcs_address
+        yield address
     finally:
         over.set()
 
 
-def _listens(host: str, port: int) -> bool:
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, port), timeout=1.0).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
     except OSError:
         return False
     return True

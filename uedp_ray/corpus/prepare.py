@@ -44,7 +44,7 @@ from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
 from uedp_ray.files import checksum, make_folder, replacing
-from uedp_ray.interrupts import handlers_kept, not_kept_by
+from uedp_ray.interrupts import ray_started
 from uedp_ray.locks import INSIDE, folder_locked
 
 FORMAT_VERSION = 3
@@ -294,9 +294,7 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
         yield from _spread(tasks, workers)
         return
     require_token(None)
-    with handlers_kept():
-        ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
-    with not_kept_by(ray.get_runtime_context().gcs_address):
+    with ray_started(lambda: ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)):
         try:
             yield from _spread(tasks, workers)
         finally:

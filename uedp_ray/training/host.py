@@ -27,7 +27,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.files import check_regular, read_json, write_atomically
-from uedp_ray.interrupts import handlers_kept, not_kept_by
+from uedp_ray.interrupts import handlers_kept, ray_started
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
@@ -141,16 +141,16 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS")
     require_token(address)
-    with redirect_stdout(sys.stderr):  # where Ray tells of lost nodes; standard output is for answers
+
+    def start() -> None:
         try:
-            with handlers_kept():
-                ray.init(
-                    address=address or "local",
-                    num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
-                    include_dashboard=None if address else False,
-                    log_to_driver=False,
-                    logging_level="error",
-                )
+            ray.init(
+                address=address or "local",
+                num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="error",
+            )
         except ray.exceptions.AuthenticationError:
             remedy = (
                 "there is no token here, or it is not the cluster's (docs/cluster.md): give this process the same one"
@@ -160,13 +160,14 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             raise
         except Exception as error:  # Ray's own are bare ones
             raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
-        gcs_address = ray.get_runtime_context().gcs_address
-        with not_kept_by(gcs_address):
-            try:
-                require_closed(gcs_address)
-                yield
-            finally:
-                ray.shutdown()
+
+    # Ray tells of lost nodes on standard output, which is for answers.
+    with redirect_stdout(sys.stderr), ray_started(start) as gcs_address:
+        try:
+            require_closed(gcs_address)
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _train_on_ray(
