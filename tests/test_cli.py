@@ -207,12 +207,13 @@ def test_prepare_unites_categories_and_divides_long_rows(answer, tmp_path):
     assert (found["sentences"], found["divided_for_max_words"]["share_of_words"]) == (3, 1.0)
 
 
-def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path):
+@pytest.mark.parametrize("limit", [7, 8, 9])
+def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path, limit):
     (tmp_path / "rows.jsonl").write_text('{"user": "u", "text": "a b"}')
-    command = f"ulimit -n 8; exec {sys.executable} -m uedp_ray prepare rows.jsonl --format jsonl --out out"
+    command = f"ulimit -n {limit}; exec {sys.executable} -m uedp_ray prepare rows.jsonl --format jsonl --out out"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ulimit -n = 8: too few files")
+    assert done.stderr.splitlines()[-1].startswith(f"error: ulimit -n = {limit}: too few files")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

@@ -101,6 +101,29 @@ def test_a_command_ends_where_ray_starts_and_cannot_be_reached(tmp_path):
     )
 
 
+CUT_OFF = """
+import time
+import psutil, ray
+from uedp_ray import interrupts
+
+interrupts._LOST = 2
+interrupts.hold()
+interrupts.like_ctrl_c(lambda: 130)
+with interrupts.kept_apart():
+    with interrupts.ray_started(lambda: ray.init(address="local", num_cpus=1, include_dashboard=False)):
+        (raylet,) = (each for each in psutil.Process().children() if each.name() == "raylet")
+        raylet.kill()
+        time.sleep(60)  # as who waits for a trial
+"""
+
+
+@pytest.mark.slow
+def test_where_this_machines_part_of_ray_ends_nothing_waits_for_it():
+    done = subprocess.run([sys.executable, "-c", CUT_OFF], capture_output=True, text=True, timeout=60)
+    told = "RuntimeError: Ray ended on this machine (its raylet): see its logs, and go on with --resume"
+    assert told in done.stderr.splitlines(), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "kill"),

@@ -285,7 +285,17 @@ def _beside(path: Path, role: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        for folder, folders, files in os.walk(path, topdown=False):  # with one descriptor; the above takes several
+            for name in files:
+                os.unlink(Path(folder, name))
+            for name in folders:
+                os.rmdir(Path(folder, name))
+        path.rmdir()

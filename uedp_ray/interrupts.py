@@ -27,6 +27,8 @@ _noted: list[float] = []
 """When interrupts came that the command has not been ended for yet."""
 _GONE = 5
 """Seconds without Ray after which it will not be there again. When a session ends in order, its last processes need less."""
+_LOST = 30
+"""The same where nobody ended it: much of what is under way may yet end well."""
 _ended: Callable[[], int] | None = None
 """Tells that the command was interrupted; returns its exit code."""
 _heard: tuple[socket.socket, socket.socket] | None = None
@@ -75,38 +77,59 @@ def ray_started(start: Callable[[], Any]) -> Iterator[str]:
     Who signals a process group, all of a Slurm step or a systemd unit ends Ray's own processes too. Its client then waits
     for them for a minute, where no exception reaches it, and aborts. Nothing is left then to be stopped in order, and
     what is on disk is whole at any moment. Ray's own processes end with this one, if it was it that started them.
-    Raises: what ``start`` does; KeyboardInterrupt.
+    Raises: what ``start`` does; KeyboardInterrupt; RuntimeError if this machine's part of Ray ended: what waits for it
+      would wait for good.
     """
     import ray
 
-    address, over = "", threading.Event()
+    address = node = ""
+    over, lost = threading.Event(), threading.Event()
 
     def watch(heard: socket.socket, ended: Callable[[], int]) -> None:
-        interrupted, missing = False, 0
+        interrupted, gone, cut_off = False, 0, 0
         while not over.wait(1.0):
             with suppress(BlockingIOError):
                 interrupted |= not {signal.SIGINT, *_ENDING}.isdisjoint(heard.recv(4096))
-            if interrupted:
-                missing = 0 if address and _listens(address) else missing + 1
-                if missing == _GONE:
-                    os._exit(ended())
+            gone = gone + 1 if interrupted and not _listens(address) else 0
+            cut_off = cut_off + 1 if node and not _listens(node) else 0
+            if gone == _GONE:
+                os._exit(ended())
+            if cut_off == _LOST and not interrupted:
+                lost.set()
+                os.kill(os.getpid(), signal.SIGTERM)
 
     if _heard is not None and _ended is not None:
         threading.Thread(target=watch, args=(_heard[0], _ended), name="ray_started", daemon=True).start()
     try:
         with handlers_kept():
             start()
-        address = ray.get_runtime_context().gcs_address
+        address, node = ray.get_runtime_context().gcs_address, _own_node()
         yield address
+    except KeyboardInterrupt:
+        if not lost.is_set():
+            raise
+        _noted.clear()
+        raise RuntimeError("Ray ended on this machine (its raylet): see its logs, and go on with --resume") from None
     finally:
         over.set()
 
 
+def _own_node() -> str:
+    """The address of this machine's raylet."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    return next(
+        f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes() if node["NodeID"] == own
+    )
+
+
 def _listens(address: str) -> bool:
+    """Whether there is an address, and something listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True
 

@@ -63,7 +63,10 @@ def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[No
 def _taken(path: Path) -> int | None:
     """The descriptor of the lock, or None if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except IsADirectoryError:
+        raise InputError("--out", str(path), "is a folder where the lock goes: rename or delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its holder has removed it in between

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.publish import publishable
-from uedp_ray.analysis.report import report
+from uedp_ray.analysis.report import _write, report
 from uedp_ray.analysis.summary import ranges
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -356,6 +357,15 @@ def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
     report([copy])
     assert not (copy / "figures" / "importance.svg").exists()
     assert "Only 3 trials have finished: with fewer than 8" in Page(copy / "report.html").text
+
+
+def test_reports_of_one_sweep_at_once_leave_each_file_whole(tmp_path):
+    """As one in a loop, and one by hand."""
+    page = tmp_path / "page.html"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: _write(page, f"{number}" * 1000, False), range(200)))
+    assert len(set(page.read_text())) <= 3
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_several_sweeps_make_one_page(copies, tmp_path):

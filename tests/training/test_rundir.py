@@ -627,6 +627,13 @@ def test_variants_of_a_comparison_are_of_one_text(tmp_path, part):
         compare(comparison, tmp_path / "out", workers=0, resume=True)
 
 
+def test_a_folder_of_the_name_of_the_lock_is_told(tmp_path):
+    (tmp_path / ".run.lock").mkdir()
+    held = folder_locked(tmp_path / "run", wait=0, busy=InputError("", "", "busy"))
+    with pytest.raises(InputError, match="is a folder where the lock goes: rename"), held:
+        pass
+
+
 def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):
     monkeypatch.setattr("uedp_ray.training.rundir.DRIVER_WAIT", 0.0)
     run = RunDir(private_run.out)

@@ -32,6 +32,7 @@ from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.files import check_regular, replacing
+from uedp_ray.locks import locked
 from uedp_ray.redact import published
 from uedp_ray.target import check_length, check_name
 
@@ -40,6 +41,8 @@ _MARKDOWN = (
 )
 _OURS, _HEAD = b"<title>Sweep: ", 1000
 """What the first bytes of every page hold."""
+_WAIT = 60.0
+"""Seconds to wait for another process that writes the same file."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,8 @@ def _is_private(sweep: Sweep) -> bool:
 
 def _write(path: Path, text: str, private: bool) -> None:
     """Takes the place of what was there: a symbolic link is replaced, not followed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as new:
+    busy = InputError("--out", str(path), "another report is writing it: wait for it")
+    with locked(path.with_name(f".{path.name}.lock"), wait=_WAIT, busy=busy), replacing(path) as new:
         with open(new, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
             file.write(text)
         new.chmod(0o600 if private else 0o644)

@@ -39,7 +39,7 @@ class Beside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, at)
 
     def open(self) -> list[Node]:
         """Connects to the cluster, or starts Ray here, unless that is done. Returns its nodes."""
