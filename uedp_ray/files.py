@@ -295,7 +295,7 @@ def _remove(path: Path) -> None:
             raise
         for folder, folders, files in os.walk(path, topdown=False):  # with one descriptor; the above takes several
             for name in files:
-                os.unlink(Path(folder, name))
+                Path(folder, name).unlink()
             for name in folders:
-                os.rmdir(Path(folder, name))
+                Path(folder, name).rmdir()
         path.rmdir()

@@ -22,7 +22,7 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.export import export_best
 from uedp_ray.sweep.gather import keep_terms, prepared
 from uedp_ray.sweep.gpus import gpus_of_worker
-from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.layout import SweepDir, corpora_at
 from uedp_ray.sweep.price import RESTORE, price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.space import Point, settings_of
@@ -273,7 +273,7 @@ def scored(config: RunConfig, folder: SweepDir, tell: Tell) -> dict[str, Any]:
 
 def trained(config: RunConfig, folder: SweepDir, out: Path, tell: Tell) -> dict[str, Any]:
     """The result of a run in ``out``, trained in this process from where it stands. Tells rows of its progress."""
-    folder.storage.get(*(folder.private / name / part for name in ("winner",) for part in ("private", "evaluation")))
+    folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, lambda row: None)
     storage = folder.storage.part(out)
     return train(config, storage, workers=0, resume=storage.begun(), progress=tell)

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial
 from uedp_ray.config import RunConfig, SourceConfig, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.config import SweepConfig
-from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.layout import SweepDir, corpora_at
 from uedp_ray.sweep.results import Row, Rows
 from uedp_ray.sweep.study import outcome, refused
 from uedp_ray.training.groundwork import prepare_corpora
@@ -54,7 +54,7 @@ def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
     fixed = bool(folder.begun())
     if fixed:  # by a start that may have been on another node
-        folder.storage.get(into / TEXT, into / "private", into / "evaluation")
+        folder.storage.get(*corpora_at(into))
     base = with_absolute_paths(prepare_corpora(base, into, fixed=fixed))
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
 

@@ -34,8 +34,7 @@ class SweepDir:
 
     def fetch(self) -> None:
         """Makes this node's copy what trials open."""
-        corpora = self.private / "corpora"
-        self.storage.get(self.config, self.trial_base, self.text, corpora / "private", corpora / "evaluation")
+        self.storage.get(self.config, self.trial_base, *corpora_at(self.private / "corpora"))
 
     @property
     def names(self) -> set[str]:
@@ -150,6 +149,11 @@ class SweepDir:
         model = {key: value for key, value in tree["model"].items() if key not in _NOT_PRETRAINED}
         key = json.dumps([model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]], sort_keys=True)
         return self.root / "pretrained" / hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def corpora_at(folder: Path) -> tuple[Path, Path, Path]:
+    """What ``prepare_corpora`` makes there: which text it is, the private text, and the evaluation text."""
+    return folder / TEXT, folder / "private", folder / "evaluation"
 
 
 _NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")
