@@ -1,4 +1,7 @@
-"""Shared: a small corpus, a public model, a finished private run, a local Ray. Real data live outside the project."""
+"""Shared: a small corpus, a public model, finished runs, a local Ray, nodes. Real data live outside the project.
+
+What a fixture needs it imports itself: tests of one room must not wait for the import of another's libraries.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.runs import NUM_USERS, run_config
-from uedp_ray.cli import main
-from uedp_ray.config import SourceConfig
-from uedp_ray.corpus.prepare import prepare
 from uedp_ray.interrupts import handlers_kept
-from uedp_ray.training.host import train
-from uedp_ray.training.pretrain import pretrain
 
-torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they bring
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
@@ -75,6 +71,10 @@ def real_models() -> Path:
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared ``private`` (30 users) and ``held_out`` (5 users)."""
+    from tests.training.runs import NUM_USERS
+    from uedp_ray.config import SourceConfig
+    from uedp_ray.corpus.prepare import prepare
+
     folder = tmp_path_factory.mktemp("corpora")
     for part, num_users in (("private", NUM_USERS), ("held_out", 5)):
         source = SourceConfig(format="synthetic", num_users=num_users, part=part)
@@ -92,6 +92,9 @@ class Done:
 
 @pytest.fixture(scope="session")
 def pretrained(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    from tests.training.runs import run_config
+    from uedp_ray.training.pretrain import pretrain
+
     out = tmp_path_factory.mktemp("pretrained") / "out"
     text = [{"format": "synthetic", "num_users": 60, "part": "public"}]
     config = run_config(corpora, pretrain={"text": text, "num_steps": 40, "batch_size": 16, "learning_rate": 0.02})
@@ -101,8 +104,46 @@ def pretrained(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
 @pytest.fixture(scope="session")
 def private_run(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A run with calibrated noise, secret keys and no fault."""
+    from tests.training.runs import run_config
+    from uedp_ray.training.host import train
+
     out = tmp_path_factory.mktemp("private_run") / "run"
     return Done(out, train(run_config(corpora), out, workers=0))
+
+
+@pytest.fixture(scope="module")
+def fixed(corpora: Path) -> Any:
+    """A config with fixed noise, whose runs can be compared."""
+    from tests.training.runs import TEST_NOISE, TREE, run_config
+
+    return run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fixed: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of ``fixed``, to compare others with."""
+    from uedp_ray.training.host import train
+
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    return out, train(fixed, out, workers=0)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes this process one of another node, with nothing of what others kept: called with a name, or on its own."""
+
+    def become(name: str = "a") -> Path:
+        monkeypatch.setenv("UEDP_RAY_WORK", str(tmp_path / "nodes" / name))
+        return tmp_path / "nodes" / name
+
+    become()
+    return become
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of a run, in a folder that stands for a bucket."""
+    return f"file://{tmp_path}/bucket/run"
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +162,7 @@ def local_ray() -> Iterator[None]:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs ``uedp-ray`` with arguments in this process; returns (exit code, stdout, stderr)."""
+    from uedp_ray.cli import main
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["uedp-ray", *map(str, arguments)])

@@ -8,7 +8,7 @@ import pytest
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Unexpected, anything, flag, list_of, number, one_of, record, string
-from uedp_ray.files import read_json
+from uedp_ray.storage.files import read_json
 
 ODD = [
     "x",

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
@@ -25,6 +24,7 @@ from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import epsilon_of_choosing
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
+from uedp_ray.storage.files import check_regular
 
 _UNPLANNED = (
     "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "

@@ -458,7 +458,7 @@ def predict(
 
 def _target(out: Path) -> Path:
     """``out``, checked if it is not a URL."""
-    from uedp_ray.training.storage import as_url
+    from uedp_ray.storage.objects import as_url
 
     return check_name(out) if as_url(out) else check_target(out)
 

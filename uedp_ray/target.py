@@ -11,7 +11,7 @@ from pathlib import Path
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
-from uedp_ray.files import set_aside
+from uedp_ray.storage.files import set_aside
 
 _NAME_MAX = 255
 """Bytes of a name, on the file systems that we know."""

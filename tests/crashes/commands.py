@@ -35,10 +35,10 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.storage.open import open_storage
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.reduce import LocalReducer
 from uedp_ray.training.rundir import sampling_key
-from uedp_ray.training.storage import open_storage
 
 SYNTHETIC = {"format": "synthetic", "num_users": 12}
 _TEMPORARY = (".new", ".old", ".tmp", ".partial")
@@ -292,7 +292,7 @@ class TrainAtUrl(AtUrl, Train):
         return ["train", str(self.file), "--workers", "0", "--out", self.url]
 
     def begun(self) -> bool:
-        return open_storage(self.url).begun()
+        return open_storage(self.url).exists()
 
     def digest(self) -> dict[str, str]:
         self.out = self.bucket

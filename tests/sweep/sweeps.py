@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
-from uedp_ray.files import make_folder
+from uedp_ray.storage.files import make_folder
 from uedp_ray.sweep.conclude import conclude
 from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.host import _lay_ground, _searched_base

@@ -193,7 +193,7 @@ def test_a_sweep_that_goes_on_has_no_total_yet(done, tmp_path):
 def test_a_copy_that_somebody_put_beside_a_trial_is_none_of_the_sweep(done, tmp_path):
     copy = shutil.copytree(done.out, tmp_path / "copy")
     shutil.copytree(next((copy / "trials").iterdir()), copy / "trials" / "0001.bak")
-    assert "0001.bak" not in SweepDir(copy).begun()
+    assert "0001.bak" not in SweepDir(copy).started_runs()
     total = done.answer["best"]["epsilon_with_choice"]
     assert export(copy, tmp_path / "x")["epsilon"] == pytest.approx(total)
 

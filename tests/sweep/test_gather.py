@@ -14,11 +14,12 @@ from tests.sweep.test_sweep import charged, check_whole, command, ended, journal
 from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
+from uedp_ray.storage.mirror import Mirror
+from uedp_ray.storage.open import local_copy
 from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.host import sweep
 from uedp_ray.training.predict import predict
-from uedp_ray.training.storage import Mirror, local_copy
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
@@ -106,7 +107,7 @@ def test_another_node_resumes_to_the_same_answer_and_other_sweeps_are_refused(
 def test_a_trial_that_ended_is_closed_to_whoever_still_runs_it(done, tmp_path):
     bucket, config, answer, _ = done
     late = Mirror(f"file://{bucket}/trials/0000", tmp_path)
-    late.take_over()
+    late.acquire()
     assert late.restore(late.root / "ledger.jsonl")
     assert sweep(config, f"file://{bucket}", resume=True)["trials"] == answer["trials"]
     with (late.root / "ledger.jsonl").open("a") as file:
@@ -179,7 +180,7 @@ def test_of_two_drivers_the_earlier_stops_and_what_it_began_is_charged(corpora, 
     url, runs = f"file://{tmp_path}/bucket/sweep", tmp_path / "bucket/sweep/trials"
     first = command(path, url)
     wait_until(lambda: list(runs.glob("*/private/*/ledger.jsonl/*")))
-    Mirror(url, tmp_path / "elsewhere").take_over()
+    Mirror(url, tmp_path / "elsewhere").acquire()
     _, error = first.communicate(timeout=300)
     assert first.returncode == 2, error
     assert "another start has taken it over" in error

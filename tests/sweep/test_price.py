@@ -13,12 +13,12 @@ from dp_accounting.rdp import RdpAccountant
 
 from tests.sweep.sweeps import sweep_config, sweep_tree
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder
 from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.storage.files import make_folder
 from uedp_ray.sweep.candidates import judge
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import announced, fix_terms, planned_points, price

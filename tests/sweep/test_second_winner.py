@@ -13,9 +13,9 @@ import yaml
 from tests.crashes.commands import SweepPublic
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
+from uedp_ray.storage.open import open_storage
 from uedp_ray.sweep import conclude
 from uedp_ray.training.driver import RunDriver
-from uedp_ray.training.storage import open_storage
 
 
 class Public(SweepPublic):
@@ -40,7 +40,7 @@ class PublicAtUrl(Public):
         return ["sweep", str(self.file), "--out", self.url]
 
     def begun(self):
-        return open_storage(self.url).begun()
+        return open_storage(self.url).exists()
 
     def played(self):
         shutil.rmtree(self.node, ignore_errors=True)

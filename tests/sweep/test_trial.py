@@ -16,7 +16,7 @@ from tests.sweep.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
-from uedp_ray.files import make_folder
+from uedp_ray.storage.files import make_folder
 from uedp_ray.sweep import feed as feed_module
 from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.feed import Feed

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from uedp_ray.config import RunConfig, from_dict
-from uedp_ray.files import replacing
+from uedp_ray.storage.files import replacing
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 from uedp_ray import files
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
+from uedp_ray.storage.files import write_atomically
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.rounds import RoundState, server_optimizer
 

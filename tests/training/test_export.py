@@ -24,10 +24,10 @@ from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
 from uedp_ray.errors import InputError
-from uedp_ray.locks import folder_locked
 from uedp_ray.models.build import load_model
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
+from uedp_ray.storage.locks import folder_locked
 from uedp_ray.training.export import DATE
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
@@ -310,7 +310,7 @@ def test_a_run_on_a_read_only_file_system_is_exported(private_run, tmp_path, mon
     """As far as one process can play it: root may write anywhere else."""
     (run := tmp_path / "mounted" / "run").parent.mkdir()
     shutil.copytree(private_run.out, run)
-    monkeypatch.setattr("uedp_ray.locks.os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr("uedp_ray.storage.locks.os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
     export(run, tmp_path / "out")
     assert list(run.parent.iterdir()) == [run], "no lock was made"
 

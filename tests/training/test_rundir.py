@@ -22,9 +22,10 @@ from uedp_ray.config import SourceConfig, dump_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
-from uedp_ray.files import make_folder, write_json
-from uedp_ray.locks import folder_locked
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.storage.files import make_folder, write_json
+from uedp_ray.storage.locks import folder_locked
+from uedp_ray.storage.open import open_storage
 from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.layout import SweepDir
@@ -36,7 +37,6 @@ from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.rundir import RunDir, prepare_run
-from uedp_ray.training.storage import open_storage
 
 
 def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):

@@ -20,9 +20,9 @@ import pyarrow as pa
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Unexpected, anything, list_of, number, one_of, record, string
 from uedp_ray.privacy.selection import RULES
+from uedp_ray.storage.tables import MAX_BYTES, read_bounded
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Dimension
-from uedp_ray.tables import MAX_BYTES, read_bounded
 
 UNITS = ("user-entity", "user", "entity")
 _RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)

@@ -31,9 +31,9 @@ from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, replacing
-from uedp_ray.locks import locked
 from uedp_ray.redact import published
+from uedp_ray.storage.files import check_regular, replacing
+from uedp_ray.storage.locks import locked
 from uedp_ray.target import check_length, check_name
 
 _MARKDOWN = (

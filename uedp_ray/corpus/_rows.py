@@ -19,7 +19,7 @@ from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST, Lines
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError, unreadable
-from uedp_ray.tables import refusing_damage
+from uedp_ray.storage.tables import refusing_damage
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
 _BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may

@@ -24,7 +24,7 @@ from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.errors import InputError
-from uedp_ray.tables import refusing_damage
+from uedp_ray.storage.tables import refusing_damage
 
 SHARD_SCHEMA = pa.schema(
     {

@@ -43,9 +43,9 @@ from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.errors import InputError
-from uedp_ray.files import checksum, make_folder, replacing
 from uedp_ray.interrupts import ray_started
-from uedp_ray.locks import INSIDE, folder_locked
+from uedp_ray.storage.files import checksum, make_folder, replacing
+from uedp_ray.storage.locks import INSIDE, folder_locked
 
 FORMAT_VERSION = 3
 

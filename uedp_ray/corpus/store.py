@@ -31,8 +31,8 @@ from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
-from uedp_ray.files import check_regular, has_checksum, load_array, read_json
-from uedp_ray.tables import refusing_damage
+from uedp_ray.storage.files import check_regular, has_checksum, load_array, read_json
+from uedp_ray.storage.tables import refusing_damage
 
 T = TypeVar("T")
 

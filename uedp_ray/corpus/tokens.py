@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, checksum, has_checksum, load_array, make_folder, replacing
-from uedp_ray.locks import locked
+from uedp_ray.storage.files import check_regular, checksum, has_checksum, load_array, make_folder, replacing
+from uedp_ray.storage.locks import locked
 
 if TYPE_CHECKING:
     from uedp_ray.corpus.store import Corpus

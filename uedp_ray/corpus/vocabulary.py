@@ -30,7 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, read_hub_json
+from uedp_ray.storage.files import check_regular, read_hub_json
 
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 SPECIAL = (UNKNOWN, END, PAD)

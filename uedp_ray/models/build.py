@@ -28,8 +28,8 @@ from transformers.utils import logging as transformers_logging
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError, one_line
 from uedp_ray.fields import Check, flag, number, string
-from uedp_ray.files import check_regular, read_hub_json, read_json
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+from uedp_ray.storage.files import check_regular, read_hub_json, read_json
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
 

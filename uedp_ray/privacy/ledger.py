@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
+from uedp_ray.storage.files import write_atomically
 
 FORMAT_VERSION = 1
 _START = "0" * 64

@@ -15,7 +15,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.files import read_json, write_json
+from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
@@ -88,11 +88,11 @@ def begun_winner(folder: SweepDir) -> RunDir | None:
 
     Raises: InputError where a winner was begun, or chosen, whose charges are gone: another one would be uncharged.
     """
-    run = RunDir(folder.winner, folder.storage.part(folder.winner))
+    run = RunDir(folder.winner, folder.storage.child(folder.winner))
     run.storage.get(run.config, run.result)
     run.storage.restore(run.ledger)
     begun = run.config.exists() and not unused(run)
-    lost = marked(folder) and not run.storage.begun()
+    lost = marked(folder) and not run.storage.exists()
     if not (begun and run.ledger.exists()) and (lost or _chose(folder)):
         remedy = (
             "its ledger is gone, and what it pays for is not: put winner/ back, or search in another folder and add its "
@@ -236,7 +236,7 @@ def _train(
     run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, progress: Progress
 ) -> dict[str, Any]:
     """Trains as a trial is trained, and makes the driver's copy of a run at a URL whole."""
-    storage, resources = folder.storage.part(out), config.resources
+    storage, resources = folder.storage.child(out), config.resources
     if RunDir(out).result.exists():  # nothing is left to train
         return trained(run, folder, out, progress)
     if resources.workers_per_trial == 1:
@@ -248,13 +248,12 @@ def _train(
             workers=resources.workers_per_trial,
             cpus_per_worker=resources.cpus_per_worker,
             gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
-            resume=storage.begun(),
+            resume=storage.exists(),
             progress=progress,
         )
-    if storage.url:
-        done = RunDir(out, storage)
-        done.close()
-        storage.get(done.model, done.vocabulary)
+    done = RunDir(out, storage)
+    done.close()
+    storage.get(done.model, done.vocabulary)
     return result
 
 
@@ -275,8 +274,8 @@ def trained(config: RunConfig, folder: SweepDir, out: Path, tell: Tell) -> dict[
     """The result of a run in ``out``, trained in this process from where it stands. Tells rows of its progress."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, lambda row: None)
-    storage = folder.storage.part(out)
-    return train(config, storage, workers=0, resume=storage.begun(), progress=tell)
+    storage = folder.storage.child(out)
+    return train(config, storage, workers=0, resume=storage.exists(), progress=tell)
 
 
 def _best(

@@ -33,9 +33,9 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.statement import narrowed
+from uedp_ray.storage.files import write_atomically
 from uedp_ray.sweep.space import MAX_POINTS, Space, setting
 from uedp_ray.sweep.stopping import EarlyStopping
 

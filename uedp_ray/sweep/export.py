@@ -16,9 +16,10 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of
-from uedp_ray.files import read_json
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
+from uedp_ray.storage.files import read_json
+from uedp_ray.storage.open import folder_only, open_storage
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.layout import SweepDir
@@ -27,7 +28,6 @@ from uedp_ray.sweep.results import Row, best, read_columns, read_rows
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total
-from uedp_ray.training.storage import folder_only, open_storage
 
 _PLAY = 1 + 1e-9
 
@@ -48,7 +48,7 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
         storage.get(folder.config, folder.terms)
         if _holds_sweep(folder.root):
             return _of_sweep(folder, None, out)
-        above = None if storage.url else _sweep_above(storage.root)  # at a URL the ledger tells, below
+        above = None if storage.is_copy else _sweep_above(storage.root)  # at a URL the ledger tells, below
         if above is not None:
             return _of_sweep(SweepDir(above), storage.root, out)
         found = Finished.open(RunDir(storage.root, storage))
@@ -73,7 +73,7 @@ def export_best(
     **how: Any,
 ) -> dict[str, Any]:
     """Exports one run of a sweep at the price of choosing (``price.price`` of ``rows``)."""
-    found = Finished.open(RunDir(run, folder.storage.part(run)))
+    found = Finished.open(RunDir(run, folder.storage.child(run)))
     rule = priced["rule"]
     terms, ledgers = _terms(config, folder, rows, rule)
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
@@ -107,9 +107,9 @@ def _holds_sweep(folder: Path) -> bool:
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
     config, rows = load_sweep_config(folder.config), _ended_rows(folder)
     folder.storage.get(folder.pool)
-    for row in rows if folder.storage.url else ():
+    for row in rows:
         for name in row["run_dirs"]:
-            folder.storage.part(folder.root / name).restore(folder.root / name / "ledger.jsonl")
+            folder.storage.child(folder.root / name).restore(folder.root / name / "ledger.jsonl")
     chosen = best(rows)
     if chosen is None:
         raise InputError("SWEEP", str(folder.root), "chose nothing: no trial was trained to its end")

@@ -35,7 +35,7 @@ def restore(folder: SweepDir) -> None:
     Raises: InputError where nodes would keep their copies at another path than before: the trials' configs name it.
     """
     folder.storage.get(folder.config, folder.trial_base, folder.pool, folder.terms)
-    if folder.storage.url and folder.trial_base.exists():
+    if folder.storage.is_copy and folder.trial_base.exists():
         corpus = Path(load_config(folder.trial_base).corpus.source.path)
         if not corpus.is_relative_to(folder.root):
             remedy = f"the sweep's copies were at {corpus.parents[2]}: set UEDP_RAY_WORK so that they are there again"
@@ -52,7 +52,7 @@ def keep_terms(folder: SweepDir) -> None:
 
 def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
-    fixed = bool(folder.begun())
+    fixed = bool(folder.started_runs())
     if fixed:  # by a start that may have been on another node
         folder.storage.get(*corpora_at(into))
     base = with_absolute_paths(prepare_corpora(base, into, fixed=fixed))
@@ -74,11 +74,11 @@ class GatheredRows(Rows):
         self._gathered: set[int] = set()
 
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
-        for trial in trials if self._folder.storage.url else ():
+        for trial in trials:
             if outcome(trial).is_finished() and not refused(trial) and trial.number not in self._gathered:
                 for path in self._folder.runs(trial.number, self._sweep.search.seeds_per_trial):
-                    storage = self._folder.storage.part(path)
-                    if storage.begun():
+                    storage = self._folder.storage.child(path)
+                    if storage.exists():
                         RunDir(path, storage).close()
                 self._gathered.add(trial.number)
         return super().read(trials)

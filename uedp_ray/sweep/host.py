@@ -19,8 +19,9 @@ from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import holds_others, make_folder, replacing, settle
-from uedp_ray.locks import INSIDE
+from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
+from uedp_ray.storage.locks import INSIDE
+from uedp_ray.storage.open import open_storage
 from uedp_ray.sweep.beside import Beside
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
@@ -40,7 +41,6 @@ from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
 from uedp_ray.training.rundir import Say, copies_told
-from uedp_ray.training.storage import open_storage
 from uedp_ray.training.words import public_sentences, public_text
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
@@ -97,7 +97,7 @@ def sweep(
         if not folder.config.exists():
             folder.mark.touch(mode=0o600)
         with folder.driving():
-            storage.take_over()
+            storage.acquire()
             restore(folder)
             _refuse_second_winner(config, folder)
             _claim(config, folder)
@@ -128,13 +128,13 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             others = others or holds_others(folder.private, (folder.lock.name,))
         if others or _trained(folder):
             raise InputError("--out", str(folder.root), _NO_SWEEP)
-    elif folder.storage.url is None and not _trained(folder):
+    elif not folder.storage.is_copy and not _trained(folder):
         if not folder.mark.exists():  # a user's own file of that name
             raise InputError("--out", str(folder.root), _NO_SWEEP)
         # else what failed to start may be mended and tried again
     elif not resume:
         raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
-    elif not folder.storage.begun():
+    elif not folder.storage.exists():
         raise InputError(
             "--resume", str(folder.root), "has no private/: it is a copy for reading, name the sweep itself"
         )
@@ -148,7 +148,7 @@ def _trained(folder: SweepDir) -> bool:
     made = (folder.winner, folder.noiseless.parent, folder.tokens)
     if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
         return True
-    if folder.begun() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
+    if folder.started_runs() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
         return True
     return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
 
@@ -204,7 +204,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
 
 def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows) -> None:
     """Refuses, before more is trained, a sweep of which the journal or trials are gone: their price would be left out."""
-    known, last = len(study.trials), max(folder.begun().values(), default=-1)
+    known, last = len(study.trials), max(folder.started_runs().values(), default=-1)
     if last >= known:
         remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
@@ -245,7 +245,9 @@ def _search(
         return
     changed = _teller(study, rows, config, folder, wanted, show)
     gpus, at_once = _check_room(config, folder, left, beside.open(), say)
-    with copies_told(folder.private, say, "corpora/private", "winner/private", unless=lambda: bool(folder.begun())):
+    with copies_told(
+        folder.private, say, "corpora/private", "winner/private", unless=lambda: bool(folder.started_runs())
+    ):
         _lay_ground(config, base, folder, beside, say, pretrain_progress)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:
@@ -268,7 +270,7 @@ def _lay_ground(
     """
     say("preparing the corpora")
     private = None
-    if folder.storage.url and folder.trial_base.exists():  # the text need not be on this machine
+    if folder.storage.is_copy and folder.trial_base.exists():  # the text need not be on this machine
         folder.fetch()
         base = load_config(folder.trial_base)
     else:
@@ -350,9 +352,8 @@ def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequenc
     )
     at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
     unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
-    full = (
-        too_full(config.base, left * config.search.seeds_per_trial, folder.root) if folder.storage.url is None else None
-    )
+    runs = left * config.search.seeds_per_trial
+    full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root)
     for warning in (*room.warnings, unused, full):
         if warning:
             say(warning)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder
-from uedp_ray.locks import locked
+from uedp_ray.storage.base import IN_PLACE, Storage
+from uedp_ray.storage.files import make_folder
+from uedp_ray.storage.locks import locked
 from uedp_ray.sweep.ended import run_names
 from uedp_ray.training.paths import TEXT
-from uedp_ray.training.storage import IN_PLACE, Storage
 
 _WAIT = 5.0
 """Seconds: what was killed holds no lock."""
@@ -129,17 +129,17 @@ class SweepDir:
     def begin(self, run: Path) -> None:
         """Makes a run directory what it is from before its first charge on: ``begun`` by its storage. Returns once it is
         safe."""
-        storage = self.storage.part(run)
-        if not storage.begun():  # at a URL, where a claim is what a folder is on a disk
-            storage.take_over()
+        storage = self.storage.child(run)
+        if not storage.exists():  # at a URL, where a claim is what a folder is on a disk
+            storage.acquire()
         make_folder(run / "private", private=True)
 
     def lost(self, number: int, seeds: int) -> list[str]:
         """What ``begin`` made for a trial, and is gone: paths, or URLs."""
-        parts = {run / "private": self.storage.part(run) for run in self.runs(number, seeds)}
-        return [self.storage.address(path) for path, part in parts.items() if not part.begun()]
+        parts = {run / "private": self.storage.child(run) for run in self.runs(number, seeds)}
+        return [self.storage.address(path) for path, part in parts.items() if not part.exists()]
 
-    def begun(self) -> dict[str, int]:
+    def started_runs(self) -> dict[str, int]:
         """Run directories of trials that are there: ``ended.run_names``."""
         return run_names(self.trials)
 

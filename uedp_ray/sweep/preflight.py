@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from uedp_ray.errors import InputError
-from uedp_ray.training._objects import Objects, below
+from uedp_ray.storage.objects import Objects, below
 
 PACKAGES = ("uedp-ray", "ray", "torch", "transformers", "optuna", "numpy", "pyarrow", "dp-accounting")
 MIN_FREE_BYTES = 10**9
@@ -202,7 +202,7 @@ def make_probe(copies: str | None = None) -> Probe:
                 Path(copies).mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=copies) as file:
                     file.write(bytes(1))
-                from uedp_ray.training._objects import Objects
+                from uedp_ray.storage.objects import Objects
 
                 if Objects(folder).read("nonce").decode() != nonce:
                     problem = "reads something else there than the driver wrote"

@@ -20,7 +20,6 @@ from typing import Any
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.files import read_json, write_json
 from uedp_ray.plan import Plan, planned_charges
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
@@ -28,6 +27,7 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.sweep.candidates import judge, random_points, run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir

@@ -22,15 +22,15 @@ from scipy import stats
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
-from uedp_ray.files import read_json, write_atomically
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.storage.files import read_json, write_atomically
+from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, outcome, refused, seconds
-from uedp_ray.tables import read_bounded, refusing_damage
 
 Row = dict[str, Any]
 

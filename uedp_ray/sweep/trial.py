@@ -18,6 +18,8 @@ from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import DeviceError, InputError, TextError
+from uedp_ray.storage.base import Storage, StorageError
+from uedp_ray.storage.open import open_storage
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
@@ -25,7 +27,6 @@ from uedp_ray.sweep.space import Point
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.groundwork import PretrainProgress, warm_started
 from uedp_ray.training.host import train
-from uedp_ray.training.storage import Storage, StorageError, open_storage
 
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
@@ -106,14 +107,14 @@ def _train(
     results = []
     for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
         training = dataclasses.replace(config.training, seed=config.training.seed + seed)
-        storage = folder.storage.part(out)
+        storage = folder.storage.child(out)
         result = train(
             dataclasses.replace(config, name=out.name, training=training),
             storage,
             workers=0 if resources.workers_per_trial == 1 else resources.workers_per_trial,
             cpus_per_worker=resources.cpus_per_worker,
             gpus_per_worker=gpus,
-            resume=storage.begun(),
+            resume=storage.exists(),
             tokens=folder.tokens,
             text=folder.text,
             part_of="sweep",

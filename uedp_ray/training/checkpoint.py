@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, number, string
-from uedp_ray.files import check_regular, make_folder, read_json, write_atomically
+from uedp_ray.storage.files import check_regular, make_folder, read_json, write_atomically
 from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1

@@ -30,15 +30,16 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import make_folder, replacing, settle, write_json
-from uedp_ray.locks import INSIDE
+from uedp_ray.storage.base import Storage
+from uedp_ray.storage.files import make_folder, replacing, settle, write_json
+from uedp_ray.storage.locks import INSIDE
+from uedp_ray.storage.open import folder_only
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
 from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.rundir import RunDir, Say, copies_told
-from uedp_ray.training.storage import Storage, folder_only
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import torch
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_atomically, write_json
 from uedp_ray.plan import ACCOUNTANTS, Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
-from uedp_ray.tables import read_bounded, refusing_damage
+from uedp_ray.storage.files import write_atomically, write_json
+from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState

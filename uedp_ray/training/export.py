@@ -28,12 +28,12 @@ from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular, read_json, replacing, write_json
-from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.models.build import longest_of
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import published
+from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
+from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.rundir import RunDir, planned

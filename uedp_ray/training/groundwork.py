@@ -17,11 +17,11 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.files import make_folder, settle
-from uedp_ray.locks import folder_locked
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.storage.files import make_folder, settle
+from uedp_ray.storage.locks import folder_locked
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.paths import TEXT, for_use

@@ -20,7 +20,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError
-from uedp_ray.files import check_regular, load_array
+from uedp_ray.storage.files import check_regular, load_array
 
 TEXT_SKETCH = "text_sketch.npy"
 """Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""

@@ -26,8 +26,10 @@ from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
 from uedp_ray.fields import Check, anything, flag, number, string
-from uedp_ray.files import check_regular, read_json, write_atomically
 from uedp_ray.interrupts import handlers_kept, ray_started
+from uedp_ray.storage.base import Storage
+from uedp_ray.storage.files import check_regular, read_json, write_atomically
+from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.driver import Observe
@@ -35,7 +37,6 @@ from uedp_ray.training.faults import blamed
 from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import COMMIT, RunDir, Say, prepare_run
-from uedp_ray.training.storage import Storage, open_storage
 from uedp_ray.training.worker import run_worker
 
 Progress = Callable[[dict[str, Any]], None]
@@ -109,7 +110,7 @@ def train(
                 else:
                     say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
                     _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, say)
-        elif storage.url:  # it may have ended between writing the result and publishing it
+        else:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
         run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
         shutil.rmtree(_ray_files(run), ignore_errors=True)

@@ -21,17 +21,17 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder, replacing, settle
-from uedp_ray.locks import INSIDE, folder_locked
 from uedp_ray.models.build import build_model, longest_input, save_model
 from uedp_ray.models.task import NextWord
+from uedp_ray.storage.files import make_folder, replacing, settle
+from uedp_ray.storage.locks import INSIDE, folder_locked
+from uedp_ray.storage.open import folder_only
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
-from uedp_ray.training.storage import folder_only
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
 Progress = Callable[[int, int, float], None]

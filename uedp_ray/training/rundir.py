@@ -33,7 +33,12 @@ from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
-from uedp_ray.files import (
+from uedp_ray.plan import ACCOUNTANTS, Plan, cautions
+from uedp_ray.privacy import statement
+from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.storage.base import IN_PLACE, Storage
+from uedp_ray.storage.files import (
     check_regular,
     checksum,
     has_checksum,
@@ -48,11 +53,8 @@ from uedp_ray.files import (
     write_atomically,
     write_json,
 )
-from uedp_ray.locks import INSIDE, locked
-from uedp_ray.plan import ACCOUNTANTS, Plan, cautions
-from uedp_ray.privacy import statement
-from uedp_ray.privacy.ledger import Ledger, read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.storage.locks import INSIDE, locked
+from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.evaluate import TextSize, text_size
 from uedp_ray.training.guard import (
@@ -64,7 +66,6 @@ from uedp_ray.training.guard import (
     check_warm_start,
 )
 from uedp_ray.training.paths import TEXT, for_use, with_absolute_paths
-from uedp_ray.training.storage import IN_PLACE, Storage, open_storage
 from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
 
 Say = Callable[[str], None]
@@ -235,7 +236,7 @@ class RunDir:
 
     def own(self) -> None:
         """Takes the run over, and makes this node's copy what the storage holds of its course."""
-        self.storage.take_over()
+        self.storage.acquire()
         charged = self.storage.restore(self.ledger)
         self.storage.get(self.result, self.statement, since=charged)  # those that others charged after are outdated
         self.storage.get(self.config, self.rounds)
@@ -351,7 +352,7 @@ def _set_up(
     say: Say,
 ) -> None:
     storage = run.storage
-    if resume and not storage.begun():
+    if resume and not storage.exists():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     storage.clear()
@@ -565,7 +566,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
                 return
-        elif run.storage.url is None:  # there, what another start put stays
+        elif not run.storage.is_copy:  # else what another start put stays
             _clear(run)  # what failed to start may be mended and tried again
     if run.config.exists():
         if not resume:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.corpus.overlap import MOST_SHARED
-from uedp_ray.files import write_atomically
 from uedp_ray.plan import Plan, cautions, extended_sampling_prob
 from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
+from uedp_ray.storage.files import write_atomically
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",

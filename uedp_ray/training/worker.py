@@ -14,13 +14,13 @@ from functools import partial
 import torch
 
 from uedp_ray.config import RunConfig
-from uedp_ray.files import replacing, write_atomically
 from uedp_ray.models.build import build_model, longest_input, save_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE

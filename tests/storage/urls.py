@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.training.storage import Mirror, open_storage
+from uedp_ray.storage.mirror import Mirror
+from uedp_ray.storage.open import open_storage
 
 
 def kept_events(url):

@@ -1,29 +1,30 @@
-"""A run or a sweep at a URL, and this node's copy of it; how starts of it on several nodes keep out of each other's way.
+"""A run or a sweep at a URL, and this node's copy of it. Starts on several nodes are kept apart by fencing tokens.
 
     mirror = Mirror("s3://bucket/runs/mine", Path("/scratch"))
-    mirror.take_over()                                  # this start owns the run; the one before it can release no more
+    mirror.acquire()                                    # this start owns the run; the one before it can release no more
     mirror.append(mirror.root / "ledger.jsonl")         # returns when the new lines are safe, and this start still owns it
 
-At a URL every start writes below a name of its own, and nothing that another start wrote is ever written again:
+Every start draws an epoch, a number above all before it with some random digits. Its name is the fencing token: every start
+writes below its own, and nothing that another start wrote is ever written again.
 
-    private/owners/000002-9f…                           claims; the greatest owns the run
+    private/owners/000002-9f…                           epochs that were claimed; the greatest owns the run
     private/owners/000002-9f….ledger.jsonl              says that the next line's was begun, should a listing leave it out
     private/000002-9f…/ledger.jsonl/START-END           bytes START to END of an append-only file; the first holds all before
-    private/000002-9f…/…                                key, prepared text, checkpoint: each as the newest start has it
+    private/000002-9f…/…                                key, prepared text, checkpoint: each as the newest epoch has it
     config.yaml, model/, result.json …                  what may be read by others, laid out as in a folder
 
-Why no charged release is lost. A start (1) writes its claim, (2) lists the claims and gives up unless its own is the
-greatest, (3) reads the ledger of the newest start that has one. For every event it (4) writes the new bytes, (5) lists the
-claims again, and (6) only then lets the round out. Suppose a start O released an event, and N, of a greater claim, got past
+Why no charged release is lost. A start (1) claims its epoch, (2) lists the epochs and gives up unless its own is the
+greatest, (3) reads the ledger of the newest epoch that has one. For every event it (4) writes the new bytes, (5) lists the
+epochs again, and (6) only then releases the round. Suppose an owner O released an event, and N, of a greater epoch, got past
 (2). O's (5) did not see N's claim, so it began before N's (1) was over; O's (4) was over before that, and N's (3) began
-after: N has the event, and N's first write holds it for those who come later. A start that finds itself overtaken in (5)
+after: N has the event, and N's first write holds it for those who come later. An owner that finds itself fenced off in (5)
 releases nothing: its last event is charged for nothing, or not at all. This takes no lock and no conditional write, only
 that a read or a listing sees every write that was over before it began. Some file systems leave a folder out of a listing
-where a request fails: a start's first (4) also puts on record, beside the claims, that it has a ledger, and a listing
+where a request fails: an epoch's first (4) also puts on record, beside the claims, that it has a ledger, and a listing
 without such a ledger, or without the claim of who lists, is an error.
 
 What remains: for the time of one round two starts may both compute, not release. A start that is halted between its last
-look at the claims and the copying of results may put older copies of ``result.json``, ``privacy.md`` and the like over newer
+look at the epochs and the copying of results may put older copies of ``result.json``, ``privacy.md`` and the like over newer
 ones; what starts and sweeps read themselves are not these copies. ``private/`` is as private as on a disk.
 """
 
@@ -35,75 +36,23 @@ import secrets
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_private, replacing, write_atomically
-from uedp_ray.locks import folder_locked, locked
-from uedp_ray.training._objects import THREADS, Objects, StorageError, below, download
+from uedp_ray.storage.base import WHOLE, Storage, StorageError
+from uedp_ray.storage.files import make_private, replacing, write_atomically
+from uedp_ray.storage.locks import locked
+from uedp_ray.storage.objects import THREADS, Objects, below, download
 
 OWNERS = "private/owners"
-_START = re.compile(r"\d{6}-[0-9a-f]{8}")
-_OF_START = re.compile(rf"private/(?:owners/)?({_START.pattern})")
+_EPOCH = re.compile(r"\d{6}-[0-9a-f]{8}")
+_OF_EPOCH = re.compile(rf"private/(?:owners/)?({_EPOCH.pattern})")
 _PART = re.compile(r"(\d{12})-(\d{12})")
-_WHOLE = ".whole"
-"""Written last into the copy of a folder, of random content: who has the same has the same copy."""
 _LOCK_WAIT = 60.0
-_FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
-"""Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
 _FETCH_WAIT = 3600.0
 """Seconds to wait for another process of the node that fetches the corpora."""
-
-
-class Storage:
-    """A folder that every node sees. Nothing is copied; ``Mirror`` says what each method is for.
-
-    ``wait``: seconds to wait for another process that is at work there.
-    """
-
-    url: str | None = None
-    owned = True
-
-    def __init__(self, root: Path, *, wait: float | None = None):
-        self.root, self._wait = root, wait
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        busy = InputError(
-            "--out", str(self.root), "another process is at work in this folder: wait for it, or stop one of the two"
-        )
-        return folder_locked(self.root, wait=_FOLDER_WAIT if self._wait is None else self._wait, busy=busy)
-
-    def lock(self, path: Path) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def part(self, path: Path) -> Storage:
-        return Storage(path, wait=_PART_WAIT)
-
-    def address(self, path: Path) -> str:
-        return str(path)
-
-    def begun(self) -> bool:
-        return (self.root / "private").exists()
-
-    def clear(self) -> None: ...
-
-    def take_over(self) -> None: ...
-
-    def append(self, path: Path) -> None: ...
-
-    def restore(self, path: Path) -> str:
-        return ""
-
-    def put(self, *paths: Path, commit: str = _WHOLE) -> None: ...
-
-    def get(self, *paths: Path, commit: str = _WHOLE, since: str = "") -> None: ...
-
-    def publish(self, *paths: Path) -> None: ...
-
-    def adopt(self, path: Path, folder: Path) -> Path:
-        return path
 
 
 class Mirror(Storage):
@@ -120,7 +69,7 @@ class Mirror(Storage):
     def __init__(self, url: str, work: Path, parent: Mirror | None = None):
         super().__init__(work / folder_of(url))
         self.url, self._objects, self._work, self._parent = url, Objects(url), work, parent
-        self._start: str | None = None
+        self._epoch: str | None = None
         self._lost: Exception | None = None
         """Why this start may do nothing more; raised again whenever it tries, lest somebody caught it."""
         self._sent: dict[Path, int] = {}
@@ -148,7 +97,7 @@ class Mirror(Storage):
         name = hashlib.sha256(f"{self._objects.url}\0{purpose}".encode()).hexdigest()[:24]
         return self._work / ".locks" / name
 
-    def part(self, path: Path) -> Mirror:
+    def child(self, path: Path) -> Mirror:
         """A run of this sweep, with claims of its own; from there on ``get`` also fetches what the sweep's runs share."""
         return Mirror(below(self._objects.url, self._name(path)), self._work, parent=self)
 
@@ -159,29 +108,29 @@ class Mirror(Storage):
     @property
     def owned(self) -> bool:  # type: ignore[override]
         """Whether this process has taken over; not that nobody has since."""
-        return self._start is not None and self._lost is None
+        return self._epoch is not None and self._lost is None
 
-    def begun(self) -> bool:
+    def exists(self) -> bool:
         """Whether any start ever claimed it."""
-        return bool(self._claims())
+        return bool(self._claimed())
 
     def clear(self) -> None:
         """Forgets this node's copy: a start trusts nothing that a node kept."""
         if self.root.exists():
             shutil.rmtree(self.root)
 
-    def take_over(self) -> None:
+    def acquire(self) -> None:
         """Claims it: steps (1) and (2). Raises: InputError if another start came in between, or strangers live there."""
-        claims = self._claims()
+        claims = self._claimed()
         if not claims and not self._objects.is_empty():
             raise InputError("--out", self.address(self.root), "is not empty and holds no run: name another place")
         number = 1 + max((int(claim[:6]) for claim in claims), default=0)
-        self._start, self._lost = f"{number:06d}-{secrets.token_hex(4)}", None
+        self._epoch, self._lost = f"{number:06d}-{secrets.token_hex(4)}", None
         self._sent.clear()
         self._objects.hide("private")
         self._objects.tidy()
         try:
-            self._objects.write(f"{OWNERS}/{self._start}", socket.gethostname().encode())
+            self._objects.write(f"{OWNERS}/{self._epoch}", socket.gethostname().encode())
         except StorageError as error:
             raise unusable(self._objects.url, error) from error
         self._check()
@@ -191,15 +140,15 @@ class Mirror(Storage):
 
         Raises: ``StorageError`` or InputError if it must not be acted upon; the start owns nothing from then on.
         """
-        start, sent, size = self._owner(), self._sent.get(path, 0), path.stat().st_size
+        epoch, sent, size = self._owner(), self._sent.get(path, 0), path.stat().st_size
         try:
             with path.open("rb") as file:
                 file.seek(sent)
                 content = file.read(size - sent)
             if content:
-                self._objects.write(f"private/{start}/{self._name(path)}/{sent:012d}-{size:012d}", content)
+                self._objects.write(f"private/{epoch}/{self._name(path)}/{sent:012d}-{size:012d}", content)
                 if not sent:
-                    self._objects.write(f"{OWNERS}/{start}.{self._name(path)}", b"{}\n")
+                    self._objects.write(f"{OWNERS}/{epoch}.{self._name(path)}", b"{}\n")
             self._check()
         except StorageError as error:
             reason = f"{error}; not recorded for certain, so nothing of it was released: run again with --resume"
@@ -208,16 +157,16 @@ class Mirror(Storage):
         self._sent[path] = size
 
     def restore(self, path: Path) -> str:
-        """Makes ``path`` what was appended up to now: step (3). Returns the start that has it, or "" if there is none.
+        """Makes ``path`` what was appended up to now: step (3). Returns the epoch that has it, or "" if there is none.
 
         Raises: InputError if a part is missing.
         """
         records = self._objects.list(OWNERS)  # before the rest, of which what is on record must then be seen
-        if self._start is not None and f"{OWNERS}/{self._start}" not in records:
-            raise self._unlisted(f"{OWNERS}/{self._start}")
+        if self._epoch is not None and f"{OWNERS}/{self._epoch}" not in records:
+            raise self._unlisted(f"{OWNERS}/{self._epoch}")
         index = records | self._objects.list("private")
-        for start in reversed(_starts(index)):
-            prefix = f"private/{start}/{self._name(path)}/"
+        for epoch in reversed(_epochs(index)):
+            prefix = f"private/{epoch}/{self._name(path)}/"
             ends: dict[int, int] = {}
             for key, size in index.items():
                 part = _PART.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
@@ -225,7 +174,7 @@ class Mirror(Storage):
                 if part and size == int(part[2]) - int(part[1]):
                     ends[int(part[1])] = max(int(part[2]), ends.get(int(part[1]), 0))
             if 0 not in ends:
-                if f"{OWNERS}/{start}.{self._name(path)}" in records:  # it may have released what no older ledger has
+                if f"{OWNERS}/{epoch}.{self._name(path)}" in records:  # it may have released what no older ledger has
                     raise self._unlisted(prefix)
                 continue
             content = b""
@@ -239,41 +188,41 @@ class Mirror(Storage):
                 )
             make_private(path.parent, self.root)
             write_atomically(path, content)
-            return start
+            return epoch
         path.unlink(missing_ok=True)
         return ""
 
-    def put(self, *paths: Path, commit: str = _WHOLE) -> None:
-        """Keeps files and folders as this start's, in order. Other starts get them until they put their own.
+    def put(self, *paths: Path, commit: str = WHOLE) -> None:
+        """Keeps files and folders as this epoch's, in order. Later ones get them until they put their own.
 
         ``commit``: the file of a folder that is written last, and without which the folder does not count.
         """
-        start = self._owner()
+        epoch = self._owner()
         for path in paths:
             name = self._name(path)
-            self._send(f"private/{start}/{name}", path, commit)
-            if path.is_dir() and name not in self._replaced:  # checkpoints are large, and those of old starts of no use
+            self._send(f"private/{epoch}/{name}", path, commit)
+            if path.is_dir() and name not in self._replaced:  # checkpoints are large, and those of old epochs of no use
                 self._replaced.add(name)
                 index = self._objects.list("private")
-                older = tuple(f"private/{other}/{name}/" for other in _starts(index) if other < start)
+                older = tuple(f"private/{other}/{name}/" for other in _epochs(index) if other < epoch)
                 for key in index:
                     if key.startswith(older):
                         self._objects.delete(key)
 
     def publish(self, *paths: Path) -> None:
         """Copies to where others look for them, in order; what does not exist is passed over. Needs no claim."""
-        if self._start is not None:
+        if self._epoch is not None:
             self._check()
         for path in paths:
             if path.exists():
-                self._send(self._name(path), path, _WHOLE)
+                self._send(self._name(path), path, WHOLE)
 
-    def get(self, *paths: Path, commit: str = _WHOLE, since: str = "") -> None:
-        """Makes each path what the newest start has put, or else what was published; what is not there goes.
+    def get(self, *paths: Path, commit: str = WHOLE, since: str = "") -> None:
+        """Makes each path what the newest epoch has put, or else what was published; what is not there goes.
 
         Args:
           commit: as in ``put``. A folder is fetched only if its commit file is another one than here.
-          since: nothing of an earlier start counts, nor what was published.
+          since: nothing of an earlier epoch counts, nor what was published.
         """
         own = [path for path in paths if path.is_relative_to(self.root)]
         if self._parent is not None:
@@ -305,22 +254,22 @@ class Mirror(Storage):
         self.put(path)
         return path
 
-    def _claims(self) -> list[str]:
+    def _claimed(self) -> list[str]:
         names = (key.rpartition("/")[2] for key in self._objects.list(OWNERS))
-        return sorted(name for name in names if _START.fullmatch(name))
+        return sorted(name for name in names if _EPOCH.fullmatch(name))
 
     def _owner(self) -> str:
         if self._lost is not None:
             raise self._lost
-        assert self._start is not None
-        return self._start
+        assert self._epoch is not None
+        return self._epoch
 
     def _unlisted(self, key: str) -> StorageError:
         remedy = "run again, and if it is gone, restore the objects of the storage"
         return StorageError(f"{self._objects.url}: does not list {key}, which was written: {remedy}")
 
     def _check(self) -> None:
-        claims, own = self._claims(), self._owner()
+        claims, own = self._claimed(), self._owner()
         if max(claims, default="") > own:
             remedy = "another start has taken it over, and this one released nothing since: stop one of the two"
             self._lost = InputError("--out", self.address(self.root), remedy)
@@ -330,10 +279,10 @@ class Mirror(Storage):
 
     def _newest(self, name: str, commit: str, since: str, index: dict[str, int]) -> str | None:
         """The key of a file, or of a folder's commit file."""
-        for start in reversed(_starts(index)):
-            if start < since:
+        for epoch in reversed(_epochs(index)):
+            if epoch < since:
                 return None
-            for key in (f"private/{start}/{name}", f"private/{start}/{name}/{commit}"):
+            for key in (f"private/{epoch}/{name}", f"private/{epoch}/{name}/{commit}"):
                 if key in index:
                     return key
         published = None if since else self._objects.kind(name)
@@ -356,8 +305,8 @@ class Mirror(Storage):
         if path.is_file():
             self._objects.upload(path, key)
             return
-        if commit == _WHOLE:
-            write_atomically(path / _WHOLE, secrets.token_hex(16).encode(), private=True)
+        if commit == WHOLE:
+            write_atomically(path / WHOLE, secrets.token_hex(16).encode(), private=True)
         files = {f"{key}/{name}": file for name, file in _files(path).items() if name != commit}
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._objects.upload, files.values(), files))
@@ -375,8 +324,8 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if not name.startswith("cache/")}
 
 
-def _starts(index: dict[str, int]) -> list[str]:
-    return sorted({found[1] for found in map(_OF_START.match, index) if found})
+def _epochs(index: dict[str, int]) -> list[str]:
+    return sorted({found[1] for found in map(_OF_EPOCH.match, index) if found})
 
 
 def _remove(path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import check_regular
+from uedp_ray.storage.files import check_regular
 
 MAX_BYTES = 64 * 2**20
 """Of a table in memory. 10,000 trials with 20 settings take a tenth of it."""

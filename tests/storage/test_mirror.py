@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from tests.storage.urls import charged, kept_events
 from tests.training.runs import (
     TEST_NOISE,
     TREE,
@@ -28,16 +29,17 @@ from tests.training.runs import (
     run_tree,
 )
 from tests.training.test_run import NOISY_WORDS
-from tests.training.urls import charged, kept_events
 from uedp_ray.errors import InputError
-from uedp_ray.files import write_json
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.training import _objects
-from uedp_ray.training._objects import Objects
+from uedp_ray.storage import objects
+from uedp_ray.storage.base import StorageError
+from uedp_ray.storage.files import write_json
+from uedp_ray.storage.mirror import Mirror
+from uedp_ray.storage.objects import Objects
+from uedp_ray.storage.open import local_copy, open_storage
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.reduce import LocalReducer
-from uedp_ray.training.storage import Mirror, StorageError, local_copy, open_storage
 
 pytestmark = pytest.mark.usefixtures("node")
 
@@ -88,19 +90,19 @@ def test_a_start_that_was_killed_within_its_first_write_is_taken_over(url, tmp_p
     owners.mkdir(parents=True)
     (owners / ".000001-0a0b0c0d.1234.tmp").write_text("no")
     mirror = Mirror(url, tmp_path / "node")
-    mirror.take_over()
-    assert mirror.begun()
+    mirror.acquire()
+    assert mirror.exists()
     for strange in ("notes.txt", "private/notes.txt", "notes/empty"):
         other = tmp_path / "bucket" / strange.replace("/", "-") / strange
         other.parent.mkdir(parents=True)
         other.write_text("mine") if other.suffix else other.mkdir()
         with pytest.raises(InputError, match="is not empty and holds no run: name another place"):
-            Mirror(f"file://{tmp_path}/bucket/{strange.replace('/', '-')}", tmp_path / "node").take_over()
+            Mirror(f"file://{tmp_path}/bucket/{strange.replace('/', '-')}", tmp_path / "node").acquire()
 
 
 def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, url, node, monkeypatch):
     write = Objects.write
-    monkeypatch.setattr(_objects, "_WAITS", ())
+    monkeypatch.setattr(objects, "_WAITS", ())
 
     def failing(self, key, content):
         if "ledger.jsonl" in key and b'"round":3' in content:
@@ -122,9 +124,9 @@ def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, ur
 @pytest.mark.parametrize("step", ["write", "list"])
 def test_a_start_that_could_not_record_an_event_owns_nothing_from_then_on(url, tmp_path, monkeypatch, step):
     """Whoever catches the error: what was not recorded for certain must not be followed by anything that is."""
-    monkeypatch.setattr(_objects, "_WAITS", ())
+    monkeypatch.setattr(objects, "_WAITS", ())
     mirror = Mirror(url, tmp_path / "work")
-    mirror.take_over()
+    mirror.acquire()
     path = mirror.root / "ledger.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("round\n")
@@ -139,20 +141,20 @@ def test_a_start_that_could_not_record_an_event_owns_nothing_from_then_on(url, t
 
 
 def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(_objects, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(objects, "_WAITS", (0.0, 0.0))
     answers = [OSError("reset"), RuntimeError("busy"), None]
 
     def unsteady(self, path, source):
         if (error := answers.pop(0)) is not None:
             raise error
 
-    objects = Objects("memory://unsteady")
+    bucket = Objects("memory://unsteady")
     monkeypatch.setattr(Objects, "_stream", unsteady)
-    objects.write("x", b"1")
+    bucket.write("x", b"1")
     assert answers == []
     answers += [OSError("reset")] * 3
     with pytest.raises(StorageError, match="memory://unsteady: cannot write x: reset"):
-        objects.write("x", b"1")
+        bucket.write("x", b"1")
 
 
 def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
@@ -247,7 +249,7 @@ def test_whatever_the_order_of_steps_nothing_released_is_missing(seed, tmp_path,
             barrier.wait()
             for _ in range(3):  # a start that was overtaken may be tried again
                 try:
-                    mirror.take_over()
+                    mirror.acquire()
                     mirror.restore(path)
                     for event in range(4):
                         path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +268,7 @@ def test_whatever_the_order_of_steps_nothing_released_is_missing(seed, tmp_path,
         for thread in threads:
             thread.join()
     last = Mirror(url, tmp_path / "last")
-    last.take_over()
+    last.acquire()
     assert last.restore(last.root / "ledger.jsonl")
     lines = (last.root / "ledger.jsonl").read_text().splitlines(keepends=True)
     assert len(released) >= 4
@@ -316,7 +318,7 @@ def test_what_is_private_is_its_owners_on_a_fresh_node_too(url, tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "text").write_text("private")
     started = Mirror(url, tmp_path / "first")
-    started.take_over()
+    started.acquire()
     started.root.mkdir(parents=True, exist_ok=True)
     into = started.root / "private" / "corpora" / "private"
     started.adopt(tmp_path / "corpus", into)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.urls import charged
 from tests.training.runs import crash, run_config
-from tests.training.urls import charged
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.training import _objects
-from uedp_ray.training._objects import Objects
+from uedp_ray.storage import objects
+from uedp_ray.storage.objects import Objects
+from uedp_ray.storage.open import folder_only, local_copy, open_storage
 from uedp_ray.training.host import train
-from uedp_ray.training.storage import folder_only, local_copy, open_storage
 
 pytestmark = pytest.mark.usefixtures("node")
 
@@ -99,7 +99,7 @@ def test_urls_that_cannot_be_opened(corpora, out, message):
 
 
 def test_a_storage_that_cannot_be_reached_is_told_before_anything_is_done(corpora, url, monkeypatch):
-    monkeypatch.setattr(_objects, "_WAITS", ())
+    monkeypatch.setattr(objects, "_WAITS", ())
     monkeypatch.setattr(Objects, "list", lambda self, folder="": self._tried("list", folder, lambda: [][0]))
     with pytest.raises(InputError, match=r"cannot be used .*check the name, the permissions and the credentials"):
         train(run_config(corpora), url, workers=0)

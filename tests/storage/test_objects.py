@@ -8,15 +8,15 @@ import pytest
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tests.storage.urls import charged
 from tests.training.runs import crash, run_config
-from tests.training.urls import charged
 from uedp_ray.errors import InputError
-from uedp_ray.training import _objects
-from uedp_ray.training._objects import Objects
+from uedp_ray.storage import objects
+from uedp_ray.storage.base import StorageError
+from uedp_ray.storage.mirror import OWNERS, Mirror
+from uedp_ray.storage.objects import Objects
 from uedp_ray.training.host import train
-from uedp_ray.training.mirror import OWNERS, Mirror
 from uedp_ray.training.rundir import RunDir
-from uedp_ray.training.storage import StorageError
 
 pytestmark = pytest.mark.usefixtures("node")
 
@@ -56,7 +56,7 @@ class Unsteady(MemoryFileSystem):
 
 @pytest.fixture
 def unsteady(monkeypatch):
-    monkeypatch.setattr(_objects, "_WAITS", ())
+    monkeypatch.setattr(objects, "_WAITS", ())
     monkeypatch.setattr(Unsteady, "store", {})
     monkeypatch.setattr(Unsteady, "pseudo_dirs", [""])
     register_implementation("unsteady", Unsteady, clobber=True)
@@ -143,7 +143,7 @@ def test_markers_of_a_folder_are_not_in_it(unsteady, monkeypatch):
 
 def test_pyarrow_opens_no_file_system_of_fsspec_that_remembers_listings(unsteady):
     for url in ("fsspec+unsteady://bucket/run", URL):
-        assert isinstance(Objects(url)._fs.handler, _objects._Handler)
+        assert isinstance(Objects(url)._fs.handler, objects._Handler)
 
 
 def test_a_read_that_ends_early_is_an_error(unsteady):
@@ -161,16 +161,16 @@ def test_a_ledger_is_not_overlooked_where_a_listing_fails(corpora, unsteady, mon
     crash(config, URL, charges=2, resume=True)
     before = charged(URL)
     assert before == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    monkeypatch.setattr(_objects, "_WAITS", waits)
+    monkeypatch.setattr(objects, "_WAITS", waits)
 
     def failing(self):
-        take = self.storage.take_over
+        take = self.storage.acquire
 
         def took():
             take()
             unsteady("/private/000002-.*/ledger.jsonl$")
 
-        monkeypatch.setattr(self.storage, "take_over", took)
+        monkeypatch.setattr(self.storage, "acquire", took)
         own(self)
 
     monkeypatch.setattr(RunDir, "own", failing)
@@ -195,7 +195,7 @@ def starts(url, tmp_path, count):
     """That many starts, each of which appends a line; the last is handed back."""
     for number in range(count):
         mirror = Mirror(url, tmp_path / str(number))
-        mirror.take_over()
+        mirror.acquire()
         mirror.restore(mirror.root / "ledger.jsonl")
         append(mirror, f"{number}\n")
     return mirror
@@ -218,7 +218,7 @@ def test_a_start_on_record_whose_ledger_is_not_listed_is_an_error(url, tmp_path,
     late = Mirror(url, tmp_path / "late")
     path = late.root / "ledger.jsonl"
     if owned:
-        late.take_over()
+        late.acquire()
     with monkeypatch.context() as patch:
         leaving_out(patch, left_out)
         with pytest.raises(
@@ -231,12 +231,12 @@ def test_a_start_on_record_whose_ledger_is_not_listed_is_an_error(url, tmp_path,
 
 def test_a_start_that_wrote_no_ledger_is_passed_over(url, tmp_path, monkeypatch):
     starts(url, tmp_path, 1)
-    Mirror(url, tmp_path / "claimed").take_over()
+    Mirror(url, tmp_path / "claimed").acquire()
     failed = Mirror(url, tmp_path / "failed")
-    failed.take_over()
+    failed.acquire()
     failed.restore(failed.root / "ledger.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(_objects, "_WAITS", ())
+        patch.setattr(objects, "_WAITS", ())
         patch.setattr(Objects, "write", lambda self, key, content: self._tried("write", key, lambda: 1 / 0))
         with pytest.raises(StorageError, match="not recorded for certain"):
             append(failed, "x\n")
@@ -246,9 +246,9 @@ def test_a_start_that_wrote_no_ledger_is_passed_over(url, tmp_path, monkeypatch)
 
 def test_nothing_follows_where_it_is_not_on_record_that_there_is_a_ledger(url, tmp_path, monkeypatch):
     mirror = Mirror(url, tmp_path / "work")
-    mirror.take_over()
+    mirror.acquire()
     write = Objects.write
-    monkeypatch.setattr(_objects, "_WAITS", ())
+    monkeypatch.setattr(objects, "_WAITS", ())
 
     def failing(self, key, content):
         self._tried("write", key, lambda: 1 / 0) if key.endswith(".ledger.jsonl") else write(self, key, content)
@@ -267,8 +267,8 @@ def test_a_claim_that_is_not_listed_is_not_said_to_be_overtaken(url, tmp_path, m
             append(mirror, "x\n")
         again = Mirror(url, tmp_path / "again")
         with pytest.raises(InputError, match="holds no run"):  # by all that can be seen
-            again.take_over()
-    again.take_over()
+            again.acquire()
+    again.acquire()
     with monkeypatch.context() as patch:
         leaving_out(patch, OWNERS)
         with pytest.raises(StorageError, match=f"does not list {OWNERS}/000003-"):

@@ -12,13 +12,9 @@ import shutil
 from pathlib import Path
 
 from uedp_ray.errors import InputError
-from uedp_ray.training._objects import Objects, StorageError, as_url, download
-from uedp_ray.training.mirror import OWNERS, Mirror, Storage, folder_of, unusable
-
-__all__ = ["IN_PLACE", "Mirror", "Storage", "StorageError", "folder_only", "local_copy", "open_storage"]
-
-IN_PLACE = Storage(Path())
-"""For who has its paths already."""
+from uedp_ray.storage.base import Storage, StorageError
+from uedp_ray.storage.mirror import OWNERS, Mirror, folder_of, unusable
+from uedp_ray.storage.objects import Objects, as_url, download
 
 
 def open_storage(out: str | Path | Storage) -> Storage:
@@ -43,7 +39,7 @@ def open_storage(out: str | Path | Storage) -> Storage:
         raise InputError("UEDP_RAY_WORK", str(work), remedy) from None
     mirror = Mirror(url, work)
     try:
-        mirror.begun()
+        mirror.exists()
     except StorageError as error:
         raise unusable(url, error) from error
     return mirror

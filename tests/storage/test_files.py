@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from uedp_ray.files import replacing
+from uedp_ray.storage.files import replacing
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from uedp_ray.errors import InputError
-from uedp_ray.files import make_folder, sync_folder
+from uedp_ray.storage.base import StorageError
+from uedp_ray.storage.files import make_folder, sync_folder
 
 T = TypeVar("T")
 
@@ -38,10 +39,6 @@ _CHUNK = 1 << 23
 THREADS = 8
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 _TEMPORARY = ".tmp"
-
-
-class StorageError(OSError):
-    """The storage cannot be reached, or refused. What is in it is whole."""
 
 
 def as_url(path: str | Path) -> str | None:

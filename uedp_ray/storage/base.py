@@ -1,0 +1,80 @@
+"""Where a run or a sweep is kept, as its owner sees it: paths under one root, and what makes them safe.
+
+``Storage`` is a folder that every node sees: nothing is copied, and the methods do nothing. ``mirror.Mirror`` is a URL, of
+which every node keeps a copy; it says what each method is for. Callers call both alike.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from uedp_ray.errors import InputError
+from uedp_ray.storage.locks import folder_locked
+
+WHOLE = ".whole"
+"""The file of a folder that is copied last, unless it has one of its own: without it the folder does not count."""
+_FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
+"""Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
+
+
+class StorageError(OSError):
+    """The storage cannot be reached, or refused. What is in it is whole."""
+
+
+class Storage:
+    """A folder that every node sees.
+
+    ``wait``: seconds to wait for another process that is at work there.
+    """
+
+    url: str | None = None
+    owned = True
+
+    def __init__(self, root: Path, *, wait: float | None = None):
+        self.root, self._wait = root, wait
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether ``root`` is this node's copy of what lies elsewhere."""
+        return self.url is not None
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        busy = InputError(
+            "--out", str(self.root), "another process is at work in this folder: wait for it, or stop one of the two"
+        )
+        return folder_locked(self.root, wait=_FOLDER_WAIT if self._wait is None else self._wait, busy=busy)
+
+    def lock(self, path: Path) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def child(self, path: Path) -> Storage:
+        return Storage(path, wait=_PART_WAIT)
+
+    def address(self, path: Path) -> str:
+        return str(path)
+
+    def exists(self) -> bool:
+        return (self.root / "private").exists()
+
+    def clear(self) -> None: ...
+
+    def acquire(self) -> None: ...
+
+    def append(self, path: Path) -> None: ...
+
+    def restore(self, path: Path) -> str:
+        return ""
+
+    def put(self, *paths: Path, commit: str = WHOLE) -> None: ...
+
+    def get(self, *paths: Path, commit: str = WHOLE, since: str = "") -> None: ...
+
+    def publish(self, *paths: Path) -> None: ...
+
+    def adopt(self, path: Path, folder: Path) -> Path:
+        return path
+
+
+IN_PLACE = Storage(Path())
+"""For who has its paths already."""
