@@ -15,8 +15,9 @@ from scipy import integrate, optimize, special, stats
 
 from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, dominating
-from uedp_ray.privacy.accounting import calibrate, compose, epsilon, pld
+from uedp_ray.privacy import accounting, composition, dominating
+from uedp_ray.privacy.accounting import calibrate, compose, epsilon
+from uedp_ray.privacy.composition import pld
 from uedp_ray.privacy.dominating import HolderGroups
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.statement import state
@@ -414,7 +415,9 @@ def test_mass_that_is_cut_is_counted_as_lost(user_sampling_prob):
 def test_the_larger_direction_counts(monkeypatch):
     """Adding was the larger in all cases we tried; nothing is known that forbids the other."""
     for values in ((1.0, 2.0), (2.0, 1.0)):
-        monkeypatch.setattr(accounting, "_one_direction", lambda parts, reach, side, *rest, values=values: values[side])
+        monkeypatch.setattr(
+            composition, "_one_direction", lambda parts, reach, side, *rest, values=values: values[side]
+        )
         accounting._epsilon.cache_clear()
         assert epsilon(BASE, **CALL) == 2.0
     accounting._epsilon.cache_clear()

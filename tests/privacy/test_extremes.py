@@ -12,7 +12,7 @@ from scipy import optimize, special
 from tests.privacy.mechanisms import change
 from uedp_ray.accountant import parameter_epsilon
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting
+from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -145,9 +145,9 @@ def test_a_whole_number_beyond_any_integer_of_the_machine_is_a_number(clip):
 def test_rounding_in_the_convolution_is_paid_for_where_hardly_anything_is_drawn(z, q_u, rounds, delta, monkeypatch):
     """Nearly all mass is at a loss of zero, and its rounding is as large as what lies beyond epsilon."""
     ones, composed = [], []
-    pmf, epsilon_at = accounting._pmf, accounting._epsilon_at
-    monkeypatch.setattr(accounting, "_pmf", lambda *given: ones.append(pmf(*given)) or ones[-1])
-    monkeypatch.setattr(accounting, "_epsilon_at", lambda *given: composed.append(epsilon_at(*given)) or composed[-1])
+    pmf, epsilon_at = composition._pmf, composition._epsilon_at
+    monkeypatch.setattr(composition, "_pmf", lambda *given: ones.append(pmf(*given)) or ones[-1])
+    monkeypatch.setattr(composition, "_epsilon_at", lambda *given: composed.append(epsilon_at(*given)) or composed[-1])
     accounting._epsilon.cache_clear()
     bounds = {"entity_sampling_prob": 1.0, "max_holders": 0, "entity_clip": 0.3, "extended_clip": 0.3}
     mechanism = RoundMechanism(noise_multiplier=z, user_sampling_prob=q_u, **bounds)

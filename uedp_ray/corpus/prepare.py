@@ -42,12 +42,11 @@ from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
+from uedp_ray.corpus.store import FORMAT_VERSION
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
 from uedp_ray.storage.files import checksum, make_folder, replacing
 from uedp_ray.storage.locks import INSIDE, folder_locked
-
-FORMAT_VERSION = 3
 
 Progress = Callable[[str, int, int | None], None]
 """Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""

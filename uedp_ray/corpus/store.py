@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus._shards import SHARD_SCHEMA, sentences_of
 from uedp_ray.corpus.categories import KNOWN, LISTED, expand
-from uedp_ray.corpus.prepare import FORMAT_VERSION
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
 from uedp_ray.storage.files import check_regular, has_checksum, load_array, read_json
 from uedp_ray.storage.tables import refusing_damage
+
+FORMAT_VERSION = 3
 
 T = TypeVar("T")
 

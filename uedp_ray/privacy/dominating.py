@@ -25,6 +25,7 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 
 ACCOUNTANTS = ("user-entity", "user", "entity")
 KINDS = ("entity", "extended")
+MIN_DELTA = 1e-12
 UNBOUNDED = 1 << 62  # holders, where nobody bounds them
 _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
@@ -34,6 +35,15 @@ _LEAST = 1e-100
 def kinds(kind: str) -> tuple[str, ...]:
     """What ``kind`` stands for."""
     return KINDS if kind == "both" else (kind,)
+
+
+def check_arguments(accountant: str, kind: str, delta: float) -> None:
+    if accountant not in ACCOUNTANTS:
+        raise InputError("accountant", accountant, f"choose one of {', '.join(ACCOUNTANTS)}")
+    if kind not in ("both", *KINDS):
+        raise InputError("kind", kind, "choose one of both, entity, extended")
+    if not MIN_DELTA <= delta < 1.0:
+        raise InputError("delta", delta, f"must lie in [{MIN_DELTA:g}, 1)")
 
 
 @dataclass(eq=False)
@@ -319,3 +329,13 @@ class HolderGroups:
             np.add.at(weights_RL[row], place[kept], mass[kept])
             cut_R[row] += mass[~kept].sum()
         return [Profile(self._family, weights_RL, cut_R)]
+
+
+def holder_intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int, int]]:
+    """Splits [low, high]; close to K, where holders matter most, the intervals are single numbers."""
+    found = []
+    while low <= high:
+        end = min(high, math.floor(low * (1 + ratio * (1 - least / low))))
+        found.append((low, max(low, end)))
+        low = found[-1][1] + 1
+    return found

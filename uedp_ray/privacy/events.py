@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
-from uedp_ray.privacy.accounting import MIN_DELTA, compose
+from uedp_ray.privacy.accounting import compose
+from uedp_ray.privacy.dominating import MIN_DELTA
 from uedp_ray.privacy.mechanism import MAX_COUNT, RoundMechanism, is_finite
 
 _MOST_CHANGES = 64

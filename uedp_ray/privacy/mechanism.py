@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,3 +100,9 @@ class RoundMechanism:
             if name not in values:
                 raise InputError(name, None, "is missing")
         return cls(**values)
+
+
+def check_rounds(parts: Iterable[tuple[RoundMechanism, int]]) -> None:
+    for _, count in parts:
+        if type(count) is not int or not 0 <= count <= MAX_COUNT:
+            raise InputError("rounds", count, f"must be an integer, 0 to {MAX_COUNT:g}")

@@ -26,9 +26,9 @@ import numpy as np
 from scipy import optimize, special
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, dominating, renyi
+from uedp_ray.privacy import dominating, renyi
 from uedp_ray.privacy.events import Charges, charges
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
 
 ORDERS = renyi.ORDERS[::3]
 """With a mixture of them, all orders were seen to gain less than 2 %."""
@@ -54,8 +54,8 @@ class Odometer:
     """Of delta, put aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
 
     def __post_init__(self) -> None:
-        accounting.check_arguments(self.accountant, self.kind, self.delta)
-        accounting.check_rounds(self.planned)
+        dominating.check_arguments(self.accountant, self.kind, self.delta)
+        check_rounds(self.planned)
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
         if type(self.runs) is not int or self.runs < 1:

@@ -1,4 +1,4 @@
-"""Renyi divergences of one round, and epsilon from them: looser than ``accounting``, but what selection rules are stated in.
+"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but selection rules are stated in them.
 
     epsilon([(mechanism, 500)], delta=1e-5)
     rates, lost = rdp([(mechanism, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta
@@ -23,9 +23,9 @@ from dp_accounting.rdp import compute_epsilon
 from scipy import special
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, dominating
+from uedp_ray.privacy import dominating
 from uedp_ray.privacy.dominating import HolderGroups, Profile
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 
@@ -49,7 +49,7 @@ def epsilon(parts: Parts, *, delta: float, accountant: str = "user-entity", kind
 
     Raises: InputError for values out of range.
     """
-    accounting.check_arguments(accountant, kind, delta)
+    dominating.check_arguments(accountant, kind, delta)
     kinds = dominating.kinds(kind)
     return max(of_releases(parts, (), delta=delta, accountant=accountant, kind=each) for each in kinds)
 
@@ -85,7 +85,7 @@ def rdp(
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
     ``over``: the rounds among which ``lost`` is divided, where a run broke off those of the whole; none: all of ``parts``.
     """
-    accounting.check_rounds(parts)
+    check_rounds(parts)
     if not 0.0 < lost < 1.0:
         raise InputError("lost", lost, "must lie strictly between 0 and 1")
     total = max(sum(count for _, count in parts) if over is None else over, 1)
@@ -108,7 +108,7 @@ def _one_round(
         return of_profile(dominating.one_round(mechanism, accountant, kind, tail=tail), orders)
     least, most = mechanism.max_holders or 0, mechanism.max_users or 0
     # Every H lies in an interval, whose pair dominates it: the pointwise maximum holds for every H.
-    intervals = [(least, least), *accounting.holder_intervals(least, least + 1, most, _WIDTH)]
+    intervals = [(least, least), *dominating.holder_intervals(least, least + 1, most, _WIDTH)]
     groups = HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
     return of_profile(groups.profiles(intervals)[0], orders)
 

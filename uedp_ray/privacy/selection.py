@@ -24,7 +24,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy import optimize
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, dominating, renyi
+from uedp_ray.privacy import dominating, renyi
 from uedp_ray.privacy.events import (
     Charges,
     UnsupportedEvent,
@@ -102,7 +102,7 @@ def epsilon_of_choosing(
     Raises: InputError for values out of range, and where the searcher does not allow the rule.
     """
     check_rule(rule, searcher=searcher, early_stopping=early_stopping)
-    accounting.check_arguments(accountant, kind, delta)
+    dominating.check_arguments(accountant, kind, delta)
     if rule == "public":
         return 0.0
     if rule == "composition":
