@@ -1,4 +1,4 @@
-"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but selection rules are stated in them.
+"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules rest on.
 
     epsilon([(mechanism, 500)], delta=1e-5)
     rates, lost = rdp([(mechanism, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta

@@ -19,18 +19,8 @@ from typing import Any, Literal
 
 import yaml
 
-from uedp_ray.config import (
-    Protect,
-    RunConfig,
-    at_least,
-    choice,
-    from_dict,
-    parse_overrides,
-    positive,
-    read_yaml,
-    set_keys,
-    to_dict,
-)
+from uedp_ray.config import Protect, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.limits import at_least, check_choices, choice, positive
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -61,8 +51,7 @@ class BudgetConfig:
     space gives the noise multiplier, and points beyond the budget are refused."""
 
     def __post_init__(self) -> None:
-        choice("budget.unit", self.unit, Protect)
-        choice("budget.noise", self.noise, Literal["calibrated", "free"])
+        check_choices(self, "budget")
         positive("budget.target_epsilon", self.target_epsilon)
         if not 0.0 < self.delta < 1.0:
             raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
@@ -93,10 +82,7 @@ class SearchConfig:
     """Of the searcher. Samples and noise of the trials have their own, private keys."""
 
     def __post_init__(self) -> None:
-        choice("search.searcher", self.searcher, Searcher)
-        choice("search.early_stopping", self.early_stopping, EarlyStopping)
-        choice("search.selection", self.selection, Selection)
-        choice("search.law", self.law, Law)
+        check_choices(self, "search")
         at_least("search.trials", self.trials, 1, most=MAX_POINTS, optional=True)
         at_least("search.seeds_per_trial", self.seeds_per_trial, 1, most=MAX_SEEDS)
         at_least("search.grace_rounds", self.grace_rounds, 1)

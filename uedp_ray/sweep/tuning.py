@@ -13,7 +13,7 @@ from typing import Any
 from ray.tune.stopper import Stopper
 
 from uedp_ray.config import to_dict
-from uedp_ray.configio import named_variables
+from uedp_ray.config.io import named_variables
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.feed import Feed

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, SourceConfig
-from uedp_ray.configio import expand
+from uedp_ray.config.io import expand
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 

@@ -21,7 +21,7 @@ from uedp_ray.config import (
     set_keys,
     to_dict,
 )
-from uedp_ray.configio import expand
+from uedp_ray.config.io import expand
 from uedp_ray.errors import InputError
 from uedp_ray.fields import string
 from uedp_ray.sweep.config import SweepConfig, load_sweep_config

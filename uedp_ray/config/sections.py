@@ -1,29 +1,16 @@
-"""What a run is: frozen dataclasses, validated with remedies, read from and written to YAML.
+"""The sections of a run file: frozen dataclasses, each with a docstring a field, validated with remedies.
 
-Every field is a PUBLIC setting: nothing here may be read off the private data. Example:
-
-    config = load_config("sweeps/quickstart.yaml", ["privacy.target_epsilon=4"])
-    dump_config(config, "config.yaml")
+Every field is a PUBLIC setting: nothing here may be read off the private data. What one section asks of another is
+checked by ``run.RunConfig``.
 """
-# Over 400 lines: one dataclass a section with a docstring a field; splitting it would only move the contract apart.
-# Reading and writing as such is ``configio``'s; what callers need of it is imported from here as well.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
-import re
 import typing
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-import yaml
-
-from uedp_ray.configio import from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.limits import at_least, below_one, check_choices, choice, positive, probability, seed
 from uedp_ray.errors import InputError
 
 SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
@@ -33,57 +20,6 @@ SurplusRule = Literal["truncate", "reweight"]
 Protect = Literal["user-entity", "user", "entity"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
-
-
-def choice(name: str, value: object, annotation: Any) -> None:
-    """Raises: InputError unless ``value`` is one of a ``Literal``."""
-    options = typing.get_args(annotation)
-    if value not in options:
-        raise InputError(name, value, f"choose one of {', '.join(map(str, options))}")
-
-
-def _probability(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise InputError(name, value, "a probability lies in [0, 1]")
-
-
-def _below_one(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise InputError(name, value, "must be 0 or more and below 1")
-
-
-def _seed(name: str, value: int | None) -> None:
-    if value is not None and not 0 <= value < 2**63:
-        raise InputError(name, value, "must be 0 or more and below 2**63")
-
-
-def positive(name: str, value: float | None, *, optional: bool = False) -> None:
-    """Raises: InputError unless ``value`` is finite and above 0."""
-    if optional and value is None:
-        return
-    if value is None or not math.isfinite(value) or value <= 0:
-        raise InputError(name, value, "must be a finite number above 0")
-
-
-def at_least(name: str, value: int | None, low: int, *, most: int | None = None, optional: bool = False) -> None:
-    """Raises: InputError if ``value`` is below ``low``, or above ``most``."""
-    if optional and value is None:
-        return
-    if value is None or value < low:
-        raise InputError(name, value, f"must be {low} or more")
-    if most is not None and value > most:
-        raise InputError(name, value, f"must be {most:,} or fewer")
-
-
-def _same_file(one: str, other: str) -> bool:
-    """Whether two paths are one file or folder, links and spelling aside; texts that agree are told apart later."""
-    if not one or not other:
-        return False
-    one, other = (os.path.expandvars(path) for path in (one, other))
-    try:
-        return os.path.samefile(one, other)
-    except OSError:  # one of them is not here
-        return os.path.realpath(one) == os.path.realpath(other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +52,7 @@ class SourceConfig:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("max_words", self.max_words, 2)
         at_least("num_users", self.num_users, 1)
-        _seed("seed", self.seed)
+        seed("seed", self.seed)
         choice("part", self.part, Literal["private", "held_out", "public"])
 
 
@@ -140,7 +76,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         at_least("corpus.declared_num_users", self.declared_num_users, 1, optional=True)
         at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
-        choice("corpus.evaluation_basis", self.evaluation_basis, Literal["public", "held_out_users"])
+        check_choices(self, "corpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +105,7 @@ class VocabularyConfig:
     """Lets a pretrained model be given words instead of its own tokenizer: its embeddings are then drawn anew."""
 
     def __post_init__(self) -> None:
-        if self.kind is not None:
-            choice("vocabulary.kind", self.kind, VocabularyKind)
+        check_choices(self, "vocabulary")
         if self.kind == "noisy-threshold":
             positive("vocabulary.noise_multiplier", self.noise_multiplier)
             positive("vocabulary.threshold_delta", self.threshold_delta)
@@ -196,9 +131,7 @@ class BoundsConfig:
     """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H)."""
 
     def __post_init__(self) -> None:
-        choice("bounds.mode", self.mode, Literal["declared", "enforced", "none"])
-        choice("bounds.entity_bound", self.entity_bound, SurplusRule)
-        choice("bounds.holder_bound", self.holder_bound, SurplusRule)
+        check_choices(self, "bounds")
         at_least("bounds.max_sentences_per_user", self.max_sentences_per_user, 1, optional=True)
         at_least("bounds.max_sentences_per_entity", self.max_sentences_per_entity, 1)
         at_least("bounds.max_holders", self.max_holders, 1)
@@ -240,15 +173,9 @@ class PrivacyConfig:
     """Fixes sampling and noise so that runs can be compared. Every output is then labelled not private."""
 
     def __post_init__(self) -> None:
-        choice("privacy.protect", self.protect, Protect)
-        choice("privacy.noise", self.noise, Literal["calibrated", "published", "none"])
-        choice("privacy.published_cohort", self.published_cohort, Literal["expected", "all"])
-        choice("privacy.selection_rule", self.selection_rule, SelectionRule)
-        choice("privacy.entity_draw", self.entity_draw, EntityDraw)
-        choice("privacy.estimator", self.estimator, Literal["f_e_plus", "f_e"])
-        choice("privacy.normalizer", self.normalizer, Literal["public", "published"])
+        check_choices(self, "privacy")
         for name in ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob"):
-            _probability(f"privacy.{name}", getattr(self, name))
+            probability(f"privacy.{name}", getattr(self, name))
         positive("privacy.l2_clip_norm", self.l2_clip_norm)
         positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
         positive("privacy.target_epsilon", self.target_epsilon, optional=True)
@@ -258,7 +185,7 @@ class PrivacyConfig:
                 raise InputError(f"privacy.{name}", value, "must lie within 1e-20 and 1e20")
         at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
         at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
-        _seed("privacy.test_noise_seed", self.test_noise_seed)
+        seed("privacy.test_noise_seed", self.test_noise_seed)
         if not 0.0 < self.delta < 1.0:
             raise InputError("privacy.delta", self.delta, "must lie strictly between 0 and 1")
         given = (self.target_epsilon is not None) + (self.noise_multiplier is not None)
@@ -328,8 +255,7 @@ class ModelConfig:
     """Checkpoint folder written by ``pretrain``."""
 
     def __post_init__(self) -> None:
-        choice("model.architecture", self.architecture, Literal["gpt2", "awd_lstm", "pretrained"])
-        choice("model.trainable", self.trainable, TrainablePart)
+        check_choices(self, "model")
         if self.architecture == "pretrained" and not self.path:
             raise InputError("model.path", self.path, "name a model folder or hub id")
         for name, most in _LARGEST.items():
@@ -339,7 +265,7 @@ class ModelConfig:
         positive("model.init_range", self.init_range, optional=True)
         positive("model.lora_alpha", self.lora_alpha)
         for name in ("embedding", "input", "hidden", "weight", "output"):
-            _probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
+            probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
         if self.architecture == "gpt2" and self.hidden_size % self.num_heads:
             raise InputError(
                 "model.hidden_size", self.hidden_size, f"must be divisible by num_heads = {self.num_heads}"
@@ -377,11 +303,7 @@ class TrainingConfig:
     """Initial parameters and dropout. Public; sampling and noise have their own, private keys."""
 
     def __post_init__(self) -> None:
-        choice("training.local_update", self.local_update, Literal["gradient", "local_sgd"])
-        choice("training.server_optimizer", self.server_optimizer, Literal["sgd", "momentum", "adam"])
-        choice("training.server_schedule", self.server_schedule, Literal["constant", "linear"])
-        choice("training.device", self.device, Literal["auto", "cpu", "cuda"])
-        choice("training.precision", self.precision, Literal["float32", "bf16"])
+        check_choices(self, "training")
         for name in (
             "num_rounds",
             "local_epochs",
@@ -396,10 +318,10 @@ class TrainingConfig:
         positive("training.local_learning_rate", self.local_learning_rate)
         positive("training.server_learning_rate", self.server_learning_rate)
         positive("training.adam_epsilon", self.adam_epsilon)
-        _seed("training.seed", self.seed)
-        _below_one("training.server_momentum", self.server_momentum)
+        seed("training.seed", self.seed)
+        below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:
-            _below_one("training.adam_betas", beta)
+            below_one("training.adam_betas", beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,138 +340,4 @@ class PretrainConfig:
         at_least("pretrain.batch_size", self.batch_size, 1)
         at_least("pretrain.max_words", self.max_words, 1, optional=True)
         positive("pretrain.learning_rate", self.learning_rate)
-        _seed("pretrain.seed", self.seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One model: text in; checkpoint, ledger and privacy statement out."""
-
-    name: str = "run"
-    corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    bounds: BoundsConfig = field(default_factory=BoundsConfig)
-    privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
-    model: ModelConfig = field(default_factory=ModelConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):
-            raise InputError("name", self.name, "names a folder under runs/: leave out / and $")
-        private = self.privacy.noise == "calibrated"
-        if private and self.bounds.mode == "none" and self.privacy.protect != "user":
-            raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
-        public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
-        for name, source in ((name, source) for name, sources in public.items() for source in sources):
-            if private and _same_file(source.path, self.corpus.source.path):
-                raise InputError(name, source.path, "is the private text itself: name public text")
-        share = self.vocabulary.threshold_delta
-        if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:
-            raise InputError(
-                "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
-            )
-        self._check_pretrained()
-        limit = 2.0 * self.privacy.l2_clip_norm
-        reweighted = self.bounds.mode == "enforced" and "reweight" in (
-            self.bounds.holder_bound,
-            self.bounds.entity_bound,
-        )
-        if private and self.corpus.declared_num_users is None and (self.privacy.normalizer == "public" or reweighted):
-            raise InputError(
-                "corpus.declared_num_users",
-                None,
-                "declare a public upper bound on the number of users (the true count is private)",
-            )
-        self._check_holders()
-        if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
-            bounds = self.bounds
-            named = {"bounds.entity_bound": bounds.entity_bound, "bounds.holder_bound": bounds.holder_bound}
-            reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
-            remedy = (
-                f"{reweighting}: a user's bounds.max_sentences_per_entity = {bounds.max_sentences_per_entity} sentences "
-                f"with one entity must move it by less than twice privacy.l2_clip_norm = {self.privacy.l2_clip_norm:g} "
-                "together. Lower the clip or the number, or use truncate"
-            )
-            raise InputError("privacy.sentence_clip_norm", self.privacy.sentence_clip_norm, remedy)
-        if self.training.local_update == "local_sgd" and reweighted:
-            raise InputError(
-                "bounds.holder_bound / bounds.entity_bound",
-                (self.bounds.holder_bound, self.bounds.entity_bound),
-                "local_sgd does not bound a reweighted sentence's effect: use truncate",
-            )
-        if self.training.local_update == "local_sgd" and self.privacy.sentence_clip_norm is not None:
-            raise InputError(
-                "privacy.sentence_clip_norm",
-                self.privacy.sentence_clip_norm,
-                "local_sgd cannot use it (an entity may move a user's update by 2 l2_clip_norm): drop it",
-            )
-
-    def _check_pretrained(self) -> None:
-        words, model = self.vocabulary, self.model
-        if words.kind == "tokenizer" and not self.words.path:
-            raise InputError("vocabulary.path", "", "name a tokenizer folder, file or hub id")
-        if words.kind in ("public-words", "noisy-threshold") and model.architecture == "pretrained":
-            if not words.replace_embeddings and not model.warm_start:
-                remedy = "a pretrained model knows the tokens it came with: leave it out to keep them, or add"
-                raise InputError("vocabulary.kind", words.kind, f"{remedy} vocabulary.replace_embeddings: true")
-        elif words.replace_embeddings:
-            remedy = "is for a pretrained model that is given words: add vocabulary.kind, or drop it"
-            raise InputError("vocabulary.replace_embeddings", True, remedy)
-
-    def _check_holders(self) -> None:
-        bounds, users = self.bounds, self.corpus.declared_num_users
-        if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound != "reweight":
-            return
-        if users is None:
-            remedy = "reweight counts with a public upper bound on the number of users: declare it, or use truncate"
-            raise InputError("corpus.declared_num_users", None, remedy)
-        if bounds.max_holders > users:
-            remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
-            raise InputError("bounds.max_holders", bounds.max_holders, remedy)
-
-    @property
-    def words(self) -> VocabularyConfig:
-        """The vocabulary with its kind decided: a pretrained model keeps its own tokenizer unless told otherwise."""
-        vocabulary, own = self.vocabulary, self.model.architecture == "pretrained"
-        kind = vocabulary.kind or ("tokenizer" if own else "public-words")
-        path = vocabulary.path or (self.model.path if own and kind == "tokenizer" else "")
-        return replace(vocabulary, kind=kind, path=path)
-
-    @property
-    def entity_clip_norm(self) -> float:
-        """beta_e: how far one entity can move one user's update, min(2 beta, m c)."""
-        return self._moved_by(self.bounds.max_sentences_per_entity)
-
-    @property
-    def extended_clip_norm(self) -> float:
-        """How far one sentence without entities can move one user's update, min(2 beta, c)."""
-        return self._moved_by(1)
-
-    def _moved_by(self, num_sentences: int) -> float:
-        sentence_clip_norm = self.privacy.sentence_clip_norm
-        limit = 2.0 * self.privacy.l2_clip_norm
-        return limit if sentence_clip_norm is None else min(limit, num_sentences * sentence_clip_norm)
-
-    def digest(self) -> str:
-        """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
-        tree = to_dict(self)
-        del tree["name"]
-        for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
-            del tree["training"][key]
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
-    tree = read_yaml(path)
-    if "base" in tree:
-        kind, command = ("comparison", "compare") if "variants" in tree else ("sweep", "sweep")
-        raise InputError("config", str(path), f"is a {kind} file: use uedp-ray {command}, or name a run file")
-    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
-
-
-def dump_config(config: RunConfig, path: str | Path) -> None:
-    """Writes the complete, resolved config as YAML."""
-    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+        seed("pretrain.seed", self.seed)

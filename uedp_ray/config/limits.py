@@ -1,0 +1,77 @@
+"""What a value of a setting may be: checks that raise one ``InputError`` naming the setting, its value and the remedy."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+import typing
+from typing import Any
+
+from uedp_ray.errors import InputError
+
+
+def check_choices(section: Any, name: str) -> None:
+    """Raises: InputError unless every field of a dataclass that is annotated with a ``Literal`` has one of its values.
+
+    ``name``: of the section, which error messages put before that of the field.
+    """
+    cls: type = type(section)
+    for field, annotation in _choices(cls):
+        choice(f"{name}.{field}", getattr(section, field), annotation)
+
+
+@functools.cache
+def _choices(section: type) -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(section).items()
+    return [(field, hint) for field, hint in hints if _options(hint)]
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The values of a ``Literal``, with None of one that may be left out; nothing for what is not all choices."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return ()
+    parts = [(None,) if part is type(None) else _options(part) for part in typing.get_args(annotation)]
+    return tuple(value for part in parts for value in part) if all(parts) else ()
+
+
+def choice(name: str, value: object, annotation: Any) -> None:
+    """Raises: InputError unless ``value`` is one of a ``Literal``."""
+    options = _options(annotation)
+    if value not in options:
+        raise InputError(name, value, f"choose one of {', '.join(str(each) for each in options if each is not None)}")
+
+
+def probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise InputError(name, value, "a probability lies in [0, 1]")
+
+
+def below_one(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise InputError(name, value, "must be 0 or more and below 1")
+
+
+def seed(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value < 2**63:
+        raise InputError(name, value, "must be 0 or more and below 2**63")
+
+
+def positive(name: str, value: float | None, *, optional: bool = False) -> None:
+    """Raises: InputError unless ``value`` is finite and above 0."""
+    if optional and value is None:
+        return
+    if value is None or not math.isfinite(value) or value <= 0:
+        raise InputError(name, value, "must be a finite number above 0")
+
+
+def at_least(name: str, value: int | None, low: int, *, most: int | None = None, optional: bool = False) -> None:
+    """Raises: InputError if ``value`` is below ``low``, or above ``most``."""
+    if optional and value is None:
+        return
+    if value is None or value < low:
+        raise InputError(name, value, f"must be {low} or more")
+    if most is not None and value > most:
+        raise InputError(name, value, f"must be {most:,} or fewer")

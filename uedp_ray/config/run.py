@@ -1,0 +1,170 @@
+"""One run: its sections, what they ask of each other, and the file they are read from and written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.sections import (
+    BoundsConfig,
+    CorpusConfig,
+    ModelConfig,
+    PretrainConfig,
+    PrivacyConfig,
+    TrainingConfig,
+    VocabularyConfig,
+)
+from uedp_ray.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One model: text in; checkpoint, ledger and privacy statement out."""
+
+    name: str = "run"
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    bounds: BoundsConfig = field(default_factory=BoundsConfig)
+    privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):
+            raise InputError("name", self.name, "names a folder under runs/: leave out / and $")
+        private = self.privacy.noise == "calibrated"
+        if private and self.bounds.mode == "none" and self.privacy.protect != "user":
+            raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
+        public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
+        for name, source in ((name, source) for name, sources in public.items() for source in sources):
+            if private and _same_file(source.path, self.corpus.source.path):
+                raise InputError(name, source.path, "is the private text itself: name public text")
+        share = self.vocabulary.threshold_delta
+        if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:
+            raise InputError(
+                "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
+            )
+        self._check_pretrained()
+        limit = 2.0 * self.privacy.l2_clip_norm
+        reweighted = self.bounds.mode == "enforced" and "reweight" in (
+            self.bounds.holder_bound,
+            self.bounds.entity_bound,
+        )
+        if private and self.corpus.declared_num_users is None and (self.privacy.normalizer == "public" or reweighted):
+            raise InputError(
+                "corpus.declared_num_users",
+                None,
+                "declare a public upper bound on the number of users (the true count is private)",
+            )
+        self._check_holders()
+        if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
+            bounds = self.bounds
+            named = {"bounds.entity_bound": bounds.entity_bound, "bounds.holder_bound": bounds.holder_bound}
+            reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
+            remedy = (
+                f"{reweighting}: a user's bounds.max_sentences_per_entity = {bounds.max_sentences_per_entity} sentences "
+                f"with one entity must move it by less than twice privacy.l2_clip_norm = {self.privacy.l2_clip_norm:g} "
+                "together. Lower the clip or the number, or use truncate"
+            )
+            raise InputError("privacy.sentence_clip_norm", self.privacy.sentence_clip_norm, remedy)
+        if self.training.local_update == "local_sgd" and reweighted:
+            raise InputError(
+                "bounds.holder_bound / bounds.entity_bound",
+                (self.bounds.holder_bound, self.bounds.entity_bound),
+                "local_sgd does not bound a reweighted sentence's effect: use truncate",
+            )
+        if self.training.local_update == "local_sgd" and self.privacy.sentence_clip_norm is not None:
+            raise InputError(
+                "privacy.sentence_clip_norm",
+                self.privacy.sentence_clip_norm,
+                "local_sgd cannot use it (an entity may move a user's update by 2 l2_clip_norm): drop it",
+            )
+
+    def _check_pretrained(self) -> None:
+        words, model = self.vocabulary, self.model
+        if words.kind == "tokenizer" and not self.words.path:
+            raise InputError("vocabulary.path", "", "name a tokenizer folder, file or hub id")
+        if words.kind in ("public-words", "noisy-threshold") and model.architecture == "pretrained":
+            if not words.replace_embeddings and not model.warm_start:
+                remedy = "a pretrained model knows the tokens it came with: leave it out to keep them, or add"
+                raise InputError("vocabulary.kind", words.kind, f"{remedy} vocabulary.replace_embeddings: true")
+        elif words.replace_embeddings:
+            remedy = "is for a pretrained model that is given words: add vocabulary.kind, or drop it"
+            raise InputError("vocabulary.replace_embeddings", True, remedy)
+
+    def _check_holders(self) -> None:
+        bounds, users = self.bounds, self.corpus.declared_num_users
+        if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound != "reweight":
+            return
+        if users is None:
+            remedy = "reweight counts with a public upper bound on the number of users: declare it, or use truncate"
+            raise InputError("corpus.declared_num_users", None, remedy)
+        if bounds.max_holders > users:
+            remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
+            raise InputError("bounds.max_holders", bounds.max_holders, remedy)
+
+    @property
+    def words(self) -> VocabularyConfig:
+        """The vocabulary with its kind decided: a pretrained model keeps its own tokenizer unless told otherwise."""
+        vocabulary, own = self.vocabulary, self.model.architecture == "pretrained"
+        kind = vocabulary.kind or ("tokenizer" if own else "public-words")
+        path = vocabulary.path or (self.model.path if own and kind == "tokenizer" else "")
+        return replace(vocabulary, kind=kind, path=path)
+
+    @property
+    def entity_clip_norm(self) -> float:
+        """beta_e: how far one entity can move one user's update, min(2 beta, m c)."""
+        return self._moved_by(self.bounds.max_sentences_per_entity)
+
+    @property
+    def extended_clip_norm(self) -> float:
+        """How far one sentence without entities can move one user's update, min(2 beta, c)."""
+        return self._moved_by(1)
+
+    def _moved_by(self, num_sentences: int) -> float:
+        sentence_clip_norm = self.privacy.sentence_clip_norm
+        limit = 2.0 * self.privacy.l2_clip_norm
+        return limit if sentence_clip_norm is None else min(limit, num_sentences * sentence_clip_norm)
+
+    def digest(self) -> str:
+        """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
+        tree = to_dict(self)
+        del tree["name"]
+        for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
+            del tree["training"][key]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
+    tree = read_yaml(path)
+    if "base" in tree:
+        kind, command = ("comparison", "compare") if "variants" in tree else ("sweep", "sweep")
+        raise InputError("config", str(path), f"is a {kind} file: use uedp-ray {command}, or name a run file")
+    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
+
+
+def dump_config(config: RunConfig, path: str | Path) -> None:
+    """Writes the complete, resolved config as YAML."""
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Whether two paths are one file or folder, links and spelling aside; texts that agree are told apart later."""
+    if not one or not other:
+        return False
+    one, other = (os.path.expandvars(path) for path in (one, other))
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not here
+        return os.path.realpath(one) == os.path.realpath(other)
