@@ -18,7 +18,7 @@ from tests.models.helpers import tiny_llama
 from tests.sweep.sweeps import sweep_tree
 from tests.training.runs import run_tree
 from uedp_ray.interrupts import handlers_kept
-from uedp_ray.models.build import save_model
+from uedp_ray.models.saved import save_model
 from uedp_ray.sweep.checks import check_sweep
 from uedp_ray.sweep.config import load_sweep_config
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.helpers import TASK, sentences, tiny
-from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig, MaskSeeds, _Masks
+from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+from uedp_ray.models.masks import Masks, MaskSeeds
 from uedp_ray.models.task import forward_logits
 
 IDS = torch.tensor([[0, 3, 4, 3, 5], [0, 7, 7, 8, 1]])
@@ -61,7 +62,7 @@ def test_locked_masks_last_a_sentence_and_keep_the_mean() -> None:
     model = network()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dropped = model._locked(torch.ones(4, 3, 5000), 0.4, _Masks(None))
+        dropped = model._locked(torch.ones(4, 3, 5000), 0.4, Masks(None))
     assert torch.equal(dropped[:, 0], dropped[:, 1])
     assert not torch.equal(dropped[0], dropped[1])
     assert torch.allclose(dropped.unique(), torch.tensor([0.0, 1 / 0.6]))

@@ -19,8 +19,9 @@ from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model, check_start_fits, load_model, save_model
+from uedp_ray.models.build import build_model, check_start_fits
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.saved import load_model, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 

@@ -24,7 +24,7 @@ from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import load_model
+from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.storage.locks import folder_locked

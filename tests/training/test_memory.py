@@ -25,9 +25,10 @@ from tests.training.test_pretrained import llama_tokenizer
 from tests.training.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import longest_of, pretrained_config, save_model
 from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.pretrained import pretrained_config
+from uedp_ray.models.saved import longest_of, save_model
 from uedp_ray.training import local
 from uedp_ray.training.host import train
 from uedp_ray.training.local import LocalUpdate

@@ -16,7 +16,7 @@ from tests.models.helpers import VOCABULARY, tiny, tiny_llama
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.corpus.vocabulary import build_vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import save_model
+from uedp_ray.models.saved import save_model
 from uedp_ray.training.predict import predict
 
 

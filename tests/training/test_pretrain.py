@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.training.runs import run_config
 from tests.training.test_run import hand_perplexity
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model, load_model
+from uedp_ray.models.build import build_model
+from uedp_ray.models.saved import load_model
 from uedp_ray.training.pretrain import pretrain
 
 TEXT = [{"format": "synthetic", "num_users": 8, "part": "public"}]

@@ -17,7 +17,7 @@ from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters,
 from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import load_model
+from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training import words

@@ -19,6 +19,7 @@ EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
 Protect = Literal["user-entity", "user", "entity"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
+ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -225,7 +226,7 @@ _LARGEST = {
 class ModelConfig:
     """The network and which part of it is trained."""
 
-    architecture: Literal["gpt2", "awd_lstm", "pretrained"] = "gpt2"
+    architecture: ArchitectureName = "gpt2"
     path: str = ""
     """``pretrained``: folder or hub name for ``AutoModelForCausalLM.from_pretrained``."""
     max_length: int = 64

@@ -17,17 +17,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uedp_ray.config import ModelConfig
+from uedp_ray.fields import flag, number
+from uedp_ray.models.architecture import DROPOUTS, Architecture, OwnNetwork, Tokens
+from uedp_ray.models.masks import Masks, PerSentenceMasks
+
 
 @dataclass(frozen=True, kw_only=True)
 class AWDLSTMConfig:
     """Sizes and dropout probabilities, written to ``config.json`` beside the weights."""
+
+    model_type: ClassVar[str] = "awd_lstm"
 
     vocab_size: int
     embedding_size: int = 100
@@ -51,38 +59,6 @@ class CausalLMOutput:
     logits: Tensor
 
 
-@dataclass(frozen=True)
-class MaskSeeds:
-    """Seeds of one pass: of the DropConnect mask, and one for each of its (B,) sentences."""
-
-    weight: int
-    sentences: Sequence[int]
-
-
-def _mask(shape: tuple[int, ...], prob: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """0 with probability ``prob``, else 1 / (1 - prob), so that the expectation is 1."""
-    device = like.device if generator is None else generator.device
-    kept = torch.rand(shape, device=device, generator=generator) >= prob
-    return kept.to(like.device, like.dtype) / max(1.0 - prob, 1e-12)
-
-
-class _Masks:
-    """The masks of one pass. Seeded ones are drawn on the CPU, so that a GPU sees the same."""
-
-    def __init__(self, seeds: MaskSeeds | None):
-        self._weight = None if seeds is None else torch.Generator().manual_seed(seeds.weight)
-        self._sentences = [] if seeds is None else [torch.Generator().manual_seed(seed) for seed in seeds.sentences]
-
-    def weight(self, shape: tuple[int, ...], prob: float, like: Tensor) -> Tensor:
-        return _mask(shape, prob, like, self._weight)
-
-    def sentences(self, size: int, prob: float, like: Tensor) -> Tensor:
-        """(B, size): a row for each sentence of ``like`` (B, ...)."""
-        if not self._sentences:
-            return _mask((len(like), size), prob, like)
-        return torch.cat([_mask((1, size), prob, like, generator) for generator in self._sentences])
-
-
 class RecurrentLinear(nn.Linear):
     """Hidden-to-hidden product. ``dropped`` is ``weight * scale``, computed once for all time steps by the caller."""
 
@@ -102,7 +78,7 @@ class LSTMLayer(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x_BTD: Tensor, masks: _Masks, prob: float = 0.0) -> Tensor:
+    def forward(self, x_BTD: Tensor, masks: Masks, prob: float = 0.0) -> Tensor:
         """``prob``: DropConnect on the hidden-to-hidden matrix."""
         scale = dropped = None
         if prob:
@@ -119,13 +95,14 @@ class LSTMLayer(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class AWDLSTM(nn.Module):
+class AWDLSTM(PerSentenceMasks):
     """Embedding, LSTM layers, linear output; called like a transformers causal model."""
+
+    rows_apart = True
 
     def __init__(self, config: AWDLSTMConfig):
         super().__init__()
         self.settings = config
-        self.mask_seeds: MaskSeeds | None = None
         sizes = [config.embedding_size] + [config.hidden_size] * config.num_layers
         if config.tie_embeddings:
             sizes[-1] = config.embedding_size
@@ -143,11 +120,11 @@ class AWDLSTM(nn.Module):
         return self.decoder
 
     def config_dict(self) -> dict[str, object]:
-        return {"model_type": "awd_lstm", **dataclasses.asdict(self.settings)}
+        return {"model_type": self.settings.model_type, **dataclasses.asdict(self.settings)}
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
         """``position_ids`` and ``use_cache`` are accepted for the common call convention; time is the position here."""
-        s, masks = self.settings, _Masks(self.mask_seeds)
+        s, masks = self.settings, Masks(self.mask_seeds)
         x = self.embedding(input_ids)
         if self.training and s.dropout_embedding:  # the same word is dropped wherever it stands in the sentence
             x = x * masks.sentences(s.vocab_size, s.dropout_embedding, x).gather(1, input_ids)[:, :, None]
@@ -158,8 +135,41 @@ class AWDLSTM(nn.Module):
             x = self._locked(x, s.dropout_output if last else s.dropout_hidden, masks)
         return CausalLMOutput(self.decoder(x))
 
-    def _locked(self, x_BTH: Tensor, prob: float, masks: _Masks) -> Tensor:
+    def _locked(self, x_BTH: Tensor, prob: float, masks: Masks) -> Tensor:
         """Variational dropout: one mask per sentence and unit, the same at every position."""
         if not (self.training and prob):
             return x_BTH
         return x_BTH * masks.sentences(x_BTH.shape[2], prob, x_BTH)[:, None]
+
+
+def _build(config: ModelConfig, tokens: Tokens) -> AWDLSTM:
+    settings = {name: getattr(config, name) for name in (*_SHAPE, *DROPOUTS)}
+    if config.init_range is not None:
+        settings["init_range"] = config.init_range
+    return AWDLSTM(AWDLSTMConfig(vocab_size=tokens.size, **settings))
+
+
+def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
+    layer = 8 * config.hidden_size**2
+    return {"hidden_size": ("one layer", layer), "num_layers": ("all layers", config.num_layers * layer)}
+
+
+_SHAPE = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings")
+ARCHITECTURE = Architecture(
+    build=_build,
+    shape={name: name for name in ("num_layers", "hidden_size", "embedding_size", "tie_embeddings")},
+    uses=frozenset({*_SHAPE, *DROPOUTS, "init_range"}),
+    why_ignored="the architecture is awd_lstm",
+    largest=_largest,
+    own=OwnNetwork(
+        settings=AWDLSTMConfig,
+        fields={
+            **dict.fromkeys(("vocab_size", "embedding_size", "hidden_size", "num_layers"), number(1, whole=True)),
+            **dict.fromkeys(DROPOUTS, number(0.0, 1.0)),
+            "init_range": number(1e-30, 1e30),
+            "tie_embeddings": flag,
+        },
+        make=AWDLSTM,
+        num_layers=lambda settings: settings.num_layers,
+    ),
+)

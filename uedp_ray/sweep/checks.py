@@ -7,7 +7,7 @@ from collections.abc import Callable
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
-from uedp_ray.models.build import SHAPES
+from uedp_ray.models.architecture import shaping
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
@@ -30,7 +30,8 @@ def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], N
     if config.references.noiseless is not None:
         with within("references.noiseless"):
             check_unshared(searched, methods.apply(searched, "noiseless", config.references.noiseless))
-    shaping = [key for key in config.parsed_space if key.removeprefix("model.") in SHAPES]
+    names = shaping()
+    searched_shape = [key for key in config.parsed_space if key.removeprefix("model.") in names]
     for key, dimension in config.parsed_space.items():
         for value in dimension.values if key.startswith(("model.", "vocabulary.")) else ():
             try:
@@ -38,6 +39,8 @@ def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], N
             except InputError:
                 continue  # not by itself; the points that hold it say why
             try:
-                check_model(for_use(tried), start=shaping in ([], [key]))  # of several, a point may have what fits
+                check_model(
+                    for_use(tried), start=searched_shape in ([], [key])
+                )  # of several, a point may have what fits
             except InputError as error:
                 raise InputError(f"space.{key}", value, f"{error.field} = {error.value}: {error.remedy}") from None

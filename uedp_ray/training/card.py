@@ -14,6 +14,7 @@ import yaml
 
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.models.architecture import architecture
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.statement import Total
@@ -145,7 +146,7 @@ def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -
 
 
 def _example(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
-    if config.model.architecture == "awd_lstm":
+    if architecture(config.model.architecture).own is not None:
         return _PREDICT
     new = _NEW if longest is None else min(_NEW, max(1, longest // 2))
     fitting = room = ""
@@ -168,7 +169,7 @@ def _paid(total: Total) -> str:
 
 def _front_matter(config: RunConfig) -> str:
     front: dict[str, Any] = {
-        "library_name": "uedp_ray" if config.model.architecture == "awd_lstm" else "transformers",
+        "library_name": "transformers" if architecture(config.model.architecture).own is None else "uedp_ray",
         "pipeline_tag": "text-generation",
         "tags": ["differential-privacy", "user-entity-differential-privacy"],
     }

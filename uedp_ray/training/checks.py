@@ -24,13 +24,14 @@ from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, one_line, within
-from uedp_ray.models.build import DROPOUTS, DROPOUTS_OF, check_fits, check_start_fits, pretrained_config
+from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
+from uedp_ray.models.build import check_start_fits
+from uedp_ray.models.pretrained import check_fits, pretrained_config
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
 
 _BYTES = 12
 """Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""
-_SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
 
 
 def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
@@ -88,8 +89,9 @@ def check_unshared(base: RunConfig, variant: RunConfig) -> None:
     """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
     shared = ["name", "corpus.source", "corpus.evaluation", "pretrain"]
     if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
-        shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *_SHAPE))]
-        if base.model.architecture == "gpt2" and (base.model.warm_start or base.pretrain.text):
+        shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *SHAPE))]
+        positions = "max_length" in architecture(base.model.architecture).shape
+        if positions and (base.model.warm_start or base.pretrain.text):
             shared.append("model.max_length")  # its positions are weights of the model that both start from
     for key in shared:
         given, value = operator.attrgetter(key)(variant), operator.attrgetter(key)(base)
@@ -121,17 +123,10 @@ def _elsewhere() -> bool:
 
 def check_size(model: ModelConfig) -> None:
     """Raises: InputError for a network of which one part alone is more than this machine's memory, if all is to run here."""
-    if model.architecture == "pretrained" or _elsewhere():
+    if _elsewhere():
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpt2, width = model.architecture == "gpt2", model.hidden_size
-    layer = (12 if gpt2 else 8) * width**2
-    parts = {
-        "max_length": ("the table of positions", model.max_length * width if gpt2 else 0),
-        "hidden_size": ("one layer", layer),
-        "num_layers": ("all layers", model.num_layers * layer),
-    }
-    for name, (part, numbers) in parts.items():
+    for name, (part, numbers) in architecture(model.architecture).largest(model).items():
         if numbers * _BYTES > memory:
             takes = f"{part} would take {numbers * _BYTES / 2**30:,.0f} GiB in training"
             remedy = f"{takes}, of this machine's {memory / 2**30:,.0f}: lower it"
@@ -190,21 +185,11 @@ def _saved(field: str, path: str, vocabulary: Vocabulary) -> Vocabulary:
 def ignored(config: RunConfig) -> Iterator[str]:
     """Settings that were given and will not be used, each with the reason."""
     model, training = config.model, config.training
+    network = architecture(model.architecture)
+    others = tuple(name for name in ("init_range", *SHAPE, *DROPOUTS) if name not in network.uses)
     unused: list[tuple[str, Any, Any, tuple[str, ...], str]] = [
-        (
-            "model",
-            model,
-            ModelConfig(),
-            tuple(name for name in DROPOUTS if name not in DROPOUTS_OF[model.architecture]),
-            f"the architecture is {model.architecture}",
-        )
+        ("model", model, ModelConfig(), others, network.why_ignored)
     ]
-    if model.architecture == "pretrained":
-        unused.append(
-            ("model", model, ModelConfig(), ("init_range", *_SHAPE), "a pretrained model has a shape of its own")
-        )
-    elif model.architecture == "gpt2":
-        unused.append(("model", model, ModelConfig(), ("embedding_size",), f"the architecture is {model.architecture}"))
     if model.trainable != "lora":
         lora = ("lora_rank", "lora_alpha", "lora_targets")
         unused.append(("model", model, ModelConfig(), lora, f"model.trainable is {model.trainable}"))

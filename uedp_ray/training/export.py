@@ -28,7 +28,7 @@ from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import longest_of
+from uedp_ray.models.saved import longest_of
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import published

@@ -23,9 +23,10 @@ import torch
 
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
-from uedp_ray.models.awd_lstm import AWDLSTM, MaskSeeds
+from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.isolation import Isolation
+from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
@@ -71,10 +72,8 @@ class LocalUpdate:
     def __post_init__(self) -> None:
         config = self.plan.config
         self._training: TrainingConfig = config.training
-        model = config.model
-        drops = ("embedding", "input", "hidden", "weight", "output")
-        self._dropout = any(getattr(model, f"dropout_{name}") > 0 for name in drops)
-        self._awd_lstm = next((m for m in self.model.modules() if isinstance(m, AWDLSTM)), None)
+        self._dropout = any(getattr(config.model, name) > 0 for name in DROPOUTS)
+        self._masked = next((m for m in self.model.modules() if isinstance(m, PerSentenceMasks)), None)
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self._sentence_clip = self.plan.sentence_clip(self.params.num)
         self.model.train(self._dropout)
@@ -139,12 +138,12 @@ class LocalUpdate:
     def _agreeing(self) -> dict[int, list[int]]:
         """By padded length, the numbers of rows in which a sentence has the same bits."""
         config, most = self.plan.config, self._training.batch_tokens
-        if self._dropout and self._awd_lstm is None:
+        if self._dropout and self._masked is None:
             most = 1  # its masks come from one stream: each sentence passes alone
         if not rows_are_apart(self.model):
             most = 1
         tokens = min(most, _CPU_TOKENS) if self.device.type == "cpu" else most
-        units = [] if self._awd_lstm is None else self._awd_lstm.layer_sizes
+        units = [] if self._masked is None else self._masked.layer_sizes
         found = {}
         for length in padded_lengths(config.model.max_length):
             counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)
@@ -232,9 +231,9 @@ class LocalUpdate:
         batch = self.task.collate(sentences, shape).to(self.device)
         seeds = [_seed(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
         with self.isolated(seeds[0]):
-            if self._dropout and self._awd_lstm is not None:
+            if self._dropout and self._masked is not None:
                 seeds += [_seed(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
-                self._awd_lstm.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
+                self._masked.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
             return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
 
     def _local_sgd(

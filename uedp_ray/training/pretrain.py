@@ -21,7 +21,8 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model, longest_input, save_model
+from uedp_ray.models.build import build_model
+from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uedp_ray.models.awd_lstm import AWDLSTM
 from uedp_ray.models.gradients import SentenceGradients
 from uedp_ray.models.parameters import FlatParameters
 
@@ -57,10 +56,11 @@ def rows_are_apart(model: nn.Module) -> bool:
     """Whether several sentences may share a pass: the shapes of all products are known to follow from the batch's alone.
 
     A mixture of experts sends tokens where their values say: how many rows an expert's product has, and so in which order
-    it adds, depends on the neighbours, which made-up tokens need not show. What is not listed passes alone.
+    it adds, depends on the neighbours, which made-up tokens need not show. What is not listed, and does not say so of
+    itself, passes alone.
     """
     known = getattr(getattr(model, "config", None), "model_type", None)
-    return isinstance(model, AWDLSTM) or known in ROWS_APART
+    return getattr(type(model), "rows_apart", False) is True or known in ROWS_APART
 
 
 def padded_length(length: int, max_length: int) -> int:

@@ -14,8 +14,9 @@ from functools import partial
 import torch
 
 from uedp_ray.config import RunConfig
-from uedp_ray.models.build import build_model, longest_input, save_model
+from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users

@@ -1,0 +1,80 @@
+"""What ``model.architecture`` names: a module of this room with an ``ARCHITECTURE``, which says how its network is made.
+
+    architecture("gpt2").build(config, Tokens(size=10_000, bos_id=0, eos_id=0))
+
+A new one is one file here and its name in ``config.sections.ModelConfig``. Everything here is public.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from uedp_ray.config import ModelConfig
+from uedp_ray.config.sections import ArchitectureName
+from uedp_ray.fields import Check
+
+NAMES: tuple[str, ...] = typing.get_args(ArchitectureName)
+SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
+"""Settings that give a network of ours its shape; a pretrained one has its own."""
+DROPOUTS = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_weight", "dropout_output")
+
+
+class Tokens(NamedTuple):
+    """The vocabulary that a network is made for."""
+
+    size: int
+    bos_id: int
+    eos_id: int
+    replaced: bool = False
+    """Of a pretrained network: its embeddings are drawn anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNetwork:
+    """A network that transformers does not know: its settings as ``config.json`` has them, and what is made of them."""
+
+    settings: type
+    """A dataclass with a class attribute ``model_type``, which is the name of the architecture."""
+    fields: Mapping[str, Check]
+    make: Callable[[Any], nn.Module]
+    num_layers: Callable[[Any], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """How a network is made of the model section."""
+
+    build: Callable[[ModelConfig, Tokens], nn.Module]
+    """With random initial values, by torch's default generator, or those it comes with."""
+    shape: Mapping[str, str] = field(default_factory=dict)
+    """Settings that a network and its warm start share, with their names in ``config.json``."""
+    uses: frozenset[str] = frozenset()
+    """Those of ``init_range``, ``SHAPE`` and ``DROPOUTS`` that it reads; it ignores the others."""
+    why_ignored: str = ""
+    largest: Callable[[ModelConfig], Mapping[str, tuple[str, int]]] = lambda config: {}
+    """By the setting that decides on it: a part of the network, in words, and its number of parameters."""
+    own: OwnNetwork | None = None
+
+
+def architecture(name: str) -> Architecture:
+    """Raises: KeyError for an unknown name."""
+    if name not in NAMES:
+        raise KeyError(name)
+    found: Architecture = import_module(f"uedp_ray.models.{name}").ARCHITECTURE
+    return found
+
+
+def own_network(model_type: str) -> OwnNetwork | None:
+    """The network of ours that a saved model is of, or None: then transformers has it."""
+    return architecture(model_type).own if model_type in NAMES else None
+
+
+def shaping() -> frozenset[str]:
+    """Settings of the model section that decide whether its warm start fits."""
+    return frozenset({"architecture", "path", "warm_start"}.union(*(architecture(name).shape for name in NAMES)))

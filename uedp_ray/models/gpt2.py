@@ -1,0 +1,59 @@
+"""GPT-2, as transformers has it, of the sizes in the model section.
+
+Dropout: ``dropout_embedding``, ``dropout_hidden`` (attention) and ``dropout_output`` (residual).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from uedp_ray.config import ModelConfig
+from uedp_ray.models.architecture import Architecture, Tokens
+
+
+def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
+    gpt2 = GPT2Config(
+        vocab_size=tokens.size,
+        n_positions=config.max_length,
+        n_embd=config.hidden_size,
+        n_layer=config.num_layers,
+        n_head=config.num_heads,
+        initializer_range=config.init_range or 0.02,
+        embd_pdrop=config.dropout_embedding,
+        attn_pdrop=config.dropout_hidden,
+        resid_pdrop=config.dropout_output,
+        tie_word_embeddings=config.tie_embeddings,
+        bos_token_id=tokens.bos_id,
+        eos_token_id=tokens.eos_id,
+    )
+    model: nn.Module = AutoModelForCausalLM.from_config(gpt2, attn_implementation="sdpa", dtype=torch.float32)
+    return model
+
+
+def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
+    layer = 12 * config.hidden_size**2
+    return {
+        "max_length": ("the table of positions", config.max_length * config.hidden_size),
+        "hidden_size": ("one layer", layer),
+        "num_layers": ("all layers", config.num_layers * layer),
+    }
+
+
+_SHAPE = {
+    "num_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_heads": "n_head",
+    "max_length": "n_positions",
+    "tie_embeddings": "tie_word_embeddings",
+}
+ARCHITECTURE = Architecture(
+    build=_build,
+    shape=_SHAPE,
+    uses=frozenset({*_SHAPE, "init_range", "dropout_embedding", "dropout_hidden", "dropout_output"}),
+    why_ignored="the architecture is gpt2",
+    largest=_largest,
+)

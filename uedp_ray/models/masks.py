@@ -1,0 +1,55 @@
+"""Dropout masks that belong to one sentence each, whoever shares its pass.
+
+    network.mask_seeds = MaskSeeds(weight=1, sentences=[4, 5])     # of a batch of two
+
+A network that draws its masks from torch's default generator gives a sentence other masks in other company, and so must be
+given each sentence alone where there is dropout. One that keeps ``PerSentenceMasks`` need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class MaskSeeds:
+    """Seeds of one pass: of the DropConnect mask, and one for each of its (B,) sentences."""
+
+    weight: int
+    sentences: Sequence[int]
+
+
+def _mask(shape: tuple[int, ...], prob: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """0 with probability ``prob``, else 1 / (1 - prob), so that the expectation is 1."""
+    device = like.device if generator is None else generator.device
+    kept = torch.rand(shape, device=device, generator=generator) >= prob
+    return kept.to(like.device, like.dtype) / max(1.0 - prob, 1e-12)
+
+
+class Masks:
+    """The masks of one pass. Seeded ones are drawn on the CPU, so that a GPU sees the same."""
+
+    def __init__(self, seeds: MaskSeeds | None):
+        self._weight = None if seeds is None else torch.Generator().manual_seed(seeds.weight)
+        self._sentences = [] if seeds is None else [torch.Generator().manual_seed(seed) for seed in seeds.sentences]
+
+    def weight(self, shape: tuple[int, ...], prob: float, like: Tensor) -> Tensor:
+        return _mask(shape, prob, like, self._weight)
+
+    def sentences(self, size: int, prob: float, like: Tensor) -> Tensor:
+        """(B, size): a row for each sentence of ``like`` (B, ...)."""
+        if not self._sentences:
+            return _mask((len(like), size), prob, like)
+        return torch.cat([_mask((1, size), prob, like, generator) for generator in self._sentences])
+
+
+class PerSentenceMasks(nn.Module):
+    """A network whose dropout depends on ``mask_seeds`` alone, where they are given."""
+
+    mask_seeds: MaskSeeds | None = None
+    layer_sizes: Sequence[int] = ()
+    """Units of layers that take one position at a time (see ``training.shapes.row_counts``)."""

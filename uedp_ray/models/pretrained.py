@@ -1,0 +1,100 @@
+"""A causal language model of transformers that was trained before, from a folder or the hub, with the tokens it knows.
+
+No dropout applies, whatever its configuration says.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from uedp_ray.config import ModelConfig
+from uedp_ray.errors import InputError
+from uedp_ray.models.architecture import Architecture, Tokens
+from uedp_ray.models.saved import (
+    ADAPTER,
+    MERGE,
+    check_files,
+    check_filled,
+    longest_by,
+    said,
+    said_by_transformers,
+    unread,
+)
+
+
+def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
+    hub = pretrained_config(config)
+    for name, value in vars(hub).items():
+        if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
+            setattr(hub, name, 0.0)
+    with said_by_transformers("model.path", config.path):  # attention as the architecture has it: not all have sdpa
+        model = AutoModelForCausalLM.from_pretrained(
+            config.path, config=hub, dtype=torch.float32, trust_remote_code=False
+        )
+    if tokens.replaced:
+        _replace_embeddings(model, tokens)
+    check_fits(config, model.get_input_embeddings().num_embeddings, tokens.size)
+    _check_saves(model, config.path)
+    return model
+
+
+def pretrained_config(config: ModelConfig) -> Any:
+    """The transformers configuration of a pretrained model; no weights are read.
+
+    Raises: InputError if there is none, or the model reads fewer tokens than ``model.max_length``.
+    """
+    folder, stored = Path(config.path), []
+    if folder.is_dir():
+        with unread("model.path", folder):
+            stored = check_files(folder)
+    with said_by_transformers("model.path", config.path):
+        hub = AutoConfig.from_pretrained(config.path, trust_remote_code=False)
+        longest = longest_by(hub) or config.max_length
+    with unread("model.path", folder):
+        check_filled(folder, hub, stored)
+    if longest < config.max_length:
+        raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
+    return hub
+
+
+def _check_saves(model: Any, path: str) -> None:
+    """Raises: InputError if the model could not be saved, before it is trained for nothing. Writes all but weights."""
+    if getattr(model, "_hf_peft_config_loaded", False):  # of a hub name: a folder's files were looked at
+        raise InputError("model.path", path, f"{ADAPTER} {MERGE}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder, state_dict={})
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        remedy = f"transformers loads this model, and cannot save it ({said(error)}): mend its settings"
+        raise InputError("model.path", path, remedy) from error
+
+
+def check_fits(config: ModelConfig, num_rows: int, vocab_size: int) -> None:
+    """Raises: InputError if a pretrained model has no embedding for some token of the vocabulary."""
+    if num_rows < vocab_size:
+        remedy = f"it knows {num_rows} tokens, the vocabulary has {vocab_size}: use the tokenizer it came with"
+        raise InputError("model.path", config.path, remedy)
+
+
+def _replace_embeddings(model: Any, tokens: Tokens) -> None:
+    """Rows for the tokens of another vocabulary, drawn as the model's were before it was trained."""
+    model.resize_token_embeddings(tokens.size, mean_resizing=False)
+    std = getattr(model.config, "initializer_range", 0.02)
+    tables = [layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer]
+    with torch.no_grad():
+        for table in {id(table): table for table in tables}.values():  # one, if they are tied
+            table.normal_(0.0, std)
+    for settings in (model.config, model.generation_config):
+        settings.bos_token_id, settings.eos_token_id = tokens.bos_id, tokens.eos_id
+        settings.pad_token_id = None
+
+
+ARCHITECTURE = Architecture(build=_build, why_ignored="a pretrained model has a shape of its own")

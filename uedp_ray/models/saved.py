@@ -1,0 +1,238 @@
+"""Saved networks: what is written, and what is believed of what is read.
+
+    save_model(model, "run/model")
+    model = load_model("run/model")
+
+Folders may be damaged or hostile: settings are held against the weights before a network is made of them. All arguments
+are public; a saved model is as private as the training that made it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from uedp_ray.errors import InputError, one_line
+from uedp_ray.fields import string
+from uedp_ray.models.architecture import OwnNetwork, own_network
+from uedp_ray.storage.files import check_regular, read_hub_json, read_json
+
+transformers_logging.disable_progress_bar()  # our own progress line is the only one
+
+ADAPTER = "adapter_config.json"
+MERGE = "adds an adapter, with which the whole model cannot be saved: give one with it merged (PEFT: merge_and_unload)"
+_OWN = "put the model's own back"
+_BUFFERS = 2**30
+"""Bytes of buffers, as tables of positions, that any network may have; a large one may have more."""
+_GENERATION = "generation_config.json"
+_SETTINGS = ("config.json", _GENERATION, "model.safetensors.index.json")
+_MOST_HEADER = 100_000_000
+"""Bytes of a safetensors header, by that format."""
+
+
+def save_model(model: nn.Module, path: str | Path) -> None:
+    """Writes ``config.json`` and safetensors to the folder ``path``; LoRA is merged into a copy first.
+
+    A transformers model can be read back by ``AutoModelForCausalLM.from_pretrained``, any by ``load_model``.
+    """
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
+    folder = Path(path)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(path)  # type: ignore[operator]
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_model(model, str(folder / "model.safetensors"))
+        (folder / "config.json").write_text(json.dumps(model.config_dict(), indent=2))  # type: ignore[operator]
+    for weights in folder.glob("*.safetensors"):  # which safetensors writes for the owner alone
+        weights.chmod((folder / "config.json").stat().st_mode)
+
+
+def longest_input(model: nn.Module) -> int | None:
+    """Tokens that a network reads at most; None where it has no limit."""
+    return longest_by(getattr(model, "config", None))
+
+
+def longest_of(folder: Path) -> int | None:
+    """``longest_input`` of the network that is saved in ``folder``. Raises: InputError if none is."""
+    return longest_by(read_settings(folder))
+
+
+def longest_by(hub: Any) -> int | None:
+    """By a transformers configuration, whose text part may be a section of its own; Mamba and its like have no limit."""
+    text = hub.get_text_config() if hasattr(hub, "get_text_config") else hub
+    return getattr(text, "max_position_embeddings", None)
+
+
+def load_model(path: str | Path) -> nn.Module:
+    """Reads what ``save_model`` wrote: float32, on the CPU, in evaluation mode. Raises InputError if it cannot."""
+    folder = Path(path)
+    hub = read_settings(folder)
+    try:
+        model = _filled(folder, hub).eval()
+        with torch.no_grad():  # settings may be wrong in ways that only a pass meets
+            model(input_ids=torch.zeros((1, min(2, longest_input(model) or 2)), dtype=torch.long))
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and torch: whatever a damaged file leads to
+        raise _not_read("model", folder, type(error).__name__) from error
+    return model
+
+
+def _filled(folder: Path, hub: Any) -> nn.Module:
+    own = own_network(hub.model_type)
+    if own is not None:
+        network = own.make(hub)
+        safetensors.torch.load_model(network, str(folder / "model.safetensors"))
+        return network
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+    )
+    if found["missing_keys"]:  # which transformers would leave at random values
+        raise ValueError("weights are missing")
+    return model
+
+
+def read_settings(folder: Path) -> Any:
+    """What ``config.json`` says. Raises: InputError if it, or a file beside it, is not what it should be."""
+    with unread("model", folder):
+        stored = check_files(folder)
+        settings = read_json(folder / "config.json", {"model_type": string()}, _OWN)
+        own = own_network(settings.pop("model_type"))
+        if own is not None:
+            hub: Any = _of_own(own, folder, settings)
+        else:
+            try:
+                hub = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            except Exception as error:  # transformers: whatever a damaged file leads to
+                raise InputError("config.json", str(folder), f"is damaged ({type(error).__name__}): {_OWN}") from error
+        check_filled(folder, hub, stored)
+    return hub
+
+
+def _of_own(own: OwnNetwork, folder: Path, settings: dict[str, Any]) -> Any:
+    read_json(folder / "config.json", own.fields, _OWN)
+    if not settings.keys() <= {field.name for field in dataclasses.fields(own.settings)}:
+        raise InputError("config.json", str(folder / "config.json"), f"is damaged: {_OWN}")
+    return own.settings(**settings)
+
+
+def unfilled(hub: Any) -> nn.Module:
+    """A network by its settings, with random values."""
+    own = own_network(hub.model_type)
+    if own is not None:
+        return own.make(hub)
+    model: nn.Module = AutoModelForCausalLM.from_config(hub, trust_remote_code=False)
+    return model
+
+
+def check_files(folder: Path) -> list[int]:
+    """How many numbers each tensor in the folder's safetensors files has.
+
+    Raises: InputError for a file that is no ordinary one, or no settings, or not as long as it says; OSError.
+    """
+    stored: list[int] = []
+    for file in sorted(folder.iterdir()):
+        if file.name in _SETTINGS:
+            settings = read_hub_json(file, _OWN)
+            if file.name == _GENERATION:
+                try:
+                    GenerationConfig.from_dict(settings)
+                except Exception as error:  # transformers: whatever a damaged file leads to
+                    raise InputError(file.name, str(file), f"is damaged ({type(error).__name__}): {_OWN}") from error
+        elif file.name == ADAPTER:
+            raise InputError(file.name, str(file), MERGE)
+        elif file.suffix == ".safetensors":
+            stored += _stored(file)
+        elif not file.is_dir():
+            check_regular(file, _OWN)
+    return stored
+
+
+def _stored(file: Path) -> list[int]:
+    """How many numbers each tensor of a safetensors file has, by its header.
+
+    Raises: InputError if the file is not as long as that says.
+    """
+    check_regular(file, _OWN)
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length <= min(size, _MOST_HEADER) else b""
+    try:
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        numbers = [math.prod(map(int, tensor["shape"])) for tensor in tensors.values()]
+        whole = size == 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError):
+        whole, numbers = False, []
+    if not whole:
+        raise InputError(file.name, str(file), f"is damaged: {_OWN}")
+    return numbers
+
+
+def check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
+    """Raises: InputError if settings ask for a far larger network than the weights are, before one is made."""
+    if not stored:
+        return
+    own = own_network(hub.model_type)
+    layers = own.num_layers(hub) if own is not None else getattr(hub, "num_hidden_layers", 0)
+    parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else _size(hub)
+    most = max(len(stored), 2 * sum(stored))  # a tied matrix is stored once
+    if parameters > most or buffers > max(_BUFFERS, 4 * most):
+        raise InputError("config.json", str(folder / "config.json"), f"does not go with the weights: {_OWN}")
+
+
+def _size(hub: Any) -> tuple[int, int]:
+    """How many parameters a network has, and bytes of buffers; zeros for one that cannot be made without its values."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            network = unfilled(hub)
+            return sum(map(Tensor.numel, network.parameters())), sum(buffer.nbytes for buffer in network.buffers())
+    except Exception:  # transformers and torch: what is wrong with it shows when it is made
+        return 0, 0
+
+
+@contextmanager
+def said_by_transformers(field: str, path: str) -> Iterator[None]:
+    """Turns whatever a folder trips in transformers into an InputError that says what it was."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # OSError, ValueError, KeyError, ImportError, SafetensorError, and what a file leads to
+        remedy = (
+            f"transformers loads no causal language model from here ({said(error)}): give a folder with config.json"
+        )
+        raise InputError(field, path, f"{remedy} and safetensors, or a hub name while online") from error
+
+
+def said(error: Exception) -> str:
+    return one_line(str(error).strip().partition("\n")[0], 300) or type(error).__name__
+
+
+@contextmanager
+def unread(field: str, folder: Path) -> Iterator[None]:
+    """Names the folder, as ``field``, for what is wrong with a file in it."""
+    try:
+        yield
+    except InputError as error:
+        raise _not_read(field, folder, f"{error.field} {error.remedy}") from error.__cause__
+    except OSError as error:
+        raise _not_read(field, folder, error.strerror or type(error).__name__) from error
+
+
+def _not_read(field: str, folder: Path, reason: str) -> InputError:
+    return InputError(field, str(folder), f"no model can be read here ({reason})")
