@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.training.tiny import TinyCorpus, tiny_config
+from tests.updates.tiny import TinyCorpus, tiny_config
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, epsilons, owned_users

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.tiny import CPU, VOCABULARY, tiny_config
+from tests.updates.tiny import CPU, VOCABULARY, tiny_config
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary

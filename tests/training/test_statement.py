@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.training.runs import TEST_NOISE, TREE, run_config
-from tests.training.tiny import tiny_config
+from tests.updates.tiny import tiny_config
 from uedp_ray.accountant import ledger_epsilon
 from uedp_ray.config import load_config
 from uedp_ray.plan import Plan, epsilons

@@ -14,6 +14,7 @@ import yaml
 
 from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.sections import (
+    BOUNDING_SENTENCES,
     BoundsConfig,
     CorpusConfig,
     ModelConfig,
@@ -66,7 +67,7 @@ class RunConfig:
                 "declare a public upper bound on the number of users (the true count is private)",
             )
         self._check_holders()
-        if self.training.local_update != "local_sgd" and private and reweighted and self.entity_clip_norm >= limit:
+        if self._bounds_sentences and private and reweighted and self.entity_clip_norm >= limit:
             bounds = self.bounds
             named = {"bounds.entity_bound": bounds.entity_bound, "bounds.holder_bound": bounds.holder_bound}
             reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
@@ -76,17 +77,18 @@ class RunConfig:
                 "together. Lower the clip or the number, or use truncate"
             )
             raise InputError("privacy.sentence_clip_norm", self.privacy.sentence_clip_norm, remedy)
-        if self.training.local_update == "local_sgd" and reweighted:
+        if not self._bounds_sentences and reweighted:
             raise InputError(
                 "bounds.holder_bound / bounds.entity_bound",
                 (self.bounds.holder_bound, self.bounds.entity_bound),
-                "local_sgd does not bound a reweighted sentence's effect: use truncate",
+                f"{self.training.local_update} does not bound a reweighted sentence's effect: use truncate",
             )
-        if self.training.local_update == "local_sgd" and self.privacy.sentence_clip_norm is not None:
+        if not self._bounds_sentences and self.privacy.sentence_clip_norm is not None:
             raise InputError(
                 "privacy.sentence_clip_norm",
                 self.privacy.sentence_clip_norm,
-                "local_sgd cannot use it (an entity may move a user's update by 2 l2_clip_norm): drop it",
+                f"{self.training.local_update} cannot use it (an entity may move a user's update by 2 l2_clip_norm): "
+                "drop it",
             )
 
     def _check_pretrained(self) -> None:
@@ -130,10 +132,18 @@ class RunConfig:
         """How far one sentence without entities can move one user's update, min(2 beta, c)."""
         return self._moved_by(1)
 
+    @property
+    def _bounds_sentences(self) -> bool:
+        return self.training.local_update in BOUNDING_SENTENCES
+
     def _moved_by(self, num_sentences: int) -> float:
         sentence_clip_norm = self.privacy.sentence_clip_norm
         limit = 2.0 * self.privacy.l2_clip_norm
-        return limit if sentence_clip_norm is None else min(limit, num_sentences * sentence_clip_norm)
+        return (
+            limit
+            if sentence_clip_norm is None or not self._bounds_sentences
+            else min(limit, num_sentences * sentence_clip_norm)
+        )
 
     def digest(self) -> str:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""

@@ -20,6 +20,10 @@ SurplusRule = Literal["truncate", "reweight"]
 Protect = Literal["user-entity", "user", "entity"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
+LocalUpdateName = Literal["gradient", "local_sgd"]
+BOUNDING_SENTENCES = frozenset({"gradient"})
+"""Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
+A name that is not here bounds nothing but the user's update as a whole."""
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -278,7 +282,7 @@ class TrainingConfig:
     """Rounds, local updates, the server's optimizer and the machine."""
 
     num_rounds: int = 50
-    local_update: Literal["gradient", "local_sgd"] = "gradient"
+    local_update: LocalUpdateName = "gradient"
     local_learning_rate: float = 0.1
     """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
     local_epochs: int = 1

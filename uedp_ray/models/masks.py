@@ -52,4 +52,4 @@ class PerSentenceMasks(nn.Module):
 
     mask_seeds: MaskSeeds | None = None
     layer_sizes: Sequence[int] = ()
-    """Units of layers that take one position at a time (see ``training.shapes.row_counts``)."""
+    """Units of layers that take one position at a time (see ``updates.shapes.row_counts``)."""

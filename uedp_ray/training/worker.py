@@ -25,10 +25,10 @@ from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE
-from uedp_ray.training.local import LocalUpdate, exact_arithmetic
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
 from uedp_ray.training.rundir import Prepared, RunDir, sampling_key
+from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
 
 
 def make_model(config: RunConfig, *, vocab_size: int, bos_id: int, eos_id: int) -> torch.nn.Module:
@@ -78,7 +78,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     weights = plan.weights(corpus)
     sampler = PoissonSampler(sampling_key(run))
     users = owned_users(corpus.user_hash, rank, num_workers)
-    update = LocalUpdate(plan, model, params, task, prepared.tokens.sentence, device)
+    update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     update.probe()
 
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ every other number of rows that is used. A kernel's order of operations does not
 shows on most sentences, and on one of several all but surely, if no branch is too small beside another to show
 (``balanced``). Another function shows on some values alone, which the probe may not meet: CPU kernels use one for what is
 left over beyond whole vectors. ``row_counts`` leaves nothing over, given that these passes run on one thread
-(``local.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
+(``gradient.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
 """
 
 from __future__ import annotations

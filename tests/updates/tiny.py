@@ -16,7 +16,7 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.local import LocalUpdate
+from uedp_ray.updates.base import local_update
 
 VOCABULARY = 24
 CPU = torch.device("cpu")
@@ -155,7 +155,7 @@ class TinyWorker:
         round_index: int = 0,
         key: bytes = b"sampling key of a test",
     ) -> torch.Tensor:
-        update = LocalUpdate(self.plan, self.model, self.params, self.task, corpus.tokens.__getitem__, CPU)
+        update = local_update(self.plan, self.model, self.params, self.task, corpus.tokens.__getitem__, CPU)
         selections = self.plan.select(
             corpus,
             np.arange(corpus.num_users) if users is None else users,

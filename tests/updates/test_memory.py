@@ -22,16 +22,15 @@ from transformers import BigBirdConfig, BigBirdForCausalLM, Emu3Config, LlamaCon
 
 from tests.training.runs import TEST_NOISE, parameters, run_config
 from tests.training.test_pretrained import llama_tokenizer
-from tests.training.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
+from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.models.saved import longest_of, save_model
-from uedp_ray.training import local
 from uedp_ray.training.host import train
-from uedp_ray.training.local import LocalUpdate
+from uedp_ray.updates import gradient, local_sgd
 
 Remember = Callable[["Remembering", Tensor], Any]
 
@@ -200,9 +199,9 @@ def read_by(model: nn.Module, training: dict[str, Any] | None = None) -> Worker:
 @pytest.fixture
 def anew(monkeypatch):
     """A worker whose probe reads nothing long: after it, a memory of the longest text would not grow any more."""
-    monkeypatch.setattr(local, "_PROBED", {})
-    monkeypatch.setattr(local, "agreeing_rows", lambda run, model, length, counts, vocab_size: counts[-1:])
-    monkeypatch.setattr(LocalUpdate, "_try_step", lambda self: None)
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    monkeypatch.setattr(gradient, "agreeing_rows", lambda run, model, length, counts, vocab_size: counts[-1:])
+    monkeypatch.setattr(local_sgd.Update, "_try_step", lambda self: None)
 
 
 def remembering(remember: Remember) -> nn.Module:

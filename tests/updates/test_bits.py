@@ -27,11 +27,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.training.worker import LOCAL_SGD, NETWORKS, VOCABULARY, Worker, make, sentences
+from tests.updates.worker import LOCAL_SGD, NETWORKS, VOCABULARY, Worker, make, sentences
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.training import local
-from uedp_ray.training.local import LocalUpdate
-from uedp_ray.training.shapes import balanced, padded_length, padded_lengths, row_counts, split
+from uedp_ray.updates import gradient
+from uedp_ray.updates.shapes import balanced, padded_length, padded_lengths, row_counts, split
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
@@ -114,9 +113,9 @@ def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(tmp_
 
 def test_a_network_of_other_frozen_shapes_is_probed_anew(tmp_path, monkeypatch):
     """What is not trained decides on kernels too: two runs of one process may differ in their vocabularies alone."""
-    probed, agreeing = [], LocalUpdate._agreeing
-    monkeypatch.setattr(LocalUpdate, "_agreeing", lambda self: probed.append(self._vocab_size) or agreeing(self))
-    monkeypatch.setattr("uedp_ray.training.local._PROBED", {})
+    probed, agreeing = [], gradient.Update._agreeing
+    monkeypatch.setattr(gradient.Update, "_agreeing", lambda self: probed.append(self._vocab_size) or agreeing(self))
+    monkeypatch.setattr("uedp_ray.updates.gradient._PROBED", {})
     config = make("gpt2")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, trainable="lora", lora_rank=1))
     update = Worker(config, {0: [np.array([5, 6, 7])]}).update()
@@ -165,7 +164,7 @@ def test_so_it_is_on_many_cores(tmp_path):
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
 def test_neither_batches_nor_groups_of_users_matter(network, monkeypatch):
     whole = Worker(make(network), sentences()).steps(*range(7))
-    monkeypatch.setattr(local, "_HELD", 1)  # a user at a time
+    monkeypatch.setattr(gradient, "_HELD", 1)  # a user at a time
     assert torch.equal(Worker(make(network), sentences()).steps(*range(7)), whole)
     monkeypatch.undo()
     worker = Worker(make(network), sentences())

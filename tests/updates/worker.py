@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.training.tiny import tiny_config
+from tests.updates.tiny import tiny_config
 from uedp_ray.config import RunConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan, UserSelection
-from uedp_ray.training.local import LocalUpdate
+from uedp_ray.updates.base import LocalUpdate, local_update
 
 VOCABULARY, LENGTH = 40, 20
 AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5}
@@ -65,7 +65,7 @@ class Worker:
     def update(self, texts: list[np.ndarray] | None = None) -> LocalUpdate:
         task = NextWord(0, 0, 1, self.config.model.max_length)
         spoken = self.texts if texts is None else texts
-        return LocalUpdate(self.plan, self.model, self.params, task, spoken.__getitem__, self.device)
+        return local_update(self.plan, self.model, self.params, task, spoken.__getitem__, self.device)
 
     def steps(self, *users: int, texts: list[np.ndarray] | None = None) -> torch.Tensor:
         return self.update(texts).sum_updates(self.parameters, [self.selections[u] for u in users], 0)

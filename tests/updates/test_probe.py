@@ -18,13 +18,13 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from tests.training.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
+from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import NextWord
-from uedp_ray.training import local
-from uedp_ray.training.local import LocalUpdate
-from uedp_ray.training.shapes import rows_are_apart
+from uedp_ray.updates import gradient
+from uedp_ray.updates.base import LocalUpdate
+from uedp_ray.updates.shapes import rows_are_apart
 
 
 class Shaky(nn.Module):
@@ -59,9 +59,9 @@ def shaky(kind: str, **privacy: object) -> LocalUpdate:
 
 @pytest.mark.parametrize(("kind", "rows"), [("even", {64, 16, 8}), ("row", {1}), ("leak", {1}), ("rows", {64, 16})])
 def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
-    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
-    monkeypatch.setattr(local, "rows_are_apart", lambda model: True)
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    monkeypatch.setattr(gradient, "check_exact", lambda *args, isolated: None)
+    monkeypatch.setattr(gradient, "rows_are_apart", lambda model: True)
     update = shaky(kind)
     update.probe()
     assert set(update._rows[8]) == rows
@@ -69,7 +69,7 @@ def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch)
 
 def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
     """In a mixture of experts the neighbours decide on the shapes of products: what a probe has not met may differ."""
-    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(gradient, "_PROBED", {})
     tiny = {
         "vocab_size": 20,
         "hidden_size": 8,
@@ -84,14 +84,14 @@ def test_sentences_of_a_network_that_is_not_known_pass_alone(monkeypatch):
         True,
         True,
     ]
-    monkeypatch.setattr(local, "check_exact", lambda *args, isolated: None)
+    monkeypatch.setattr(gradient, "check_exact", lambda *args, isolated: None)
     update = shaky("even")
     update.probe()
     assert set(update._rows[8]) == {1}
 
 
 def test_a_run_whose_passes_differ_is_not_called_private(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(gradient, "_PROBED", {})
     with pytest.raises(InputError, match="not the same in each pass") as error:
         shaky("random").probe()
     assert error.value.field == "training.device"
@@ -117,7 +117,7 @@ def test_nor_one_whose_steps_differ(kind):
 
 
 def test_sentences_that_influence_each_other_are_found_before_the_first_round(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(gradient, "_PROBED", {})
     update = shaky("even")
     forward = update.model.forward
 
@@ -151,7 +151,7 @@ def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
 
 
 def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setattr(local, "_PROBED", {})
+    monkeypatch.setattr(gradient, "_PROBED", {})
     worker = Worker(make("gpt2"), sentences())
     sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()

@@ -1,38 +1,29 @@
-"""What a worker computes in a round: the sum of its drawn users' clipped updates.
+"""Every sentence's gradient at the round's parameters, scaled to ``sentence_clip_norm`` and by its weight, summed by user.
 
-Under ``gradient`` every sentence's gradient is taken at the round's parameters, scaled to ``sentence_clip_norm`` and by its
-weight, summed over the user and projected to ``l2_clip_norm``. Under ``local_sgd`` a user takes several steps and its
-whole difference is projected. Either way a user's update depends, to the bit, on its own selection, the parameters and
-public seeds only, never on who else was drawn or on how users are spread over workers and batches: a pass leaves nothing
-for the next one. Updates are added up as integers.
+Sentences of several users share batches, of shapes in which a sentence's gradient is its own (``shapes``).
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
-from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
-from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
-from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.task import Task
-from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.clipping import summation_shrink, wide_norms
 from uedp_ray.privacy.grid import parts
-from uedp_ray.training.shapes import (
+from uedp_ray.updates.base import LocalUpdate, seed_of
+from uedp_ray.updates.shapes import (
     agreeing_rows,
     balanced,
     padded_length,
@@ -52,54 +43,32 @@ _PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
 
 
 @dataclass
-class LocalUpdate:
-    """Sums clipped user updates of one worker.
+class Update(LocalUpdate):
+    """A sentence of weight w moves its user's update by w times ``sentence_clip_norm`` at most: docs/accounting.md."""
 
-    Shapes: (P,) float32 parameters -> (P,) int64 sum on the plan's grid (float64 without clipping). A sentence or user
-    whose gradient is NaN or infinite counts as zero; ``num_non_finite`` counts them (a private figure: it never enters a
-    result). A user's update has the same bits whoever else is drawn, in whatever order, with however many workers.
-    """
-
-    plan: Plan
-    model: torch.nn.Module
-    params: FlatParameters
-    task: Task
-    sentence: Callable[[int], np.ndarray]
-    """Sentence number -> (length,) token ids."""
-    device: torch.device
-    num_non_finite: int = field(default=0, init=False)
+    bounds_sentences = True
 
     def __post_init__(self) -> None:
-        config = self.plan.config
-        self._training: TrainingConfig = config.training
-        self._dropout = any(getattr(config.model, name) > 0 for name in DROPOUTS)
+        super().__post_init__()
         self._masked = next((m for m in self.model.modules() if isinstance(m, PerSentenceMasks)), None)
-        self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self._sentence_clip = self.plan.sentence_clip(self.params.num)
-        self.model.train(self._dropout)
-        self.isolated = Isolation(self.model, self.params.tensors)
-        """Within it, passes leave the network as they found it."""
         self._rows: dict[int, list[int]] = {}
         self._sums: torch.Tensor | None = None
 
     def probe(self) -> None:
-        """Tries the network on made-up tokens and parameters: are its per-sentence gradients exact, and each its own?
-
-        Fixes the numbers of rows in use (see ``shapes``), and takes the memory that a round needs at most: a run that
-        stopped for want of it later would tell how many users were drawn, or how long their sentences are. Needs no data.
+        """Are per-sentence gradients exact, and each its own? Fixes the numbers of rows in use (see ``shapes``).
 
         Raises: InputError if a gradient is not exact, or, for a private run, if not even repeating a pass gives its bits.
         """
         if self._sums is not None:
             return
-        if self._training.local_update == "local_sgd":
-            self._try_step()  # it reads one user's sentences alone, and its difference is clipped as it is
-            self._sums = torch.zeros(0)
-        else:
-            with one_thread():
-                self._probe_rows()
-            size = (self._users_at_once(), self.params.num)
-            self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
+        with one_thread():
+            self._probe_rows()
+        size = (self._users_at_once(), self.params.num)
+        self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
+
+    def passing(self) -> AbstractContextManager[None]:
+        return one_thread()
 
     def _probe_rows(self) -> None:
         config = self.plan.config
@@ -111,10 +80,6 @@ class LocalUpdate:
             with balanced(self.model, self.params):
                 _PROBED[key] = self._agreeing()
         self._rows = _PROBED[key]
-
-    @property
-    def _vocab_size(self) -> int:
-        return next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
 
     def _check_exact(self) -> None:
         here, made_up = self.params.get(), np.random.default_rng(0)
@@ -154,21 +119,7 @@ class LocalUpdate:
             found[length] = found[length] or [1]
         return found
 
-    def sum_updates(
-        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
-    ) -> torch.Tensor:
-        """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
-        self.probe()
-        self.params.set(parameters)
-        total = self.plan.zeros(self.params.num, self.device)
-        alone = self._training.local_update == "local_sgd"  # a user's sentences pass with no others
-        step = self._local_sgd if alone else self._gradients
-        with nullcontext() if alone else one_thread():
-            for selection, update in step(parameters, selections, round_index):
-                self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
-        return total
-
-    def _gradients(
+    def updates(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
         """Yields each user's float64 sum of clipped, weighted sentence gradients, downhill.
@@ -229,69 +180,12 @@ class LocalUpdate:
         of the others, and an entity's absence would change gradients of sentences that never held it.
         """
         batch = self.task.collate(sentences, shape).to(self.device)
-        seeds = [_seed(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
+        seeds = [seed_of(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
         with self.isolated(seeds[0]):
             if self._dropout and self._masked is not None:
-                seeds += [_seed(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
-                self._masked.mask_seeds = MaskSeeds(_seed(self._training.seed, round_index), seeds)
+                seeds += [seed_of(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
+                self._masked.mask_seeds = MaskSeeds(seed_of(self._training.seed, round_index), seeds)
             return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
-
-    def _local_sgd(
-        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
-    ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
-        size = self._training.local_batch_size
-        for selection in selections:
-            self.params.set(parameters)
-            seed = _seed(self._training.seed, round_index, selection.user)
-            with self.isolated(seed, trains=True):
-                for _ in range(self._training.local_epochs):
-                    for start in range(0, len(selection.sentences), size):
-                        which = slice(start, start + size)
-                        sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
-                        self._sgd_step(sentences, selection.weights[which])
-            yield selection, self.params.get().sub_(parameters).double()
-        self.params.set(parameters)
-
-    def _try_step(self) -> None:
-        """Steps on as many and as long sentences as there may be: does one give its bits again, after another's?
-
-        Raises: InputError if not, for a private run.
-        """
-        here, made_up = self.params.get(), np.random.default_rng(0)
-        size = self._training.local_batch_size, self.plan.config.model.max_length
-        one, other = (list(made_up.integers(1, self._vocab_size, size)) for _ in range(2))
-
-        def stepped(sentences: Sequence[np.ndarray]) -> torch.Tensor:
-            with self.isolated(trains=True):
-                self._sgd_step(sentences, np.ones(len(sentences), np.float32))
-            bits = self.params.get().view(torch.int32)
-            self.params.set(here)
-            return bits
-
-        first = stepped(one)
-        stepped(other)
-        if not torch.equal(stepped(one), first) and self.plan.private:
-            raise self._unsteady()
-
-    def _unsteady(self) -> InputError:
-        field, value = "training.device", str(self.device.type)
-        if self._autocast is not None:
-            field, value = "training.precision", self._training.precision
-        remedy = "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
-        return InputError(field, value, remedy)
-
-    def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            batch = self.task.collate(sentences).to(self.device)
-            losses = self.task.losses(self.model, batch)
-        loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
-        tensors = self.params.tensors
-        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
-        with torch.no_grad():
-            for tensor, gradient in zip(tensors, gradients, strict=True):
-                if gradient is not None:
-                    tensor.sub_(gradient, alpha=self._training.local_learning_rate)
 
 
 @contextmanager
@@ -306,23 +200,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def exact_arithmetic(device: torch.device) -> None:
-    """Full float32 products (an NVIDIA container may have switched TF32 on), and GPU kernels that add in a fixed order."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-
 def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:
     remaining = iter(selections)
     while group := list(itertools.islice(remaining, size)):
         yield group
-
-
-def _seed(*address: int) -> int:
-    name = ",".join(map(str, address)).encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

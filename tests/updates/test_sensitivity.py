@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, parameters, run_config
-from tests.training.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
+from tests.updates.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.config import BoundsConfig
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
@@ -23,9 +23,9 @@ from uedp_ray.models.task import NextWord
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.host import train
-from uedp_ray.training.local import LocalUpdate
 from uedp_ray.training.rundir import Prepared, RunDir, draw_vocabulary, sampling_key
 from uedp_ray.training.worker import make_model
+from uedp_ray.updates.base import local_update
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
 SETTINGS = list(itertools.product(["all", "any"], ["global", "per_user"], ["truncate", "reweight"]))
@@ -198,7 +198,7 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     task = NextWord(words.bos_id, words.eos_id, words.pad_id, config.model.max_length)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
     chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
-    update = LocalUpdate(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)
+    update = local_update(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)
     total = update.sum_updates(start, chosen, 0).double() * prepared.plan.grid.step
     noise = GaussianNoise(TEST_NOISE["test_noise_seed"]).sample(total.numel(), std=0.3 * 0.5, round_index=0)
     expected = start + 0.5 * (total + noise) / (0.3 * NUM_USERS)

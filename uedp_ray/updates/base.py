@@ -1,0 +1,140 @@
+"""The sum of a worker's clipped user updates, whichever way they are computed.
+
+    update = local_update(plan, model, params, task, sentence, device)
+    update.probe()                                                         # needs no data
+    total = update.sum_updates(parameters, selections, round_index=0)      # (P,)
+
+A user's update depends, to the bit, on its own selection, the parameters and public seeds only, never on who else was drawn
+or on how users are spread over workers and batches: a pass leaves nothing for the next one. Updates are added up as
+integers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from uedp_ray.config.sections import BOUNDING_SENTENCES, TrainingConfig
+from uedp_ray.errors import InputError
+from uedp_ray.models.architecture import DROPOUTS
+from uedp_ray.models.isolation import Isolation
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.task import Task
+from uedp_ray.plan import Plan, UserSelection
+
+
+@dataclass
+class LocalUpdate(ABC):
+    """Sums clipped user updates of one worker.
+
+    Shapes: (P,) float32 parameters -> (P,) int64 sum on the plan's grid (float64 without clipping). A sentence or user
+    whose gradient is NaN or infinite counts as zero; ``num_non_finite`` counts them (a private figure: it never enters a
+    result). A user's update has the same bits whoever else is drawn, in whatever order, with however many workers.
+    """
+
+    bounds_sentences: ClassVar[bool] = False
+    """Whether a sentence of weight w moves its user's update by w times ``sentence_clip_norm`` at most. Only what
+    is proved to (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the user's
+    clip holds."""
+
+    plan: Plan
+    model: torch.nn.Module
+    params: FlatParameters
+    task: Task
+    sentence: Callable[[int], np.ndarray]
+    """Sentence number -> (length,) token ids."""
+    device: torch.device
+    num_non_finite: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        config = self.plan.config
+        self._training: TrainingConfig = config.training
+        if self._training.local_update in BOUNDING_SENTENCES and not self.bounds_sentences:
+            raise TypeError(f"{type(self).__name__} bounds no sentence, and is accounted as if it did")
+        self._dropout = any(getattr(config.model, name) > 0 for name in DROPOUTS)
+        self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
+        self.model.train(self._dropout)
+        self.isolated = Isolation(self.model, self.params.tensors)
+        """Within it, passes leave the network as they found it."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Tries the network on made-up tokens: does what is computed of a user follow from that user alone?
+
+        Takes the memory that a round needs at most: a run that stopped for want of it later would tell how many users were
+        drawn, or how long their sentences are. Needs no data, and does nothing the second time.
+
+        Raises: InputError if not, for a private run.
+        """
+
+    @abstractmethod
+    def updates(
+        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
+    ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
+        """Yields each user's (P,) float64 update, not clipped yet. It may be overwritten once the next one is asked for."""
+
+    def passing(self) -> AbstractContextManager[None]:
+        """Around all of a round's passes."""
+        return nullcontext()
+
+    def sum_updates(
+        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
+    ) -> torch.Tensor:
+        """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
+        self.probe()
+        self.params.set(parameters)
+        total = self.plan.zeros(self.params.num, self.device)
+        with self.passing():
+            for selection, update in self.updates(parameters, selections, round_index):
+                self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
+        return total
+
+    @property
+    def _vocab_size(self) -> int:
+        return next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
+
+    def _unsteady(self) -> InputError:
+        field, value = "training.device", str(self.device.type)
+        if self._autocast is not None:
+            field, value = "training.precision", self._training.precision
+        remedy = "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
+        return InputError(field, value, remedy)
+
+
+def local_update(
+    plan: Plan,
+    model: torch.nn.Module,
+    params: FlatParameters,
+    task: Task,
+    sentence: Callable[[int], np.ndarray],
+    device: torch.device,
+) -> LocalUpdate:
+    """The one that ``training.local_update`` names. Arguments: see ``LocalUpdate``."""
+    found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{plan.config.training.local_update}").Update
+    return found(plan, model, params, task, sentence, device)
+
+
+def exact_arithmetic(device: torch.device) -> None:
+    """Full float32 products (an NVIDIA container may have switched TF32 on), and GPU kernels that add in a fixed order."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def seed_of(*address: int) -> int:
+    """A seed for what a public address names."""
+    name = ",".join(map(str, address)).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,79 @@
+"""Several steps of plain SGD over a user's own sentences; its whole difference is clipped (FedAvg, the paper's Algorithm 1).
+
+One entity may turn all of them: nothing but the user's clip bounds what it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from uedp_ray.plan import UserSelection
+from uedp_ray.updates.base import LocalUpdate, seed_of
+
+
+@dataclass
+class Update(LocalUpdate):
+    """A user's sentences pass with no others'."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tried = False
+
+    def probe(self) -> None:
+        if not self._tried:
+            self._try_step()
+            self._tried = True
+
+    def updates(
+        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
+    ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
+        """Yields each user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
+        size = self._training.local_batch_size
+        for selection in selections:
+            self.params.set(parameters)
+            seed = seed_of(self._training.seed, round_index, selection.user)
+            with self.isolated(seed, trains=True):
+                for _ in range(self._training.local_epochs):
+                    for start in range(0, len(selection.sentences), size):
+                        which = slice(start, start + size)
+                        sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
+                        self._sgd_step(sentences, selection.weights[which])
+            yield selection, self.params.get().sub_(parameters).double()
+        self.params.set(parameters)
+
+    def _try_step(self) -> None:
+        """Steps on as many and as long sentences as there may be: does one give its bits again, after another's?
+
+        Raises: InputError if not, for a private run.
+        """
+        here, made_up = self.params.get(), np.random.default_rng(0)
+        size = self._training.local_batch_size, self.plan.config.model.max_length
+        one, other = (list(made_up.integers(1, self._vocab_size, size)) for _ in range(2))
+
+        def stepped(sentences: Sequence[np.ndarray]) -> torch.Tensor:
+            with self.isolated(trains=True):
+                self._sgd_step(sentences, np.ones(len(sentences), np.float32))
+            bits = self.params.get().view(torch.int32)
+            self.params.set(here)
+            return bits
+
+        first = stepped(one)
+        stepped(other)
+        if not torch.equal(stepped(one), first) and self.plan.private:
+            raise self._unsteady()
+
+    def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            batch = self.task.collate(sentences).to(self.device)
+            losses = self.task.losses(self.model, batch)
+        loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
+        tensors = self.params.tensors
+        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+        with torch.no_grad():
+            for tensor, gradient in zip(tensors, gradients, strict=True):
+                if gradient is not None:
+                    tensor.sub_(gradient, alpha=self._training.local_learning_rate)
