@@ -360,6 +360,15 @@ def _awd_lstm(folder: Path, settings: dict[str, Any]) -> AWDLSTMConfig:
     return AWDLSTMConfig(**settings)
 
 
+def check_whole(folder: Path) -> None:
+    """Raises: InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
+    hub = _settings(folder)
+    with _unread("model", folder):
+        stored = _check_files(folder)
+    if sum(stored) < max(1, _size(hub)[0]):  # a tied matrix is stored once, and counted once
+        raise _not_read("model", folder, "weights are missing")
+
+
 def _check_files(folder: Path) -> list[int]:
     """How many numbers each tensor in the folder's safetensors files has.
 
