@@ -88,6 +88,28 @@ def test_epsilon(answer, accountant):
     assert found["epsilon"] > 0
 
 
+def test_what_is_left_out_bounds_nothing_and_the_answer_says_what_it_is_of(answer, refused):
+    """An epsilon of numbers that nobody gave was called an upper bound: at K = 5, q_e = 0.5 and beta_e = 0.2."""
+    given = ("--q-u", 0.05, "--noise-multiplier", 2, "--rounds", 50)
+    found = answer("epsilon", *given)
+    assert (found["epsilon"], found["guarantee"]) == (None, False)
+    assert "none are declared or enforced" in found["text"]
+    refused("calibrate", "--target-epsilon", 8, parts=["--max-holders", "declare or enforce"])
+    bounded = answer("epsilon", *given, "--max-holders", 5)
+    assert bounded["guarantee"]
+    least = answer("epsilon", *given, "--max-holders", 5, "--entity-clip", 0.2, "--q-e", 0.5)
+    assert least["epsilon"] < bounded["epsilon"], "no default is on the safe side of what may be true"
+    for each in (
+        "max_holders 5",
+        "entity_clip 0.2",
+        "entity_sampling_prob 0.5",
+        "user_sampling_prob 0.05",
+        "rounds 50",
+    ):
+        assert each in least["text"]
+    assert answer("epsilon", "--accountant", "user", *given)["guarantee"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

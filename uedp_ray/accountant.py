@@ -67,10 +67,18 @@ def parameter_epsilon(
     else:
         infinite = math.isinf(value)
         why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
-        answer = _answer(mechanism, value, delta, accountant, nothing=why, kind=kind)
+        answer = _answer(
+            mechanism, value, delta, accountant, nothing=why, kind=kind, note=_parameters(mechanism, rounds)
+        )
         if mechanism.max_users is not None:
             answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
     return answer | {"rounds": rounds, "kind": kind}
+
+
+def _parameters(mechanism: RoundMechanism, rounds: int) -> str:
+    """What the figure is of, as nobody has looked whether a text or a run is so."""
+    given = mechanism.to_dict() | {"rounds": rounds}
+    return f" Of these parameters, if they hold: {', '.join(f'{name} {value}' for name, value in given.items())}."
 
 
 def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> dict[str, Any]:

@@ -147,7 +147,9 @@ EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probab
 ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
 Rounds = Annotated[int, typer.Option(help="Noised releases T.")]
 Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
-MaxHolders = Annotated[int, typer.Option(help="K: users that hold one entity.")]
+MaxHolders = Annotated[
+    int | None, typer.Option(help="K: users that hold one entity, at most. Left out, entities are not protected.")
+]
 EntityClip = Annotated[float, typer.Option(help="beta_e in units of beta: how far one entity moves one user's update.")]
 ExtendedClip = Annotated[
     float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
@@ -179,13 +181,13 @@ def epsilon(
     context: typer.Context,
     accountant: Accountant = "user-entity",
     q_u: UserProb = 0.05,
-    q_e: EntityProb = 0.5,
+    q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
     noise_multiplier: Annotated[float, typer.Option(help="Noise std in the sum, in units of beta.")] = 2.0,
     rounds: Rounds = 50,
     delta: Delta = 1e-5,
-    max_holders: MaxHolders = 5,
-    entity_clip: EntityClip = 0.2,
+    max_holders: MaxHolders = None,
+    entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
     rule: Rule = "all",
     entity_draw: Draw = "global",
@@ -231,12 +233,12 @@ def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="The budget.")],
     accountant: Accountant = "user-entity",
     q_u: UserProb = 0.05,
-    q_e: EntityProb = 0.5,
+    q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
     rounds: Rounds = 50,
     delta: Delta = 1e-5,
-    max_holders: MaxHolders = 5,
-    entity_clip: EntityClip = 0.2,
+    max_holders: MaxHolders = None,
+    entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
     rule: Rule = "all",
     entity_draw: Draw = "global",

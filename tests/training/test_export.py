@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from safetensors import safe_open
@@ -273,6 +274,12 @@ def damaged(run: Path, what: str) -> None:
         shutil.rmtree(run / "private")
     elif what == "no model":
         shutil.rmtree(run / "model")
+    elif what == "no weights":
+        (run / "model" / "model.safetensors").unlink()
+    elif what == "not all weights":
+        weights = safetensors.torch.load_file(run / "model" / "model.safetensors")
+        weights.pop(min(weights))
+        safetensors.torch.save_file(weights, run / "model" / "model.safetensors", {"format": "pt"})
     else:
         lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
         (run / "ledger.jsonl").write_text("".join(lines[:3]))
@@ -284,6 +291,8 @@ def damaged(run: Path, what: str) -> None:
         ("no result", "holds no finished run"),
         ("a copy", "has no private/, so it is a copy"),
         ("no model", "holds no model"),
+        ("no weights", "no model can be read here .weights are missing.: put the model's own files back"),
+        ("not all weights", "no model can be read here .weights are missing.: put the model's own files back"),
         ("a ledger without its end", "put the whole ledger back"),
     ],
 )

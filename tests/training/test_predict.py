@@ -50,6 +50,15 @@ def test_a_text_longer_than_the_model_reads_is_continued_from_its_end(pretrained
     assert short == long, "only the last words fit"
 
 
+def test_a_text_that_is_not_utf8_is_not_blamed_on_the_tokenizer(pretrained, command):
+    """As Python reads the bytes of a command line in Latin-1."""
+    code, _, err = command("predict", pretrained.out, "--text", b"caf\xe9".decode(errors="surrogateescape"))
+    assert (code, err) == (
+        2,
+        "error: --text = \"'caf\\\\udce9'\": is not UTF-8: check the encoding of the terminal or script\n",
+    )
+
+
 def test_that_a_text_is_cut_is_said_once(pretrained, command):
     texts = [f"--text={'the ' * n}" for n in (11, 12, 30)]
     code, _, err = command("predict", pretrained.out, *texts)

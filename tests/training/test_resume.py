@@ -327,3 +327,21 @@ def test_what_was_left_beside_a_result_goes_on_the_next_start(private_run, corpo
     train(run_config(corpora), run, workers=0, resume=True)
     assert not (run / "private" / "ray").exists()
     assert not (run / "progress.json").exists()
+
+
+def test_a_finished_run_without_its_weights_says_how_to_have_them_again(private_run, corpora, tmp_path):
+    """They are the largest file of a run, and the first to be deleted; no round is played or charged again."""
+    run = shutil.copytree(private_run.out, tmp_path / "run")
+    (run / "model" / "model.safetensors").unlink()
+    said = []
+    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    (line,) = said
+    assert "delete result.json, and run again with --resume" in line
+    ledger = (run / "ledger.jsonl").read_bytes()
+    (run / "result.json").unlink()
+    said.clear()
+    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    assert torch.equal(parameters(run), parameters(private_run.out))
+    assert (run / "ledger.jsonl").read_bytes() == ledger
+    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    assert not any("result.json" in line for line in said)

@@ -138,6 +138,15 @@ def unfilled(hub: Any) -> nn.Module:
     return model
 
 
+def check_whole(folder: Path) -> None:
+    """Raises: InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
+    hub = read_settings(folder)
+    with unread("model", folder):
+        stored = check_files(folder)
+    if sum(stored) < max(1, _size(hub)[0]):  # a tied matrix is stored once, and counted once
+        raise _not_read("model", folder, "weights are missing")
+
+
 def check_files(folder: Path) -> list[int]:
     """How many numbers each tensor in the folder's safetensors files has.
 

@@ -204,6 +204,7 @@ def _entity_draw(mechanism: RoundMechanism, prob: float) -> _EntityDraw:
     assert_never(mechanism.selection_rule)
 
 
+@np.errstate(over="ignore")  # of shifts beyond all numbers: they count as lost
 def one_round(
     mechanism: RoundMechanism,
     accountant: str = "user-entity",

@@ -28,7 +28,7 @@ from uedp_ray.accountant import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.saved import longest_of
+from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import published
@@ -82,6 +82,10 @@ class Finished:
         ):
             if not path.is_file():
                 raise InputError("RUN", str(run.root), remedy)
+        try:
+            check_whole(run.model)
+        except InputError as error:
+            raise InputError("RUN", str(run.root), f"{error.remedy}: put the model's own files back") from error
         config, events = run.load_config(), read_ledger(run.ledger)
         result, setup = run.load_result(), run.load_setup()
         plan = planned(config, setup)

@@ -27,6 +27,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.interrupts import handlers_kept, ray_started
+from uedp_ray.models.saved import check_whole
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
@@ -112,6 +113,8 @@ def train(
                     _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, say)
         else:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
+            if run.checkpoint.exists() and not storage.is_copy:
+                _look_at_model(run, say)
         run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
         shutil.rmtree(_ray_files(run), ignore_errors=True)
         run.storage.get(run.speed)
@@ -314,6 +317,15 @@ def _ray_worker(settings: dict[str, Any]) -> None:
         error_file.write_text(json.dumps(fields))
         run.storage.publish(error_file)
         raise  # the other workers wait for this one: only a failure ends their waiting
+
+
+def _look_at_model(run: RunDir, say: Say) -> None:
+    """Says of a finished run whose model is gone, or not whole, how to have it written anew."""
+    try:
+        check_whole(run.model)
+    except InputError:
+        remedy = "delete result.json, and run again with --resume to have it written anew from checkpoint/"
+        say(f"caution: {run.model} holds no whole model any more: {remedy}")
 
 
 @contextmanager

@@ -34,6 +34,13 @@ def predict(
     if not (folder / "config.json").exists():
         remedy = _of_sweep(run) if (run / "sweep.yaml").exists() else "holds no model: name a finished run directory"
         raise InputError("RUN", str(run), remedy)
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of a command line that are not UTF-8 become halves of surrogates
+            raise InputError(
+                "--text", ascii(text), "is not UTF-8: check the encoding of the terminal or script"
+            ) from None
     if top < 1:
         raise InputError("--top", top, "ask for 1 or more")
     model = load_model(folder)
