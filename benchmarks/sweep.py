@@ -27,8 +27,9 @@ from uedp_ray.config import PretrainConfig, load_config
 from uedp_ray.sweep.candidates import judge, random_points
 from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.host import sweep
-from uedp_ray.training.groundwork import prepare_corpora, warm_started
+from uedp_ray.training.groundwork import warm_started
 from uedp_ray.training.host import train
+from uedp_ray.training.texts import prepare_corpora
 
 RECIPE = Path(__file__).parents[1] / "sweeps" / "quickstart.yaml"
 

@@ -56,7 +56,7 @@ def files(corpora, pretrained, tmp_path, monkeypatch):
     for where in (
         "corpus.readers.read",
         "corpus.prepare.read_rows",
-        "training.rundir.prepare",
+        "training.texts.prepare",
         "training.words.readers.read",
     ):
         monkeypatch.setattr(f"uedp_ray.{where}", read)
@@ -202,7 +202,7 @@ def test_a_warm_start_beside_which_shapes_are_searched_is_left_to_the_points(fil
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
-    monkeypatch.setattr("uedp_ray.training.rundir._claim", lambda *_: sys.exit(7))
+    monkeypatch.setattr("uedp_ray.training.setup._claim", lambda *_: sys.exit(7))
     ignored = {
         "model.dropout_weight=0.3": "note: model.dropout_weight is ignored: the architecture is gpt2",
         "model.lora_rank=4": "note: model.lora_rank is ignored: model.trainable is full",
@@ -219,10 +219,10 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "stopped", "told"),
     [
-        (TRAIN, "training.rundir.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
-        (COMPARE, "training.groundwork.prepare_corpora", "To go on: uedp-ray {line} --resume"),
-        (f"{TRAIN} --out out", "training.rundir.check_run", "nothing was released. To run it again: uedp-ray {line}"),
-        (f"{TRAIN} --out=out", "training.rundir.check_run", "nothing was released. To run it again: uedp-ray {line}"),
+        (TRAIN, "training.texts.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
+        (COMPARE, "training.compare.prepare_corpora", "To go on: uedp-ray {line} --resume"),
+        (f"{TRAIN} --out out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
+        (f"{TRAIN} --out=out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),
         ("prepare notes.jsonl --format jsonl --out c", "corpus.prepare.read_rows", "To run it again: uedp-ray {line}"),
     ],
@@ -253,7 +253,7 @@ def test_what_is_ignored_when_a_command_starts_stays_ignored(command, files, mon
         sent.append("survived")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("uedp_ray.training.rundir.prepare", kill)
+    monkeypatch.setattr("uedp_ray.training.texts.prepare", kill)
     with handlers_kept():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -86,5 +86,5 @@ def crash_amid_its_words(config: RunConfig, out: Path | str) -> None:
             raise Crash
         return replacing(path, **settings)
 
-    with mock.patch("uedp_ray.training.rundir.replacing", replaced), pytest.raises(Crash):
+    with mock.patch("uedp_ray.training.setup.replacing", replaced), pytest.raises(Crash):
         train(config, out, workers=0)

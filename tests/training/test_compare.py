@@ -18,7 +18,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.training import groundwork, worker
+from uedp_ray.training import pretrain, worker
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
@@ -88,7 +88,7 @@ def test_every_variant_starts_from_the_one_public_model(done):
 
 def test_resuming_repeats_no_finished_variant(comparison, done, monkeypatch):
     out, table = done
-    monkeypatch.setattr(groundwork, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained again"))
+    monkeypatch.setattr(pretrain, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained again"))
     monkeypatch.setattr(worker, "run_rounds", lambda *_, **__: pytest.fail("rounds run again"))
     assert compare(comparison, out, workers=0, resume=True) == table
     with pytest.raises(InputError, match="--resume"):
@@ -156,7 +156,7 @@ def test_variants_protect_the_categories_they_name(corpora, tmp_path):
 
 
 def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training(corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr(groundwork, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
+    monkeypatch.setattr(pretrain, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
     variants = {"ibans": {"method": "uedp", "set": {"corpus.categories": ["iban"]}}}
     text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
     base = run_tree(corpora, pretrain={"text": text, "num_steps": 2})

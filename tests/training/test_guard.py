@@ -21,11 +21,11 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import prepare_run
+from uedp_ray.training.setup import prepare_run
+from uedp_ray.training.texts import prepare_corpora
 
 PREFIX = {"private": "p", "held_out": "h"}
 

@@ -17,7 +17,7 @@ from tests.training.test_run import hand_perplexity
 from uedp_ray import export
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import save_model
-from uedp_ray.training.groundwork import public_row
+from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain

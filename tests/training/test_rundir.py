@@ -23,6 +23,7 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.storage import mirror
 from uedp_ray.storage.files import make_folder, write_json
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.storage.open import open_storage
@@ -30,13 +31,14 @@ from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms
-from uedp_ray.training import mirror, rundir
+from uedp_ray.training import prepared, rundir
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
-from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import RunDir, prepare_run
+from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.setup import prepare_run
+from uedp_ray.training.texts import prepare_corpora
 
 
 def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
@@ -432,7 +434,7 @@ def test_workers_open_the_text_that_the_run_was_set_up_with_and_no_other(tmp_pat
     run = prepare_run(config, tmp_path / "run", resume=False)
     prepare(SourceConfig(format="synthetic", num_users=8, seed=1), tmp_path / "text", num_shards=2)
     with pytest.raises(InputError, match=r"corpus\.source = .*has changed since the run began"):
-        rundir.Prepared.open(run)
+        prepared.Prepared.open(run)
 
 
 @pytest.mark.parametrize("command", ["train", "pretrain", "compare", "sweep", "prepare"])
@@ -533,7 +535,7 @@ def test_text_that_changed_before_anything_was_charged_is_read_again(notes, node
             train(config, out, workers=0)
         write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
     elif ended == "before the setup":
-        with mock.patch("uedp_ray.training.rundir.text_size", side_effect=Crash), pytest.raises(Crash):
+        with mock.patch("uedp_ray.training.setup.text_size", side_effect=Crash), pytest.raises(Crash):
             train(config, out, workers=0)
     else:
         with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):

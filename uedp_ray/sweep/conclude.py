@@ -27,9 +27,8 @@ from uedp_ray.sweep.price import RESTORE, price
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
 from uedp_ray.sweep.space import Point, settings_of
 from uedp_ray.sweep.trial import started, trial_base
-from uedp_ray.training.evaluate import warn_unknown
+from uedp_ray.training.evaluate import public_row, warn_unknown
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.groundwork import public_row
 from uedp_ray.training.host import Progress, train
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, Say, settle_run, unused

@@ -24,9 +24,9 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, corpora_at
 from uedp_ray.sweep.results import Row, Rows
 from uedp_ray.sweep.study import outcome, refused
-from uedp_ray.training.groundwork import prepare_corpora
 from uedp_ray.training.paths import TEXT, with_absolute_paths
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.texts import prepare_corpora
 
 
 def restore(folder: SweepDir) -> None:

@@ -37,10 +37,11 @@ from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_poi
 from uedp_ray.sweep.results import Row, Rows, best, count_states, read_columns, write_table
 from uedp_ray.sweep.study import Study
 from uedp_ray.sweep.tuning import tune_trials
-from uedp_ray.training.groundwork import PretrainProgress
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
-from uedp_ray.training.rundir import Say, copies_told
+from uedp_ray.training.pretrain import PretrainProgress
+from uedp_ray.training.rundir import Say
+from uedp_ray.training.texts import copies_told
 from uedp_ray.training.words import public_sentences, public_text
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"

@@ -25,8 +25,8 @@ from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.groundwork import PretrainProgress, warm_started
 from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import PretrainProgress, warm_started
 
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""

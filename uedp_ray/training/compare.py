@@ -35,11 +35,13 @@ from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
-from uedp_ray.training.groundwork import PretrainProgress, prepare_corpora, public_row, warm_started
+from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
-from uedp_ray.training.rundir import RunDir, Say, copies_told
+from uedp_ray.training.pretrain import PretrainProgress, warm_started
+from uedp_ray.training.rundir import RunDir, Say
+from uedp_ray.training.texts import copies_told, prepare_corpora
 
 
 @dataclasses.dataclass(frozen=True)

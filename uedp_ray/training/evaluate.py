@@ -18,13 +18,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from uedp_ray.config import RunConfig
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
+from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.training.paths import for_use
+from uedp_ray.training.placement import pick_device
 
 Sentence = np.ndarray
 
@@ -152,3 +160,38 @@ def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> 
                 counts["unknown_bytes"] += sum(len(word.encode()) for word in words)
             counts["num_bytes"] += len(text[:end].encode()) + ends
     return TextSize(**counts)
+
+
+def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
+    """Perplexity of a model that never saw the private corpus: its epsilon is 0 whatever the unit.
+
+    ``config`` has prepared corpora; without ``model.warm_start`` it is the untrained model.
+    """
+    config = for_use(config)
+    vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
+    model = build_model(
+        config.model,
+        vocab_size=vocabulary.size,
+        bos_id=vocabulary.bos_id,
+        eos_id=vocabulary.eos_id,
+        seed=config.training.seed,
+        replace_embeddings=config.vocabulary.replace_embeddings,
+    ).to(device)
+    assert config.corpus.evaluation is not None  # prepare_corpora refuses it
+    corpus = open_corpus(config.corpus.evaluation.path)
+    texts = [text for _, user_texts in corpus.texts() for text in user_texts]
+    sentences = encode_texts(texts, vocabulary, config.model.max_length)
+    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    size = text_size(texts, vocabulary, config.model.max_length)
+    return {
+        "name": name,
+        **size.scores(perplexity(model, task, sentences, device=device)),
+        "epsilon": dict.fromkeys(ACCOUNTANTS, 0.0),
+        "delta": config.privacy.delta,
+        "unit": config.privacy.protect,
+        "noise_multiplier": None,
+        "rounds": 0,
+        "planned_rounds": 0,
+        "private": True,
+        "run_dir": config.model.warm_start or None,
+    }

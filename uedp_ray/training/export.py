@@ -36,7 +36,8 @@ from uedp_ray.storage.files import check_regular, read_json, replacing, write_js
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
-from uedp_ray.training.rundir import RunDir, planned
+from uedp_ray.training.prepared import planned
+from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.statement import Total, write_statement
 
 DATE = 946684800

@@ -37,7 +37,8 @@ from uedp_ray.training.driver import Observe
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
-from uedp_ray.training.rundir import COMMIT, RunDir, Say, prepare_run
+from uedp_ray.training.rundir import COMMIT, RunDir, Say
+from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.worker import run_worker
 
 Progress = Callable[[dict[str, Any]], None]

@@ -16,7 +16,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
 TEXT = "text.json"
-"""Beside corpora that a run, or several, train on: which text that is (``rundir.keep_text``)."""
+"""Beside corpora that a run, or several, train on: which text that is (``texts.keep_text``)."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

@@ -6,6 +6,7 @@ privacy, provided that it is public: a run on private text that shares much with
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -35,12 +36,17 @@ from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.words import make_vocabulary, public_sentences
 
-Progress = Callable[[int, int, float], None]
+PretrainProgress = Callable[[int, int, float], None]
 _HELD_OUT = 50
 """One public sentence in this many is kept out of training, for the perplexity that is reported."""
 
+_PRETRAIN_WAIT = 24 * 3600.0
+"""Seconds to wait for another process that pre-trains the same model."""
 
-def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None) -> dict[str, Any]:
+
+def pretrain(
+    config: RunConfig, out: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
+) -> dict[str, Any]:
     """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
 
     Args:
@@ -63,7 +69,7 @@ def pretrain(config: RunConfig, out: Path, *, progress: Progress = lambda step, 
 
 
 def pretrain_into(
-    config: RunConfig, out: Path, *, progress: Progress = lambda step, steps, loss: None
+    config: RunConfig, out: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
 ) -> dict[str, Any]:
     """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
     check_pretraining(config)
@@ -173,3 +179,17 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def warm_started(
+    config: RunConfig, folder: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
+) -> RunConfig:
+    """The config starting from the model in ``folder``, which is pre-trained on public text if it is not there yet."""
+    busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
+    folder = folder.resolve()
+    with folder_locked(folder, wait=_PRETRAIN_WAIT, busy=busy):
+        settle(folder)
+        if not (folder / "model").exists():
+            pretrain_into(config, folder, progress=progress)
+    start = str((folder / "model").resolve())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start))

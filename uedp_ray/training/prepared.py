@@ -1,0 +1,98 @@
+"""What every worker opens of a run that was set up: memory-mapped corpora and tokens, the vocabulary and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uedp_ray.config import RunConfig, load_config
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.tokens import TokenStore, encode_corpus
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.storage.files import (
+    check_regular,
+    has_checksum,
+    load_array,
+    unusable,
+)
+from uedp_ray.training.evaluate import TextSize
+from uedp_ray.training.rundir import MADE_ANEW, RunDir
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
+
+    config: RunConfig
+    used: RunConfig
+    """The same settings, to open files by: see ``for_use``."""
+    plan: Plan
+    corpus: Corpus
+    tokens: TokenStore
+    sentence_weight: np.ndarray
+    evaluation: TokenStore | None
+    evaluation_size: TextSize | None
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, run: RunDir) -> Prepared:
+        config, setup = run.load_config(), run.load_setup()
+        vocabulary = Vocabulary.load(run.vocabulary)
+        corpus = unchanged(run, setup, "corpus", config.corpus.categories)
+        tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
+        return cls(
+            config=config,
+            used=load_config(run.used),
+            plan=planned(config, setup),
+            corpus=corpus,
+            tokens=encode(tokens, corpus, vocabulary, config),
+            sentence_weight=_load_weights(run, corpus.num_sentences, setup["sentence_weight"]),
+            evaluation=None
+            if evaluation is None
+            else encode(tokens, unchanged(run, setup, "evaluation"), vocabulary, config),
+            evaluation_size=None if evaluation is None else TextSize(**setup["evaluation_size"]),
+            vocabulary=vocabulary,
+        )
+
+
+def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:
+    """The plan of a run that was set up."""
+    mechanism = setup["mechanism"]
+    return Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism))
+
+
+def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequence[str] = ()) -> Corpus:
+    """The corpus that the run was set up with. Raises: InputError if it is another: its bounds were never looked at."""
+    corpus = open_corpus(run.root / setup[name], categories)
+    if corpus.digest != setup[f"{name}_digest"]:
+        key = {"corpus": "corpus.source", "evaluation": "corpus.evaluation"}[name]
+        raise InputError(key, setup[name], "has changed since the run began: put it back")
+    return corpus
+
+
+def encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
+    return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
+
+
+def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
+    """(N,) weights of sentences, mapped. Raises: InputError if they are not that, or have another checksum."""
+    try:
+        check_regular(run.sentence_weight, MADE_ANEW)
+        weights = load_array(run.sentence_weight, mapped=True)
+        good = has_checksum(run.sentence_weight, expected)
+        good = good and weights.shape == (num_sentences,) and weights.dtype.kind == "f"
+        good = good and bool(((weights >= 0) & (weights <= 1)).all())  # a weight above 1 would break the bound
+    except ValueError:
+        good = False
+    except OSError as error:
+        raise unusable(error, run.sentence_weight.name, run.sentence_weight, MADE_ANEW) from None
+    if not good:
+        raise InputError(run.sentence_weight.name, str(run.sentence_weight), f"is damaged: {MADE_ANEW}")
+    return weights

@@ -1,0 +1,328 @@
+"""Makes a folder, or what lies at a URL, a run that workers can open, and takes it over.
+
+    run = prepare_run(config, "runs/mine", resume=False)
+
+A sequence of steps, each of which is skipped when its outcome exists, so that a run killed while it was being set up resumes
+like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+
+from uedp_ray.config import RunConfig, SourceConfig, dump_config
+from uedp_ray.corpus.bounds import Bounded, apply_bounds
+from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
+from uedp_ray.errors import InputError, within
+from uedp_ray.plan import Plan, cautions
+from uedp_ray.privacy import statement
+from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.storage.base import Storage
+from uedp_ray.storage.files import (
+    checksum,
+    holds_others,
+    make_folder,
+    replacing,
+    settle,
+    to_be_removed,
+    write_atomically,
+    write_json,
+)
+from uedp_ray.storage.locks import INSIDE
+from uedp_ray.storage.open import open_storage
+from uedp_ray.training.checks import check_run
+from uedp_ray.training.evaluate import text_size
+from uedp_ray.training.guard import (
+    TRAINED_HERE,
+    check_evaluation,
+    check_public,
+    check_start,
+    check_warm_start,
+)
+from uedp_ray.training.paths import for_use, with_absolute_paths
+from uedp_ray.training.prepared import encode, planned, unchanged
+from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, Say, ledger_digest, settle_run, unused
+from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
+from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
+
+_NO_WORDS = "no-words"
+"""Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
+
+_NO_RUN = "is not empty and holds no run: name another folder"
+
+
+def prepare_run(
+    config: RunConfig,
+    out: Path | str | Storage,
+    *,
+    resume: bool,
+    tokens: Path | None = None,
+    text: Path | None = None,
+    part_of: str | None = None,
+    public_source: bool = False,
+    say: Say = lambda message: None,
+) -> RunDir:
+    """Makes ``out`` a run directory that workers can open, and takes it over.
+
+    ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
+    ``text``: which text it must be of, as ``prepare_corpora`` wrote it down for several runs.
+    ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
+    ``public_source``: ``corpus.source`` is public text itself, which other public text may share.
+    Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config, or one of
+      several that ``part_of`` does not name.
+    """
+    named = config.corpus.evaluation
+    storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
+    run = RunDir(storage.root, storage)
+    with run.copies_told(say):
+        _set_up(run, config, used, named, resume, tokens, text, part_of, public_source, say)
+    if not run.result.exists():  # what a worker does first, and takes long of where that is large
+        say(f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)")
+    return run
+
+
+def _set_up(
+    run: RunDir,
+    config: RunConfig,
+    used: RunConfig,
+    named: SourceConfig | None,
+    resume: bool,
+    tokens: Path | None,
+    text: Path | None,
+    part_of: str | None,
+    public_source: bool,
+    say: Say,
+) -> None:
+    storage = run.storage
+    if resume and not storage.exists():
+        raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
+    check_start(used)
+    storage.clear()
+    with run.driving() if run.private.is_dir() else nullcontext():  # not beneath one who did not see our lock beside it
+        settle_run(run)
+    storage.get(run.used, run.config, run.setup)
+    storage.restore(run.ledger)
+    _refuse_part(run, part_of)
+    plan = None
+    if not run.setup.exists():
+        check_run(config, say)
+        for caution in cautions(config):
+            say(f"caution: {caution}")
+        if config.privacy.noise != "published":  # whose noise follows the number of users
+            say("solving the noise multiplier")
+            plan = Plan.of(config)
+    _claim(run, config, resume)
+    run.own()
+    run.fetch()
+    copies = ((used.corpus.source, run.private / "corpus"), (used.corpus.evaluation, run.private / "evaluation"))
+    stale = [folder for source, folder in copies if source is not None and outdated(source, folder)]
+    if stale and unused(run):
+        _clear(run)
+    elif any(made_of(folder).exists() for folder in stale):  # else it is an older version's, or another node's
+        say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
+    make_folder(run.root)
+    make_folder(run.private, private=True)
+    for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``_claim``
+        with replacing(path, private=path == run.used) as new:
+            dump_config(written, new)
+    storage.put(run.used, run.config)
+    if not run.ledger.exists() and any(path.exists() for path in (run.setup, *run.outcomes)):
+        remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
+        raise InputError("ledger", str(run.ledger), remedy)
+    if run.setup.exists():
+        with run.driving():  # a line that a killed start's worker is still writing is not a torn one
+            ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
+        setup = run.load_setup()
+        planned(config, setup).check_header(ledger.header, run.setup)
+        if (setup["evaluation"] is None) != (named is None):
+            raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
+        for name in ("corpus", "evaluation"):
+            if setup[name] is not None:
+                unchanged(run, setup, name)
+        return
+    say("reading the corpus")
+    charged = not unused(run)
+    with within("corpus.source"):
+        folder = run.private / "corpus"
+        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
+    corpus = open_corpus(corpus_path, config.corpus.categories)
+    guarded = config.privacy.noise == "calibrated" and not public_source
+    if guarded:
+        check_warm_start(corpus, used.model.warm_start)
+    evaluation = evaluation_path = compared = None
+    if used.corpus.evaluation is not None and named is not None:
+        with within("corpus.evaluation"):
+            folder = run.private / "evaluation"
+            found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
+            evaluation_path = storage.adopt(found, folder)
+        evaluation = open_corpus(evaluation_path)
+        compared = check_evaluation(corpus, evaluation, named)
+    if text is not None:
+        keep_text(text, corpus, evaluation, fixed=True)
+    keep_text(run.text, corpus, evaluation, fixed=charged)
+    storage.put(run.text)
+    bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
+    _tell_what_counts(config, corpus, bounded, say)
+    with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
+        np.save(file, bounded.sentence_weight, allow_pickle=False)
+    plan = plan or Plan.of(config, corpus)
+    if run.ledger.exists():
+        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
+    else:
+        # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
+        write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
+        storage.put(run.key)
+        header = plan.header() | {"config_digest": ledger_digest(run, config)}
+        header |= {"part_of": part_of} if part_of else {}
+        ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
+        storage.append(run.ledger)
+    if not run.vocabulary.exists():
+        say("building the vocabulary")
+        if config.words.kind == "noisy-threshold" and not config.model.warm_start:
+            _release_words(run, used, corpus, bounded.sentence_weight, ledger)
+        else:
+            read = Sketch()
+            vocabulary = make_vocabulary(used, read)
+            if guarded:
+                field, sources = public_text(config)
+                check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
+            with replacing(run.vocabulary) as new:
+                vocabulary.save(new)
+        storage.put(run.vocabulary)
+    if (run.vocabulary / _NO_WORDS).exists():
+        remedy = (
+            "no word passed the threshold, and asking was charged: in another folder take less noise, a larger "
+            "vocabulary.threshold_delta or public-words, and add that run's epsilon to this one's"
+        )
+        raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
+    say("tokenising")
+    vocabulary = Vocabulary.load(run.vocabulary)
+    tokens = (tokens or run.tokens).resolve()
+    cut = encode(tokens, corpus, vocabulary, config).share_cut
+    if cut >= 0.0005:
+        length = f"model.max_length = {config.model.max_length}"
+        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
+    size = None
+    if evaluation is not None:
+        encode(tokens, evaluation, vocabulary, config)
+        size = text_size(
+            (text for _, texts in evaluation.texts() for text in texts), vocabulary, config.model.max_length
+        )
+        size.warn(say)
+    write_json(
+        run.setup,
+        {
+            "corpus": _within(run, corpus_path),
+            "corpus_digest": corpus.digest,
+            "evaluation": None if evaluation_path is None else _within(run, evaluation_path),
+            "evaluation_digest": None if evaluation is None else evaluation.digest,
+            "evaluation_size": None if size is None else dataclasses.asdict(size),
+            "compared": None if compared is None else dataclasses.asdict(compared),
+            "tokens": _within(run, tokens),
+            "sentence_weight": checksum(run.sentence_weight),
+            "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
+            "detectors": corpus.detectors,
+            "categories": corpus.categories,
+            "dropped_share": float(bounded.dropped_share),
+        },
+        private=True,
+    )
+    storage.put(run.sentence_weight, run.setup)
+
+
+def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
+    """Makes ``run.vocabulary`` of the private text. It is drawn and kept in ``private/`` before it is charged, so that a
+    start after a kill releases what was charged, and charges nothing again."""
+    charged = any(event["kind"] == "vocabulary" for event in ledger.events)
+    if not (charged and run.drawn.exists()):
+        vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
+        with replacing(run.drawn, private=True) as new:
+            vocabulary.save(new)
+            (new / TRAINED_HERE).touch()
+            if vocabulary.size <= len(SPECIAL):
+                (new / _NO_WORDS).touch()
+        run.storage.put(run.drawn)
+        ledger.append("vocabulary", **event)
+        run.storage.append(run.ledger)
+    with replacing(run.vocabulary) as new:
+        new.mkdir()
+        for file in run.drawn.iterdir():
+            shutil.copyfile(file, new / file.name)  # without its mode
+
+
+def _within(run: RunDir, path: Path) -> str:
+    """Relative where it lies in the run directory, which may be elsewhere on another machine."""
+    return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
+
+
+def _refuse_part(run: RunDir, part_of: str | None) -> None:
+    """Refuses a run that is one of several to all but those: what they say of its price would not know what it charges."""
+    part = statement.part_of(read_ledger(run.ledger)) if run.ledger.exists() else None
+    if part not in (None, part_of):
+        what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
+        remedy = f"which would not know of more rounds: go on with the {part} (uedp-ray {command} … --resume)"
+        raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")
+
+
+def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
+    """Refuses a folder that holds anything but the run that is asked for."""
+    if run.root.exists() and not run.root.is_dir():
+        raise InputError("--out", str(run.root), "is a file: name a folder")
+    if run.config.exists() and unused(run):
+        if not run.used.exists():  # a user's own file of that name
+            raise InputError("--out", str(run.root), _NO_RUN)
+        if run.load_config().digest() == config.digest():
+            if not run.ledger.exists():
+                return
+        elif not run.storage.is_copy:  # else what another start put stays
+            _clear(run)  # what failed to start may be mended and tried again
+    if run.config.exists():
+        if not resume:
+            raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
+        theirs = run.load_config().digest()
+        if theirs != config.digest():
+            raise InputError(
+                "--resume",
+                str(run.root),
+                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
+                f"resume with {run.config}, or name another folder",
+            )
+    elif run.root.exists() and holds_others(run.root, (run.private.name, INSIDE)):
+        raise InputError("--out", str(run.root), _NO_RUN)
+    elif run.private.is_dir() and holds_others(run.private, (run.used.name, run.lock.name, CLEARED)):
+        raise InputError("--out", str(run.root), _NO_RUN)  # a folder of the user's own of that name
+
+
+def _clear(run: RunDir) -> None:
+    """Forgets a run that is unused. Renamed first, the ledger before all and the configs last: a start after a kill in
+    between finds it unused as before, and ``settle`` deletes what was set aside."""
+    with run.driving():  # a worker of a killed process may be about to charge the first round
+        if not unused(run):
+            return
+        aside = to_be_removed(run.private / CLEARED)
+        make_folder(aside, private=True)
+        kept = {run.lock, aside, run.used}
+        public = (run.ledger, run.progress, run.vocabulary)
+        for path in (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used):
+            if path.exists():
+                os.replace(path, aside / path.name)
+        settle(run.private)
+
+
+def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, say: Say) -> None:
+    """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
+    if not corpus.num_entities and config.privacy.protect != "user":
+        what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
+        say(f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)")
+    if bounded.dropped_share >= 0.05:
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
+        say(f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)")

@@ -1,0 +1,129 @@
+"""The copies of text that runs train on and are scored on: made once, and the same ones from the first charge on.
+
+config = prepare_corpora(config, out / "corpora")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.corpus.readers import source_files
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.errors import InputError, within
+from uedp_ray.fields import anything, string
+from uedp_ray.storage.files import (
+    make_folder,
+    read_json,
+    settle,
+    write_json,
+)
+from uedp_ray.training.guard import (
+    check_evaluation,
+)
+from uedp_ray.training.paths import TEXT, for_use
+
+
+@contextmanager
+def copies_told(folder: Path, say: Callable[[str], None], *names: str, unless: Callable[[], bool]) -> Iterator[None]:
+    """Where the block is refused, says that ``folder`` holds a copy of private text.
+
+    ``names``: of the copies in ``folder``. ``unless``: whether something was trained on them by then.
+    """
+    try:
+        yield
+    except InputError:
+        if any((folder / name).exists() for name in names) and not unless():
+            say(f"refused; {folder} holds a copy of the private text for another start: delete it if there is none")
+        raise
+
+
+def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> RunConfig:
+    """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
+
+    ``fixed``: as in ``prepared_source``. Which text it is stays in ``folder`` (``TEXT``), for all that train on it.
+    Raises: InputError if there is no evaluation text, it is the private text, or a protected category is not in that.
+    """
+    corpus = for_use(config).corpus
+    if corpus.evaluation is None:
+        raise InputError("corpus.evaluation", None, "name text to compare models on")
+    make_folder(folder, private=True)
+    settle(folder)  # what lies there complete is not prepared again, which would do it
+    with within("corpus.source"):
+        private = prepared_source(corpus.source, folder / "private", fixed=fixed)
+    with within("corpus.evaluation"):
+        held_out = prepared_source(corpus.evaluation, folder / "evaluation", protected=False, fixed=fixed)
+    assert config.corpus.evaluation is not None
+    one, other = open_corpus(private, corpus.categories), open_corpus(held_out)
+    check_evaluation(one, other, config.corpus.evaluation)
+    keep_text(folder / TEXT, one, other, fixed=fixed)
+    corpus = dataclasses.replace(
+        corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
+    )
+    return dataclasses.replace(config, corpus=corpus)
+
+
+def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True, fixed: bool = False) -> Path:
+    """The prepared folder of a source: the one it names, or ``folder``, a copy, made if it is not there yet or outdated.
+
+    ``fixed``: something was trained on the copy, which then stays, whatever became of the source.
+    """
+    if source.format == "prepared":
+        open_corpus(source.path)
+        return Path(source.path).resolve()
+    if not (folder / "corpus.json").exists() or (not fixed and outdated(source, folder)):
+        found, known = _files_of(source), made_of(folder)
+        known.unlink(missing_ok=True)
+        prepare(source, folder, protected=protected)
+        write_json(known, {"files": found}, private=True)
+    return folder.resolve()
+
+
+def outdated(source: SourceConfig, folder: Path) -> bool:
+    """Whether files of a source changed since its copy in ``folder`` was made, as far as that is known. What cannot be
+    looked at has not."""
+    if source.format == "prepared" or not (folder / "corpus.json").exists():
+        return False
+    found, known = _files_of(source), made_of(folder)
+    if found is None:
+        return False
+    anew = "delete it, and the copy of the text beside it is made anew"
+    return not known.exists() or read_json(known, {"files": anything}, anew)["files"] != found
+
+
+def made_of(copy: Path) -> Path:
+    """Where it is written down of which files a copy was made."""
+    return copy.with_name(f"{copy.name}.source.json")
+
+
+def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
+    """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be looked at."""
+    lists = [Path(spec.removeprefix("list:")) for spec in source.detector if spec.startswith("list:")]
+    try:
+        files = [*([] if source.format == "synthetic" else source_files(source)), *lists]
+        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    except (InputError, OSError):
+        return None
+
+
+def keep_text(path: Path, corpus: Corpus, evaluation: Corpus | None, *, fixed: bool) -> None:
+    """Writes down in ``path`` which text is trained and scored on; if that is ``fixed``, refuses another one.
+
+    Raises: InputError.
+    """
+    digests = {"corpus": corpus.digest, "evaluation": evaluation and evaluation.digest}
+    if not fixed:
+        write_json(path, digests, private=True)
+        return
+    remedy = "put it back, or train in another folder"
+    known = read_json(path, {"corpus": string(), "evaluation": string(nothing=True)}, remedy)
+    for field, name, found in (("source", "corpus", corpus), ("evaluation", "evaluation", evaluation)):
+        if known[name] != digests[name]:
+            where = None if found is None else found.path
+            copied = where is not None and where.resolve().parent == path.resolve().parent
+            remedy = "has changed since training on it began: put it back" + (f", and delete {where}" if copied else "")
+            raise InputError(f"corpus.{field}", where and str(where), remedy)
