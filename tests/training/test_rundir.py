@@ -31,7 +31,7 @@ from uedp_ray.sweep.config import load_sweep_config
 from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.price import fix_terms
-from uedp_ray.training import prepared, rundir
+from uedp_ray.training import prepared, rundir, setup
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
@@ -132,7 +132,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
 
         monkeypatch.setattr(where, name, called)
 
-    before(rundir, "_claim")
+    before(setup, "_claim")
     before(Ledger, "append")
     before(RunDriver, "finish")
     result = train(

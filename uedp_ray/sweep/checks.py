@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.models.architecture import shaping
+from uedp_ray.reporting import Say
 from uedp_ray.sweep.candidates import run_config
 from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
 
 
-def check_sweep(config: SweepConfig, searched: RunConfig, say: Callable[[str], None]) -> None:
+def check_sweep(config: SweepConfig, searched: RunConfig, say: Say) -> None:
     """Raises: InputError for what is missing of the base, the searched base (rule ``public``), or values of the space.
 
     Values that a point rules out together with others are refused with that point, as the search goes on.

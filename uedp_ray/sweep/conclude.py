@@ -15,6 +15,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
+from uedp_ray.reporting import Say
 from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.sweep.beside import Beside, Tell
 from uedp_ray.sweep.candidates import run_config
@@ -31,7 +32,7 @@ from uedp_ray.training.evaluate import public_row, warn_unknown
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Progress, train
 from uedp_ray.training.paths import with_absolute_paths
-from uedp_ray.training.rundir import RunDir, Say, settle_run, unused
+from uedp_ray.training.rundir import RunDir, settle_run, unused
 
 
 def conclude(

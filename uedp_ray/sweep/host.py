@@ -19,6 +19,7 @@ from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
+from uedp_ray.reporting import Say
 from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
@@ -40,7 +41,6 @@ from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
 from uedp_ray.training.pretrain import PretrainProgress
-from uedp_ray.training.rundir import Say
 from uedp_ray.training.texts import copies_told
 from uedp_ray.training.words import public_sentences, public_text
 

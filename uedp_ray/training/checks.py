@@ -12,7 +12,7 @@ import dataclasses
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
+from uedp_ray.reporting import Say
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
 
@@ -34,7 +35,7 @@ _BYTES = 12
 """Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""
 
 
-def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
+def check_run(config: RunConfig, say: Say = lambda message: None) -> None:
     """Raises: InputError for whatever of a private run can be refused without its text. ``say`` is told what is ignored."""
     used = for_use(config)
     check_device(used)
@@ -50,7 +51,7 @@ def check_run(config: RunConfig, say: Callable[[str], None] = lambda message: No
         say(f"note: {note}")
 
 
-def check_comparable(config: RunConfig, say: Callable[[str], None] = lambda message: None) -> None:
+def check_comparable(config: RunConfig, say: Say = lambda message: None) -> None:
     """``check_run`` for runs that are compared on evaluation text."""
     if config.corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")

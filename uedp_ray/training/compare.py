@@ -30,6 +30,7 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
+from uedp_ray.reporting import Say
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
@@ -40,7 +41,7 @@ from uedp_ray.training.guard import check_warm_start
 from uedp_ray.training.host import Progress, ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.pretrain import PretrainProgress, warm_started
-from uedp_ray.training.rundir import RunDir, Say
+from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.texts import copies_told, prepare_corpora
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
 from uedp_ray.plan import ACCOUNTANTS
+from uedp_ray.reporting import Say
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 
@@ -118,7 +119,7 @@ class TextSize:
             "unk_share": self.unk_share,
         }
 
-    def warn(self, say: Callable[[str], None]) -> None:
+    def warn(self, say: Say) -> None:
         """Says where perplexity is about less than it seems."""
         warn_unknown(self.unk_share, say)
         share = self.cut / max(self.cut + self.tokens, 1)
@@ -129,7 +130,7 @@ class TextSize:
             )
 
 
-def warn_unknown(unk_share: float, say: Callable[[str], None]) -> None:
+def warn_unknown(unk_share: float, say: Say) -> None:
     """Says so where much of a text is ``<unk>``."""
     if unk_share > _MUCH:
         say(

@@ -28,6 +28,7 @@ from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_lin
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.interrupts import handlers_kept, ray_started
 from uedp_ray.models.saved import check_whole
+from uedp_ray.reporting import Say
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
@@ -37,7 +38,7 @@ from uedp_ray.training.driver import Observe
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
-from uedp_ray.training.rundir import COMMIT, RunDir, Say
+from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.worker import run_worker
 

@@ -8,7 +8,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.training.rundir import Say
+from uedp_ray.reporting import Say
 
 
 def pick_device(config: RunConfig) -> torch.device:

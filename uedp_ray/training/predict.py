@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import record, string
 from uedp_ray.models.saved import load_model, longest_input
 from uedp_ray.models.task import forward_logits
+from uedp_ray.reporting import Say
 from uedp_ray.storage.files import read_json
 
 _OWN = "put the model's own files back"
 
 
-def predict(
-    run: Path, texts: list[str], *, top: int = 5, say: Callable[[str], None] = lambda message: None
-) -> list[dict[str, Any]]:
+def predict(run: Path, texts: list[str], *, top: int = 5, say: Say = lambda message: None) -> list[dict[str, Any]]:
     """For each text, its ``top`` next tokens with probabilities, best first.
 
     Args:

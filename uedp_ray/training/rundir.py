@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, reco
 from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.reporting import Say
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import (
     check_regular,
@@ -35,8 +35,6 @@ from uedp_ray.training.guard import (
 )
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.texts import copies_told
-
-Say = Callable[[str], None]
 
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""

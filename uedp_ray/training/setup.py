@@ -13,7 +13,9 @@ import os
 import secrets
 import shutil
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy import statement
 from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.reporting import Say
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import (
     checksum,
@@ -40,9 +43,10 @@ from uedp_ray.storage.files import (
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.evaluate import text_size
+from uedp_ray.training.evaluate import TextSize, text_size
 from uedp_ray.training.guard import (
     TRAINED_HERE,
+    Compared,
     check_evaluation,
     check_public,
     check_start,
@@ -50,7 +54,7 @@ from uedp_ray.training.guard import (
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import encode, planned, unchanged
-from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, Say, ledger_digest, settle_run, unused
+from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
 from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
 
@@ -58,6 +62,37 @@ _NO_WORDS = "no-words"
 """Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
 
 _NO_RUN = "is not empty and holds no run: name another folder"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a start was asked for."""
+
+    config: RunConfig
+    used: RunConfig
+    """The same settings, to open files by: see ``for_use``."""
+    named: SourceConfig | None
+    """The evaluation text, as the run file names it."""
+    tokens: Path | None
+    text: Path | None
+    part_of: str | None
+    public_source: bool
+    say: Say
+
+    @property
+    def guarded(self) -> bool:
+        """Whether public text must not be the private text."""
+        return self.config.privacy.noise == "calibrated" and not self.public_source
+
+
+class _Text(NamedTuple):
+    """What is trained and scored on, where it lies, and what a comparison of the two found."""
+
+    corpus_path: Path
+    corpus: Corpus
+    evaluation_path: Path | None
+    evaluation: Corpus | None
+    compared: Compared | None
 
 
 def prepare_run(
@@ -82,27 +117,21 @@ def prepare_run(
     """
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
-    run = RunDir(storage.root, storage)
+    asked, run = _Asked(config, used, named, tokens, text, part_of, public_source, say), RunDir(storage.root, storage)
     with run.copies_told(say):
-        _set_up(run, config, used, named, resume, tokens, text, part_of, public_source, say)
+        plan = _take_over(run, asked, resume)
+        if run.setup.exists():
+            _open_again(run, asked)
+        else:
+            _set_up(run, asked, plan)
     if not run.result.exists():  # what a worker does first, and takes long of where that is large
         say(f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)")
     return run
 
 
-def _set_up(
-    run: RunDir,
-    config: RunConfig,
-    used: RunConfig,
-    named: SourceConfig | None,
-    resume: bool,
-    tokens: Path | None,
-    text: Path | None,
-    part_of: str | None,
-    public_source: bool,
-    say: Say,
-) -> None:
-    storage = run.storage
+def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
+    """Makes the folder this start's, with all that others had made; the plan, if it could be solved without the text."""
+    storage, config, used, say = run.storage, asked.config, asked.used, asked.say
     if resume and not storage.exists():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
@@ -111,7 +140,7 @@ def _set_up(
         settle_run(run)
     storage.get(run.used, run.config, run.setup)
     storage.restore(run.ledger)
-    _refuse_part(run, part_of)
+    _refuse_part(run, asked.part_of)
     plan = None
     if not run.setup.exists():
         check_run(config, say)
@@ -138,65 +167,35 @@ def _set_up(
     if not run.ledger.exists() and any(path.exists() for path in (run.setup, *run.outcomes)):
         remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
-    if run.setup.exists():
-        with run.driving():  # a line that a killed start's worker is still writing is not a torn one
-            ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
-        setup = run.load_setup()
-        planned(config, setup).check_header(ledger.header, run.setup)
-        if (setup["evaluation"] is None) != (named is None):
-            raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
-        for name in ("corpus", "evaluation"):
-            if setup[name] is not None:
-                unchanged(run, setup, name)
-        return
+    return plan
+
+
+def _open_again(run: RunDir, asked: _Asked) -> None:
+    """Holds a run that was set up against its ledger and its text."""
+    with run.driving():  # a line that a killed start's worker is still writing is not a torn one
+        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, asked.config))
+    setup = run.load_setup()
+    planned(asked.config, setup).check_header(ledger.header, run.setup)
+    if (setup["evaluation"] is None) != (asked.named is None):
+        raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
+    for name in ("corpus", "evaluation"):
+        if setup[name] is not None:
+            unchanged(run, setup, name)
+
+
+def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
+    config, say, storage = asked.config, asked.say, run.storage
     say("reading the corpus")
-    charged = not unused(run)
-    with within("corpus.source"):
-        folder = run.private / "corpus"
-        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
-    corpus = open_corpus(corpus_path, config.corpus.categories)
-    guarded = config.privacy.noise == "calibrated" and not public_source
-    if guarded:
-        check_warm_start(corpus, used.model.warm_start)
-    evaluation = evaluation_path = compared = None
-    if used.corpus.evaluation is not None and named is not None:
-        with within("corpus.evaluation"):
-            folder = run.private / "evaluation"
-            found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
-            evaluation_path = storage.adopt(found, folder)
-        evaluation = open_corpus(evaluation_path)
-        compared = check_evaluation(corpus, evaluation, named)
-    if text is not None:
-        keep_text(text, corpus, evaluation, fixed=True)
-    keep_text(run.text, corpus, evaluation, fixed=charged)
-    storage.put(run.text)
-    bounded = apply_bounds(corpus, config.bounds, config.corpus.declared_num_users)
-    _tell_what_counts(config, corpus, bounded, say)
+    text = _prepare_text(run, asked)
+    bounded = apply_bounds(text.corpus, config.bounds, config.corpus.declared_num_users)
+    _tell_what_counts(config, text.corpus, bounded, say)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
-    plan = plan or Plan.of(config, corpus)
-    if run.ledger.exists():
-        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, config))
-    else:
-        # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
-        write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
-        storage.put(run.key)
-        header = plan.header() | {"config_digest": ledger_digest(run, config)}
-        header |= {"part_of": part_of} if part_of else {}
-        ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
-        storage.append(run.ledger)
+    plan = plan or Plan.of(config, text.corpus)
+    ledger = _open_ledger(run, asked, plan)
     if not run.vocabulary.exists():
         say("building the vocabulary")
-        if config.words.kind == "noisy-threshold" and not config.model.warm_start:
-            _release_words(run, used, corpus, bounded.sentence_weight, ledger)
-        else:
-            read = Sketch()
-            vocabulary = make_vocabulary(used, read)
-            if guarded:
-                field, sources = public_text(config)
-                check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
-            with replacing(run.vocabulary) as new:
-                vocabulary.save(new)
+        _make_vocabulary(run, asked, text.corpus, bounded, ledger)
         storage.put(run.vocabulary)
     if (run.vocabulary / _NO_WORDS).exists():
         remedy = (
@@ -205,38 +204,95 @@ def _set_up(
         )
         raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
     say("tokenising")
-    vocabulary = Vocabulary.load(run.vocabulary)
-    tokens = (tokens or run.tokens).resolve()
-    cut = encode(tokens, corpus, vocabulary, config).share_cut
-    if cut >= 0.0005:
-        length = f"model.max_length = {config.model.max_length}"
-        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
-    size = None
-    if evaluation is not None:
-        encode(tokens, evaluation, vocabulary, config)
-        size = text_size(
-            (text for _, texts in evaluation.texts() for text in texts), vocabulary, config.model.max_length
-        )
-        size.warn(say)
+    tokens = (asked.tokens or run.tokens).resolve()
+    size = _tokenise(run, config, text, tokens, say)
     write_json(
         run.setup,
         {
-            "corpus": _within(run, corpus_path),
-            "corpus_digest": corpus.digest,
-            "evaluation": None if evaluation_path is None else _within(run, evaluation_path),
-            "evaluation_digest": None if evaluation is None else evaluation.digest,
+            "corpus": _within(run, text.corpus_path),
+            "corpus_digest": text.corpus.digest,
+            "evaluation": None if text.evaluation_path is None else _within(run, text.evaluation_path),
+            "evaluation_digest": None if text.evaluation is None else text.evaluation.digest,
             "evaluation_size": None if size is None else dataclasses.asdict(size),
-            "compared": None if compared is None else dataclasses.asdict(compared),
+            "compared": None if text.compared is None else dataclasses.asdict(text.compared),
             "tokens": _within(run, tokens),
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
-            "detectors": corpus.detectors,
-            "categories": corpus.categories,
+            "detectors": text.corpus.detectors,
+            "categories": text.corpus.categories,
             "dropped_share": float(bounded.dropped_share),
         },
         private=True,
     )
     storage.put(run.sentence_weight, run.setup)
+
+
+def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
+    """Prepares and guards what is trained and scored on, and writes down which text it is."""
+    config, used, storage = asked.config, asked.used, run.storage
+    charged = not unused(run)
+    with within("corpus.source"):
+        folder = run.private / "corpus"
+        corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
+    corpus = open_corpus(corpus_path, config.corpus.categories)
+    if asked.guarded:
+        check_warm_start(corpus, used.model.warm_start)
+    evaluation = evaluation_path = compared = None
+    if used.corpus.evaluation is not None and asked.named is not None:
+        with within("corpus.evaluation"):
+            folder = run.private / "evaluation"
+            found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
+            evaluation_path = storage.adopt(found, folder)
+        evaluation = open_corpus(evaluation_path)
+        compared = check_evaluation(corpus, evaluation, asked.named)
+    if asked.text is not None:
+        keep_text(asked.text, corpus, evaluation, fixed=True)
+    keep_text(run.text, corpus, evaluation, fixed=charged)
+    storage.put(run.text)
+    return _Text(corpus_path, corpus, evaluation_path, evaluation, compared)
+
+
+def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
+    if run.ledger.exists():
+        return Ledger.open(run.ledger, config_digest=ledger_digest(run, asked.config))
+    # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
+    write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
+    run.storage.put(run.key)
+    header = plan.header() | {"config_digest": ledger_digest(run, asked.config)}
+    header |= {"part_of": asked.part_of} if asked.part_of else {}
+    ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
+    run.storage.append(run.ledger)
+    return ledger
+
+
+def _make_vocabulary(run: RunDir, asked: _Asked, corpus: Corpus, bounded: Bounded, ledger: Ledger) -> None:
+    config, used = asked.config, asked.used
+    if config.words.kind == "noisy-threshold" and not config.model.warm_start:
+        _release_words(run, used, corpus, bounded.sentence_weight, ledger)
+        return
+    read = Sketch()
+    vocabulary = make_vocabulary(used, read)
+    if asked.guarded:
+        field, sources = public_text(config)
+        check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
+    with replacing(run.vocabulary) as new:
+        vocabulary.save(new)
+
+
+def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, say: Say) -> TextSize | None:
+    """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
+    vocabulary = Vocabulary.load(run.vocabulary)
+    cut = encode(tokens, text.corpus, vocabulary, config).share_cut
+    if cut >= 0.0005:
+        length = f"model.max_length = {config.model.max_length}"
+        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
+    if text.evaluation is None:
+        return None
+    encode(tokens, text.evaluation, vocabulary, config)
+    texts = (one for _, said in text.evaluation.texts() for one in said)
+    size = text_size(texts, vocabulary, config.model.max_length)
+    size.warn(say)
+    return size
 
 
 def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:

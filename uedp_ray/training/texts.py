@@ -16,6 +16,7 @@ from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import anything, string
+from uedp_ray.reporting import Say
 from uedp_ray.storage.files import (
     make_folder,
     read_json,
@@ -29,7 +30,7 @@ from uedp_ray.training.paths import TEXT, for_use
 
 
 @contextmanager
-def copies_told(folder: Path, say: Callable[[str], None], *names: str, unless: Callable[[], bool]) -> Iterator[None]:
+def copies_told(folder: Path, say: Say, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
     """Where the block is refused, says that ``folder`` holds a copy of private text.
 
     ``names``: of the copies in ``folder``. ``unless``: whether something was trained on them by then.
