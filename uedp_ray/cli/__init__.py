@@ -1,0 +1,87 @@
+"""``uedp-ray``: parse, call, print. Every command takes ``--json``: one document on stdout, all else on stderr."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from uedp_ray.cli import accounting, commands
+from uedp_ray.cli.base import app
+from uedp_ray.console import err, keep_descriptors, write_any_text
+from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
+from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
+
+__all__ = ["accounting", "app", "commands", "main"]
+
+_UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
+
+
+def main() -> None:
+    """The console script: exit code 0 on success, 2 on bad input, 1 on failure, 130 on Ctrl-C, SIGTERM or SIGHUP."""
+    keep_descriptors()
+    write_any_text()
+    try:
+        like_ctrl_c(_interrupted)
+        code = _answered()
+        ignore()  # it is done
+    except KeyboardInterrupt:
+        while True:  # until it has been done: where one came, more come in a burst
+            with suppress(KeyboardInterrupt):
+                ignore()
+                break
+        code = _interrupted()
+    if code:
+        sys.exit(code)
+
+
+def _interrupted() -> int:
+    """Says how to go on. Returns the exit code."""
+    resumable = _resumes(sys.argv[1:])
+    again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
+    charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
+    _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
+    return 130
+
+
+def _resumes(words: list[str]) -> bool:
+    """Whether a command that was interrupted goes on with ``--resume``: not before there is anything to go on with. A URL,
+    and a name that was left out, are not looked at."""
+    first = {"train": "private", "compare": "base.yaml", "sweep": "sweep.yaml"}.get(words[0] if words else "")
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    out = next((value for option, value in pairwise(words) if option == "--out"), "://")
+    return first is not None and ("://" in out or (Path(out) / first).exists())
+
+
+def _answered() -> int:
+    """Runs the command and says what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
+    try:
+        with kept_apart(), no_thread_no_blame():
+            if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
+                raise KeyboardInterrupt
+    except (InputError, _UsageError) as error:
+        message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
+        _tell(f"error: {message}")
+        return 2
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            _tell(f"error: {unreadable(error, '', '')}")
+            return 2
+        # Typer answers EOFError with an error of no words.
+        told = str(error) or type(error.__context__ or error).__name__
+        _tell(f"failed: {one_line(told, 3000)}")
+        return 1
+    except MemoryError:  # of which Arrow's is one
+        _tell("failed: this machine ran out of memory: free some, or take less text or a smaller model, and run again")
+        return 1
+    return 0
+
+
+def _tell(message: str) -> None:
+    err.print(message, style="red", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""``uedp-ray epsilon`` and ``uedp-ray calibrate``. No data is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from uedp_ray.cli.base import Json, app, as_flags
+from uedp_ray.console import (
+    emit,
+)
+from uedp_ray.errors import InputError
+
+_PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
+Accountant = Annotated[str, typer.Option(help="user-entity, user, entity or published.")]
+UserProb = Annotated[float, typer.Option("--q-u", help="User sampling probability.")]
+EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
+ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
+Rounds = Annotated[int, typer.Option(help="Noised releases T.")]
+Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
+MaxHolders = Annotated[
+    int | None, typer.Option(help="K: users that hold one entity, at most. Left out, entities are not protected.")
+]
+EntityClip = Annotated[float, typer.Option(help="beta_e in units of beta: how far one entity moves one user's update.")]
+ExtendedClip = Annotated[
+    float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
+]
+Rule = Annotated[str, typer.Option(help="Selection rule: all or any.")]
+Draw = Annotated[str, typer.Option(help="Entities are drawn once for everyone (global) or by each user (per-user).")]
+Kind = Annotated[
+    str,
+    typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
+]
+HolderBound = Annotated[str, typer.Option(help="Beyond K holders: truncate (drop) or reweight (by K/H).")]
+MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight and cautions.")]
+
+
+def _refuse_others(context: typer.Context, flag: str, value: object, allowed: set[str]) -> None:
+    """Refuses options that were typed and that ``flag``, which answers by what a file says, would leave unread."""
+    options = {option.name: option.opts[0] for option in context.command.params if option.name not in allowed}
+    typed = [
+        name for key, name in options.items() if key and str(context.get_parameter_source(key)).endswith("COMMANDLINE")
+    ]
+    if typed:
+        raise InputError(
+            flag, str(value), f"does not go with {', '.join(typed)}: it says that itself, drop one of them"
+        )
+
+
+@app.command()
+def epsilon(
+    context: typer.Context,
+    accountant: Accountant = "user-entity",
+    q_u: UserProb = 0.05,
+    q_e: EntityProb = 1.0,
+    q_s: ExtendedProb = 1.0,
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std in the sum, in units of beta.")] = 2.0,
+    rounds: Rounds = 50,
+    delta: Delta = 1e-5,
+    max_holders: MaxHolders = None,
+    entity_clip: EntityClip = 2.0,
+    extended_clip: ExtendedClip = None,
+    rule: Rule = "all",
+    entity_draw: Draw = "global",
+    kind: Kind = "both",
+    holder_bound: HolderBound = "truncate",
+    max_users: MaxUsers = None,
+    method: Annotated[str, typer.Option(help="published: uedp, uedp_fe or user_dp.")] = "uedp",
+    sensitive_fraction: Annotated[float, typer.Option(help="published: sensitive / all sentences.")] = 1.0,
+    max_order: Annotated[int, typer.Option(help="published: largest moment order.")] = 32,
+    ledger: Annotated[Path | None, typer.Option(help="Account what a ledger file records instead.")] = None,
+    exported: Annotated[
+        Path | None, typer.Option("--export", help="Account a folder of uedp-ray export: training and choosing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The epsilon of a parameter set, or of a ledger file. No data is touched."""
+    from uedp_ray.accountant import export_epsilon, ledger_epsilon, parameter_epsilon
+
+    flags = locals()
+    with as_flags(**_PROBABILITIES, selection_rule="--rule"):
+        if exported is not None:
+            _refuse_others(context, "--export", exported, {"exported", "as_json"})
+            answer = export_epsilon(exported)
+        elif ledger is not None:
+            _refuse_others(context, "--ledger", ledger, {"ledger", "accountant", "delta", "kind", "as_json"})
+            answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
+        else:
+            answer = parameter_epsilon(
+                _mechanism(flags),
+                rounds=rounds,
+                delta=delta,
+                accountant=accountant,
+                kind=kind,
+                method=method,
+                sensitive_fraction=sensitive_fraction,
+                max_order=max_order,
+            )
+    emit(answer, as_json)
+
+
+@app.command()
+def calibrate(
+    target_epsilon: Annotated[float, typer.Option(help="The budget.")],
+    accountant: Accountant = "user-entity",
+    q_u: UserProb = 0.05,
+    q_e: EntityProb = 1.0,
+    q_s: ExtendedProb = 1.0,
+    rounds: Rounds = 50,
+    delta: Delta = 1e-5,
+    max_holders: MaxHolders = None,
+    entity_clip: EntityClip = 2.0,
+    extended_clip: ExtendedClip = None,
+    rule: Rule = "all",
+    entity_draw: Draw = "global",
+    kind: Kind = "both",
+    holder_bound: HolderBound = "truncate",
+    max_users: MaxUsers = None,
+    as_json: Json = False,
+) -> None:
+    """The smallest noise multiplier whose epsilon is at most the target."""
+    from uedp_ray.accountant import calibrated
+
+    flags = {**locals(), "noise_multiplier": 1.0}
+    with as_flags(**_PROBABILITIES, selection_rule="--rule"):
+        answer = calibrated(
+            _mechanism(flags),
+            target_epsilon=target_epsilon,
+            rounds=rounds,
+            delta=delta,
+            accountant=accountant,
+            kind=kind,
+        )
+    emit(answer, as_json)
+
+
+def _mechanism(flags: dict[str, Any]) -> Any:
+    from uedp_ray.privacy.mechanism import RoundMechanism
+
+    extended = flags["extended_clip"]
+    return RoundMechanism(
+        noise_multiplier=flags["noise_multiplier"],
+        user_sampling_prob=flags["q_u"],
+        entity_sampling_prob=flags["q_e"],
+        extended_sampling_prob=flags["q_s"],
+        selection_rule=flags["rule"],
+        entity_draw=flags["entity_draw"].replace("-", "_"),
+        max_holders=flags["max_holders"],
+        entity_clip=flags["entity_clip"],
+        extended_clip=flags["entity_clip"] if extended is None else extended,
+        holder_bound=flags["holder_bound"],
+        max_users=flags["max_users"],
+    )

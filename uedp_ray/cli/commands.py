@@ -1,0 +1,235 @@
+"""The commands that read text, train, search and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from uedp_ray.cli.base import Json, app, as_flags
+from uedp_ray.config import SourceConfig, from_dict, load_config
+from uedp_ray.console import (
+    emit,
+    on_round,
+    on_step,
+    print_comparison,
+    print_sweep,
+    progress_line,
+    refuse_short,
+    say,
+    sweep_screen,
+)
+from uedp_ray.errors import InputError
+from uedp_ray.target import check_name, check_target
+
+Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+_NONE: list[str] = []
+_ANNOTATED = ["annotated"]
+Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
+_FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared."
+SourceFormat = Annotated[str, typer.Option("--format", help=_FORMATS)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
+    format: SourceFormat,  # noqa: A002
+    detector: Annotated[
+        list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
+    ] = _ANNOTATED,
+    categories: Annotated[
+        list[str], typer.Option(help="Protected categories, comma-separated; all if left out. Repeatable.")
+    ] = _NONE,
+    max_words: Annotated[int, typer.Option(help="Longer sentences and rows become consecutive pieces.")] = 128,
+    num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
+    seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Text to a user corpus on disk, with its statistics (which are private)."""
+    from uedp_ray.corpus.prepare import prepare as run
+    from uedp_ray.training.checks import check_source, check_workers
+
+    tree = {
+        "path": source,
+        "format": format,
+        "detector": detector,
+        "categories": [name.strip() for part in categories for name in part.split(",") if name.strip()],
+        "max_words": max_words,
+        "num_users": num_users,
+        "seed": seed,
+    }
+    with as_flags(path="SOURCE"), progress_line() as show:
+        settings = from_dict(SourceConfig, tree)
+        check_source("", settings)
+        check_workers("workers", workers, here=True)
+        statistics = run(
+            settings,
+            check_target(out),
+            workers=workers,
+            progress=lambda stage, done, total: show(
+                done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
+            ),
+        )
+    emit(statistics, as_json)
+
+
+@app.command()
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
+    settings: Set = _NONE,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Ordinary training on public text: the warm start of a private run."""
+    from uedp_ray.training.pretrain import pretrain as run
+
+    loaded = load_config(config, settings)
+    with progress_line() as show:
+        answer = run(loaded, check_target(out or Path("runs") / f"{loaded.name}-pretrained"), progress=on_step(show))
+    emit(answer, as_json)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
+    settings: Set = _NONE,
+    workers: Workers = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """One model: text in; checkpoint, ledger and privacy statement out."""
+    from uedp_ray.training.host import train as run
+
+    loaded = load_config(config, settings)
+    with progress_line() as show:
+        answer = run(
+            loaded,
+            _target(out or Path("runs") / loaded.name),
+            workers=workers,
+            resume=resume,
+            say=say,
+            progress=on_round(show),
+        )
+    emit(answer, as_json)
+    refuse_short([answer])
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="Comparison file (YAML): base and variants.")],
+    settings: Set = _NONE,
+    workers: Workers = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Untrained, public-only, private and non-private models side by side."""
+    from uedp_ray.training.compare import Comparison
+    from uedp_ray.training.compare import compare as run
+
+    loaded = Comparison.load(config, settings)
+    with progress_line() as show:
+        answer = run(
+            loaded,
+            check_target(out or Path("runs") / loaded.base.name),
+            workers=workers,
+            resume=resume,
+            say=say,
+            progress=on_round(show),
+            pretrain_progress=on_step(show),
+        )
+    if as_json:
+        emit(answer, as_json)
+    else:
+        print_comparison(answer)
+    refuse_short(answer["rows"])
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="Sweep file (YAML).")],
+    trials: Annotated[int | None, typer.Option(help="Trials to train; overrides search.trials.")] = None,
+    settings: Set = _NONE,
+    address: Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, or this machine.")] = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """The best model under a privacy budget, and what finding it cost."""
+    from uedp_ray.sweep.config import load_sweep_config
+    from uedp_ray.sweep.host import sweep as run
+
+    if trials is not None and trials < 1:
+        raise InputError("--trials", trials, "must be 1 or more")
+    loaded = load_sweep_config(config, [*settings, *([f"search.trials={trials}"] if trials else [])])
+    with sweep_screen() as (show, show_status):
+        answer = run(
+            loaded,
+            _target(out or Path("runs") / loaded.base.name),
+            address=address,
+            resume=resume,
+            say=say,
+            show=show_status,
+            progress=on_round(show),
+            pretrain_progress=on_step(show),
+        )
+    if as_json:
+        emit(answer, as_json)
+    else:
+        print_sweep(answer)
+    refuse_short([*([answer["best"]] if answer["best"] else []), *answer["references"]])
+
+
+@app.command()
+def report(
+    sweeps: Annotated[list[Path], typer.Argument(help="Sweep directories.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
+    ] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="For others: without paths, error messages and the noiseless reference.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML page on one or several sweeps, and its figures."""
+    from uedp_ray.analysis.report import report as run
+
+    emit({"html": str(run(sweeps, out, publish=publish))}, as_json)
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="SWEEP|RUN", help="A sweep or run directory, or its URL.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder, to be handed on.")],
+    as_json: Json = False,
+) -> None:
+    """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
+    from uedp_ray.sweep.export import export as run
+
+    emit(run(source, _target(out)), as_json)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run directory or its model folder.")],
+    text: Annotated[list[str], typer.Option(help="Text to continue. Repeatable.")],
+    top: Annotated[int, typer.Option(help="Next words to show.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """The most likely next words after a text."""
+    from uedp_ray.training.predict import predict as predict_next
+
+    emit({"predictions": predict_next(run, text, top=top, say=say)}, as_json)
+
+
+def _target(out: Path) -> Path:
+    """``out``, checked if it is not a URL."""
+    from uedp_ray.storage.objects import as_url
+
+    return check_name(out) if as_url(out) else check_target(out)
