@@ -28,10 +28,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
-from uedp_ray.corpus.vocabulary import vocabulary_event_fields
+from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, vocabulary_fields
+from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
@@ -39,6 +38,7 @@ from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.units import UNITS
 
 _MOST_USERS = 1 << 31
 """Where no number of users is declared; sentence and user numbers would not fit anyway."""
@@ -102,7 +102,7 @@ class Plan:
         privacy = config.privacy
         if privacy.noise == "none":
             return cls(config, None)
-        mechanism = _mechanism(config, privacy.noise_multiplier or 1.0)
+        mechanism = mechanism_of(config, privacy.noise_multiplier or 1.0)
         if privacy.noise == "published":
             assert privacy.noise_multiplier is not None  # the config refuses anything else
             users, largest = config.corpus.declared_num_users or 1, 1.0
@@ -113,7 +113,7 @@ class Plan:
             z = privacy.noise_multiplier * (share * users + 1) * largest  # Eq. 6, before its division
             mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
         elif privacy.target_epsilon is not None:
-            mechanism = _calibrated(config, mechanism, privacy.target_epsilon)
+            mechanism = calibrated(config, mechanism, privacy.target_epsilon)
         return cls(config, mechanism)
 
     @property
@@ -223,7 +223,7 @@ class Plan:
         What they may move shrinks with it, and rounding does not: margins are divided by it.
         """
         bounds, users = self.config.bounds, self.config.corpus.declared_num_users
-        if _holder_bound(bounds) == "truncate":
+        if holder_bound_of(bounds) == "truncate":
             return 1.0
         return min(1.0, bounds.max_holders / (users or _MOST_USERS))
 
@@ -287,7 +287,7 @@ class Plan:
         plan = None
         if self.mechanism is not None:
             rounds, mechanism = config.training.num_rounds, self.mechanism.to_dict()
-            vocabulary = None if config.model.warm_start else _vocabulary_fields(config)
+            vocabulary = None if config.model.warm_start else vocabulary_fields(config)
             plan = {"rounds": rounds, "mechanism": mechanism, "vocabulary": vocabulary}
         return {
             "config_digest": config.digest(),
@@ -345,85 +345,6 @@ def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64
     return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
-def extended_sampling_prob(config: RunConfig) -> float:
-    """q_s; the estimator f_E leaves sentences without a detected entity out."""
-    if config.privacy.estimator == "f_e":
-        return 0.0
-    if config.privacy.estimator == "f_e_plus":
-        return config.privacy.extended_sampling_prob
-    assert_never(config.privacy.estimator)
-
-
-def _holder_bound(bounds: BoundsConfig) -> SurplusRule:
-    """What becomes of an entity's holders beyond K, as the accountant knows it; nobody has more where none is enforced."""
-    if bounds.mode == "none" or bounds.mode == "declared":
-        return "truncate"
-    if bounds.mode != "enforced":
-        assert_never(bounds.mode)
-    if bounds.holder_bound == "truncate" or bounds.holder_bound == "reweight":
-        return bounds.holder_bound
-    assert_never(bounds.holder_bound)
-
-
-def _mechanism(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
-    privacy, bounds = config.privacy, config.bounds
-    return RoundMechanism(
-        noise_multiplier=noise_multiplier,
-        user_sampling_prob=privacy.user_sampling_prob,
-        entity_sampling_prob=privacy.entity_sampling_prob,
-        extended_sampling_prob=extended_sampling_prob(config),
-        selection_rule=privacy.selection_rule,
-        entity_draw=privacy.entity_draw,
-        max_holders=None if bounds.mode == "none" else bounds.max_holders,
-        entity_clip=config.entity_clip_norm / privacy.l2_clip_norm,
-        extended_clip=config.extended_clip_norm / privacy.l2_clip_norm,
-        holder_bound=_holder_bound(bounds),
-        max_users=config.corpus.declared_num_users,
-    )
-
-
-def _calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: float) -> RoundMechanism:
-    """The mechanism with the least noise whose rounds, and the vocabulary if it is private, meet the target."""
-    privacy, rounds = config.privacy, config.training.num_rounds
-    z = accounting.calibrate(
-        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, accountant=privacy.protect
-    )
-    if config.vocabulary.kind == "noisy-threshold":
-
-        def fits(z: float) -> bool:
-            planned = planned_charges(config, z)
-            return epsilon_of_charges(planned, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
-
-        low, high = z, 2 * z
-        while not fits(high):
-            if high > 1e5 * z:
-                raise InputError(
-                    "vocabulary.noise_multiplier",
-                    config.vocabulary.noise_multiplier,
-                    f"the vocabulary alone spends more than epsilon {target_epsilon:g}: raise it or the target",
-                )
-            low, high = high, 2 * high
-        while high > 1.001 * low:
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        z = high
-    return dataclasses.replace(mechanism, noise_multiplier=z)
-
-
-def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
-    """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
-    words = _vocabulary_fields(config)
-    vocabularies = () if words is None else charges([{"kind": "vocabulary", **words}]).vocabularies
-    return Charges(((_mechanism(config, noise_multiplier), config.training.num_rounds),), vocabularies)
-
-
-def _vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
-    """What a vocabulary of private text is charged for; None where there is none."""
-    if config.vocabulary.kind != "noisy-threshold":
-        return None
-    return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
-
-
 def cautions(config: RunConfig) -> list[str]:
     """What to tell of a run's settings before it reads any text; see ``privacy.cautions``."""
     users, mechanism = config.corpus.declared_num_users, Plan.of(config).mechanism
@@ -432,25 +353,15 @@ def cautions(config: RunConfig) -> list[str]:
     return privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
 
 
-def vocabulary_holders(config: RunConfig) -> int:
-    """K of a noisy-threshold vocabulary; 0 where only users are protected."""
-    return 0 if config.bounds.mode == "none" else config.bounds.max_holders
-
-
 def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
     """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
     return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
 
 
-ACCOUNTANTS = ("user-entity", "user", "entity")
-
-
-def epsilons(
-    plan: Plan, charged: Charges | Sequence[dict[str, Any]], accountants: Sequence[str] = ACCOUNTANTS
-) -> dict[str, float]:
-    """epsilon of a run (what it charges, or its ledger's events) by accountant, to its planned end; infinity where nothing
+def epsilons(plan: Plan, charged: Charges | Sequence[dict[str, Any]], units: Sequence[str] = UNITS) -> dict[str, float]:
+    """epsilon of a run (what it charges, or its ledger's events) by unit, to its planned end; infinity where nothing
     can be claimed.
     """
     delta = plan.config.privacy.delta
     whole = to_planned_end(charged if isinstance(charged, Charges) else charges(charged))
-    return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in accountants}
+    return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in units}

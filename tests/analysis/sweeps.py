@@ -16,10 +16,11 @@ import yaml
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, dump_config, from_dict, to_dict
 from uedp_ray.jsontext import to_json
-from uedp_ray.plan import ACCOUNTANTS, Plan, epsilons
+from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.statement import write_statement
+from uedp_ray.units import UNITS
 
 BASE = {
     "name": "small",
@@ -116,7 +117,7 @@ def _result(
     return {
         "best": {
             **{key: best[key] for key in ("trial", *_SCORES, "perplexity_std", "seeds", "delta", "unit")},
-            "epsilon": {name: best[f"epsilon_{name}"] for name in ACCOUNTANTS},
+            "epsilon": {name: best[f"epsilon_{name}"] for name in UNITS},
             "epsilon_with_choice": choice or best["epsilon"],
             **{key: best[key] for key in ("noise_multiplier", "rounds", "planned_rounds")},
             "params": {key: best[key] for key in space if best[key] is not None},
@@ -184,7 +185,7 @@ def _trial(
         "seeds": seeds,
         "tied_with_best": None,
         "pareto": False,
-        **dict.fromkeys(("epsilon", *(f"epsilon_{name}" for name in ACCOUNTANTS)), None),
+        **dict.fromkeys(("epsilon", *(f"epsilon_{name}" for name in UNITS)), None),
         "delta": base.privacy.delta,
         "unit": base.privacy.protect,
         **dict.fromkeys(("noise_multiplier", "rounds", "planned_rounds", "charged", "seconds"), None),

@@ -8,8 +8,9 @@ import pytest
 
 from tests.sweep.sweeps import sweep_config
 from uedp_ray import methods
+from uedp_ray.accounted import planned_charges
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, planned_charges
+from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import epsilon
 from uedp_ray.sweep.candidates import budget_cautions, check_reachable, judge
 

@@ -12,8 +12,9 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from tests.sweep.sweeps import sweep_config, sweep_tree
+from uedp_ray.accounted import planned_charges
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, planned_charges
+from uedp_ray.plan import Plan
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger

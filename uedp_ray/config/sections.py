@@ -12,12 +12,12 @@ from typing import Literal
 
 from uedp_ray.config.limits import at_least, below_one, check_choices, choice, positive, probability, seed
 from uedp_ray.errors import InputError
+from uedp_ray.units import Unit
 
 SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
-Protect = Literal["user-entity", "user", "entity"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
 LocalUpdateName = Literal["gradient", "local_sgd"]
@@ -146,7 +146,7 @@ class BoundsConfig:
 class PrivacyConfig:
     """The mechanism. Give exactly one of ``target_epsilon`` and ``noise_multiplier``, unless noise is ``none``."""
 
-    protect: Protect = "user-entity"
+    protect: Unit = "user-entity"
     target_epsilon: float | None = None
     noise_multiplier: float | None = None
     """z: std of the noise in the SUM of user updates, in units of ``l2_clip_norm``."""

@@ -26,6 +26,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import composition, dominating, renyi
 from uedp_ray.privacy.dominating import check_arguments
 from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
+from uedp_ray.units import KINDS
 
 _MOST_DELTA = 0.9
 _MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, growing with the rounds
@@ -145,7 +146,7 @@ def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tupl
 
     if below("extended", "entity"):
         return ("entity",)
-    return ("extended",) if below("entity", "extended") else dominating.KINDS
+    return ("extended",) if below("entity", "extended") else KINDS
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,9 +22,8 @@ from scipy import special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.units import KINDS, UNITS
 
-ACCOUNTANTS = ("user-entity", "user", "entity")
-KINDS = ("entity", "extended")
 MIN_DELTA = 1e-12
 UNBOUNDED = 1 << 62  # holders, where nobody bounds them
 _MAX_LABELS = 256
@@ -38,8 +37,8 @@ def kinds(kind: str) -> tuple[str, ...]:
 
 
 def check_arguments(accountant: str, kind: str, delta: float) -> None:
-    if accountant not in ACCOUNTANTS:
-        raise InputError("accountant", accountant, f"choose one of {', '.join(ACCOUNTANTS)}")
+    if accountant not in UNITS:
+        raise InputError("accountant", accountant, f"choose one of {', '.join(UNITS)}")
     if kind not in ("both", *KINDS):
         raise InputError("kind", kind, "choose one of both, entity, extended")
     if not MIN_DELTA <= delta < 1.0:

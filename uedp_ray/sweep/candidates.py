@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import optuna
 
 from uedp_ray import methods
+from uedp_ray.accounted import planned_charges
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.plan import cautions, planned_charges
+from uedp_ray.plan import cautions
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.sweep.config import SweepConfig

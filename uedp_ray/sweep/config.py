@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
-from uedp_ray.config import Protect, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config import RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.limits import at_least, check_choices, choice, positive
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
@@ -28,6 +28,7 @@ from uedp_ray.privacy.statement import narrowed
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.sweep.space import MAX_POINTS, Space, setting
 from uedp_ray.sweep.stopping import EarlyStopping
+from uedp_ray.units import Unit
 
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 Selection = Literal["default", "public", "repeat_and_select", "composition"]
@@ -44,7 +45,7 @@ class BudgetConfig:
 
     target_epsilon: float = 8.0
     delta: float = 1e-5
-    unit: Protect = "user-entity"
+    unit: Unit = "user-entity"
     """Whose epsilon is bounded."""
     noise: Literal["calibrated", "free"] = "calibrated"
     """``calibrated``: each trial's noise multiplier is solved so that it meets the budget. ``free``: the base or the

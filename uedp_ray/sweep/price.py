@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.accounted import planned_charges
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.plan import Plan, planned_charges
+from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism

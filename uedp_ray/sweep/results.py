@@ -22,7 +22,6 @@ from scipy import stats
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
-from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.storage.files import read_json, write_atomically
@@ -31,6 +30,7 @@ from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, outcome, refused, seconds
+from uedp_ray.units import UNITS
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ _COLUMNS = {
     "tied_with_best": pa.bool_(),
     "pareto": pa.bool_(),
     "epsilon": pa.float64(),
-    **{f"epsilon_{unit}": pa.float64() for unit in ACCOUNTANTS},
+    **{f"epsilon_{unit}": pa.float64() for unit in UNITS},
     "delta": pa.float64(),
     "unit": pa.string(),
     "noise_multiplier": pa.float64(),
@@ -134,7 +134,7 @@ def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
     rounds = [[event for event in events if event["kind"] == "round"] for events in ledgers]
     delta = sweep.budget.delta
     by_unit = {
-        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in ledgers) for unit in ACCOUNTANTS
+        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in ledgers) for unit in UNITS
     }
     return {
         "epsilon": by_unit[sweep.budget.unit],
@@ -208,7 +208,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
     return {
         **{key: found[key] for key in _STATED},
-        "epsilon": {unit: found[f"epsilon_{unit}"] for unit in ACCOUNTANTS},
+        "epsilon": {unit: found[f"epsilon_{unit}"] for unit in UNITS},
         "epsilon_with_choice": None,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,

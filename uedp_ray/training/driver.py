@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from uedp_ray.errors import InputError
-from uedp_ray.plan import ACCOUNTANTS, Plan, Weights, epsilons
+from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
@@ -28,6 +28,7 @@ from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir, ledger_digest
 from uedp_ray.training.statement import write_statement
+from uedp_ray.units import UNITS
 
 Observe = Callable[[dict[str, Any]], None]
 """Told a row of ``rounds.parquet``: round, perplexity, bits_per_byte, unk_share, noise_std, epsilon_UNIT."""
@@ -82,7 +83,7 @@ class RunDriver:
 
     def _known_rows(self) -> list[dict[str, Any]]:
         """Those of ``rounds.parquet``, as far as it can be read."""
-        names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in ACCOUNTANTS)}
+        names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in UNITS)}
         try:
             with refusing_damage(InputError("rounds.parquet", str(self.run.rounds), "is damaged: delete it")):
                 most = self._training.num_rounds + 1

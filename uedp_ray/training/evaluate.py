@@ -30,10 +30,10 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.task import NextWord
-from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.reporting import Say
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
+from uedp_ray.units import UNITS
 
 Sentence = np.ndarray
 
@@ -187,7 +187,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     return {
         "name": name,
         **size.scores(perplexity(model, task, sentences, device=device)),
-        "epsilon": dict.fromkeys(ACCOUNTANTS, 0.0),
+        "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.protect,
         "noise_multiplier": None,

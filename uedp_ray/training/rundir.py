@@ -17,7 +17,6 @@ from typing import Any
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
-from uedp_ray.plan import ACCOUNTANTS
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.reporting import Say
@@ -35,6 +34,7 @@ from uedp_ray.training.guard import (
 )
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.texts import copies_told
+from uedp_ray.units import UNITS
 
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
@@ -61,9 +61,9 @@ _SETUP: dict[str, Check] = {
 
 _RESULT: dict[str, Check] = {
     **dict.fromkeys(("perplexity", "initial_perplexity", "bits_per_byte", "unk_share"), number(0.0, nothing=True)),
-    "epsilon": record(dict.fromkeys(ACCOUNTANTS, number(0.0, nothing=True))),
+    "epsilon": record(dict.fromkeys(UNITS, number(0.0, nothing=True))),
     "delta": number(0.0, 1.0),
-    "unit": one_of(*ACCOUNTANTS),
+    "unit": one_of(*UNITS),
     "noise_multiplier": number(0.0, nothing=True),
     **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True)),
     "private": flag,

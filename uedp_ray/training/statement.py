@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.accounted import extended_sampling_prob
 from uedp_ray.corpus.overlap import MOST_SHARED
-from uedp_ray.plan import Plan, cautions, extended_sampling_prob
+from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from uedp_ray.accounted import vocabulary_holders
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
-from uedp_ray.plan import vocabulary_holders
 from uedp_ray.privacy.noise import GaussianNoise
 
 

@@ -1,0 +1,102 @@
+"""What a config is accounted as: the mechanism of its rounds, its vocabulary, the noise that meets a target.
+
+    planned_charges(config, noise_multiplier=2.0)       # of a run that is not broken off; no text is read
+
+Everything here follows from public settings alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, assert_never
+
+from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
+from uedp_ray.corpus.vocabulary import vocabulary_event_fields
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges
+from uedp_ray.privacy.mechanism import RoundMechanism
+
+
+def extended_sampling_prob(config: RunConfig) -> float:
+    """q_s; the estimator f_E leaves sentences without a detected entity out."""
+    if config.privacy.estimator == "f_e":
+        return 0.0
+    if config.privacy.estimator == "f_e_plus":
+        return config.privacy.extended_sampling_prob
+    assert_never(config.privacy.estimator)
+
+
+def holder_bound_of(bounds: BoundsConfig) -> SurplusRule:
+    """What becomes of an entity's holders beyond K, as the accountant knows it; nobody has more where none is enforced."""
+    if bounds.mode == "none" or bounds.mode == "declared":
+        return "truncate"
+    if bounds.mode != "enforced":
+        assert_never(bounds.mode)
+    if bounds.holder_bound == "truncate" or bounds.holder_bound == "reweight":
+        return bounds.holder_bound
+    assert_never(bounds.holder_bound)
+
+
+def mechanism_of(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
+    privacy, bounds = config.privacy, config.bounds
+    return RoundMechanism(
+        noise_multiplier=noise_multiplier,
+        user_sampling_prob=privacy.user_sampling_prob,
+        entity_sampling_prob=privacy.entity_sampling_prob,
+        extended_sampling_prob=extended_sampling_prob(config),
+        selection_rule=privacy.selection_rule,
+        entity_draw=privacy.entity_draw,
+        max_holders=None if bounds.mode == "none" else bounds.max_holders,
+        entity_clip=config.entity_clip_norm / privacy.l2_clip_norm,
+        extended_clip=config.extended_clip_norm / privacy.l2_clip_norm,
+        holder_bound=holder_bound_of(bounds),
+        max_users=config.corpus.declared_num_users,
+    )
+
+
+def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: float) -> RoundMechanism:
+    """The mechanism with the least noise whose rounds, and the vocabulary if it is private, meet the target."""
+    privacy, rounds = config.privacy, config.training.num_rounds
+    z = accounting.calibrate(
+        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, accountant=privacy.protect
+    )
+    if config.vocabulary.kind == "noisy-threshold":
+
+        def fits(z: float) -> bool:
+            planned = planned_charges(config, z)
+            return epsilon_of_charges(planned, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
+
+        low, high = z, 2 * z
+        while not fits(high):
+            if high > 1e5 * z:
+                raise InputError(
+                    "vocabulary.noise_multiplier",
+                    config.vocabulary.noise_multiplier,
+                    f"the vocabulary alone spends more than epsilon {target_epsilon:g}: raise it or the target",
+                )
+            low, high = high, 2 * high
+        while high > 1.001 * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        z = high
+    return dataclasses.replace(mechanism, noise_multiplier=z)
+
+
+def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
+    """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
+    words = vocabulary_fields(config)
+    vocabularies = () if words is None else charges([{"kind": "vocabulary", **words}]).vocabularies
+    return Charges(((mechanism_of(config, noise_multiplier), config.training.num_rounds),), vocabularies)
+
+
+def vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
+    """What a vocabulary of private text is charged for; None where there is none."""
+    if config.vocabulary.kind != "noisy-threshold":
+        return None
+    return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
+
+
+def vocabulary_holders(config: RunConfig) -> int:
+    """K of a noisy-threshold vocabulary; 0 where only users are protected."""
+    return 0 if config.bounds.mode == "none" else config.bounds.max_holders
