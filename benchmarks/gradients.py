@@ -20,9 +20,10 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.gradients import sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Batch, NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.privacy.clipping import clip_factors, wide_norms
+from uedp_ray.tasks.base import Batch
+from uedp_ray.tasks.next_word import NextWord
 
 VOCABULARY, SENTENCES, LENGTH, CLIP = 10_000, 64, 32, 1.0
 TASK = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=LENGTH)

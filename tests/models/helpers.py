@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from uedp_ray.config import ModelConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Batch, NextWord, Task
+from uedp_ray.tasks.base import Batch, Task
+from uedp_ray.tasks.next_word import NextWord
 
 VOCABULARY = 23
 TASK = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=8)

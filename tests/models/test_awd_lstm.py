@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tests.models.helpers import TASK, sentences, tiny
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 from uedp_ray.models.masks import Masks, MaskSeeds
-from uedp_ray.models.task import forward_logits
+from uedp_ray.tasks.base import forward_logits
 
 IDS = torch.tensor([[0, 3, 4, 3, 5], [0, 7, 7, 8, 1]])
 

@@ -22,8 +22,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model, check_start_fits
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import load_model, save_model
-from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
+from uedp_ray.tasks.next_word import NextWord
 
 SMALL = ModelConfig(max_length=8, num_layers=1, hidden_size=12, num_heads=2, embedding_size=6)
 

@@ -13,8 +13,9 @@ from uedp_ray.models import gradients as module_under_test
 from uedp_ray.models.build import build_model
 from uedp_ray.models.gradients import SentenceGradients, _Factors, check_exact, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Batch, NextWord
 from uedp_ray.models.trainable import select_trainable
+from uedp_ray.tasks.base import Batch
+from uedp_ray.tasks.next_word import NextWord
 
 
 def formed(gradients: SentenceGradients) -> Tensor:

@@ -14,7 +14,7 @@ from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
-from uedp_ray.models.task import NextWord
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.evaluate import batches, perplexity, text_size
 
 END, PAD, UNKNOWN = 0, 1, 2

@@ -21,7 +21,7 @@ from transformers import (
 from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import NextWord
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates import gradient
 from uedp_ray.updates.base import LocalUpdate
 from uedp_ray.updates.shapes import rows_are_apart

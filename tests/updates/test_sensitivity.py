@@ -19,9 +19,9 @@ from uedp_ray.config import BoundsConfig
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import NextWord
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.rundir import RunDir, sampling_key
@@ -197,7 +197,7 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     model = make_model(config, vocab_size=words.size, bos_id=words.bos_id, eos_id=words.eos_id)
     params = FlatParameters(model)
     start = params.get()
-    task = NextWord(words.bos_id, words.eos_id, words.pad_id, config.model.max_length)
+    task = NextWord.of(words, config.model.max_length)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
     chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
     update = local_update(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)

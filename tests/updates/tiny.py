@@ -12,10 +12,10 @@ import torch
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates.base import local_update
 
 VOCABULARY = 24

@@ -12,9 +12,9 @@ from tests.updates.tiny import tiny_config
 from uedp_ray.config import RunConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates.base import LocalUpdate, local_update
 
 VOCABULARY, LENGTH = 40, 20

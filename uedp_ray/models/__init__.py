@@ -1,9 +1,11 @@
 """Networks and the exact gradient of every single sentence.
 
-task.py        next-word prediction: sentences -> padded batch -> one loss per sentence
-build.py       ModelConfig -> network; saving and loading
-awd_lstm.py    AWD-LSTM
-trainable.py   which part is trained: everything, LoRA, biases and norms, head
-parameters.py  the trainable part as one vector
-gradients.py   per-sentence norms and weighted sums without a (sentences, parameters) matrix
+build.py         ModelConfig -> network, from random values or a warm start
+architecture.py  what an architecture is; gpt2.py, awd_lstm.py, pretrained.py: one each
+saved.py         saving, loading, and what is believed of a folder
+trainable.py     which part is trained: everything, LoRA, biases and norms, head
+parameters.py    the trainable part as one vector
+gradients.py     per-sentence norms and weighted sums without a (sentences, parameters) matrix
+isolation.py     every pass begins in the same state
+masks.py         dropout that belongs to one sentence each
 """

@@ -36,7 +36,7 @@ from transformers.pytorch_utils import Conv1D
 from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import RecurrentLinear
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Batch, Task
+from uedp_ray.tasks.base import Batch, Task
 
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. One row at least."""

@@ -29,8 +29,8 @@ from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
-from uedp_ray.models.task import NextWord
 from uedp_ray.reporting import Say
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.units import UNITS
@@ -182,7 +182,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
     sentences = encode_texts(texts, vocabulary, config.model.max_length)
-    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    task = NextWord.of(vocabulary, config.model.max_length)
     size = text_size(texts, vocabulary, config.model.max_length)
     return {
         "name": name,

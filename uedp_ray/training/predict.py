@@ -11,9 +11,9 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.fields import record, string
 from uedp_ray.models.saved import load_model, longest_input
-from uedp_ray.models.task import forward_logits
 from uedp_ray.reporting import Say
 from uedp_ray.storage.files import read_json
+from uedp_ray.tasks.base import forward_logits
 
 _OWN = "put the model's own files back"
 

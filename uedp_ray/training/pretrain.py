@@ -24,10 +24,10 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import longest_input, save_model
-from uedp_ray.models.task import NextWord
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
@@ -79,7 +79,7 @@ def pretrain_into(
     make_folder(out)  # not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch)
-    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    task = NextWord.of(vocabulary, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
     with _seeded(device, settings.seed):

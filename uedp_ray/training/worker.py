@@ -17,11 +17,11 @@ from uedp_ray.config import RunConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import longest_input, save_model
-from uedp_ray.models.task import NextWord
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.storage.files import replacing, write_atomically
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE
@@ -69,7 +69,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
-    task = NextWord(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, config.model.max_length)
+    task = NextWord.of(vocabulary, config.model.max_length)
     model = make_model(
         prepared.used, vocab_size=vocabulary.size, bos_id=vocabulary.bos_id, eos_id=vocabulary.eos_id
     ).to(device)

@@ -28,8 +28,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.task import Task
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.tasks.base import Task
 
 
 @dataclass

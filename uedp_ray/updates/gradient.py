@@ -18,10 +18,10 @@ import torch
 from uedp_ray.errors import InputError
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
-from uedp_ray.models.task import Task
 from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.clipping import summation_shrink, wide_norms
 from uedp_ray.privacy.grid import parts
+from uedp_ray.tasks.base import Task
 from uedp_ray.updates.base import LocalUpdate, seed_of
 from uedp_ray.updates.shapes import (
     agreeing_rows,

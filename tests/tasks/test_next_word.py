@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.helpers import TASK, sentences, tiny
-from uedp_ray.models.task import IGNORED, NextWord, forward_logits
+from uedp_ray.tasks.base import IGNORED, forward_logits
+from uedp_ray.tasks.next_word import NextWord
 
 X = IGNORED
 
