@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import typing
 
 import optuna
 import pytest
@@ -10,7 +12,9 @@ from optuna.trial import TrialState
 
 from tests.sweep.sweeps import sweep_config
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.study import NAME, Study, refused
+from uedp_ray.privacy.selection import SEARCHERS, is_adaptive
+from uedp_ray.sweep.config import Searcher
+from uedp_ray.sweep.study import _SAMPLERS, NAME, Study, _seeded_sampler, refused
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 
@@ -158,3 +162,19 @@ def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, pla
     journal.write_text(written.replace(place, value))
     with pytest.raises(InputError, match=r"study.journal.*damaged.*restore a copy"):
         Study.open(sweep, journal)
+
+
+def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatch, corpora, tmp_path):
+    """An unknown name became random search without a word."""
+    assert set(_SAMPLERS) == set(typing.get_args(Searcher)) == set(SEARCHERS)
+    sweep = sweep_config(corpora, tmp_path)
+    bare = dataclasses.replace(sweep.search)
+    object.__setattr__(bare, "searcher", "bare")
+    sweep = dataclasses.replace(sweep)
+    object.__setattr__(sweep, "search", bare)
+    with pytest.raises(KeyError, match="bare"):
+        _seeded_sampler(sweep, 0)
+    with pytest.raises(InputError, match="choose one of"):
+        is_adaptive("bare", early_stopping=False)
+    monkeypatch.setattr("uedp_ray.privacy.selection.SEARCHERS", (*SEARCHERS, "bare"))
+    assert is_adaptive("bare", early_stopping=False)

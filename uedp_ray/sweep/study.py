@@ -282,17 +282,21 @@ def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
 
 
 def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
-    name = sweep.search.searcher
     seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if name == "tpe":
-            return TPESampler(seed=seed, multivariate=True, group=True)
-        if name == "nsga2":  # a generation must fit into the trials several times to be of use
-            return NSGAIISampler(seed=seed, population_size=max(4, min(50, sweep.num_trials // 4)))
-        if name == "gp":
-            return GPSampler(seed=seed, warn_independent_sampling=False)
-        return RandomSampler(seed=seed)
+        return _SAMPLERS[sweep.search.searcher](sweep, seed)
+
+
+_SAMPLERS: dict[str, Callable[[SweepConfig, int], BaseSampler]] = {
+    "random": lambda sweep, seed: RandomSampler(seed=seed),
+    "grid": lambda sweep, seed: RandomSampler(seed=seed),  # its points are listed beforehand
+    "tpe": lambda sweep, seed: TPESampler(seed=seed, multivariate=True, group=True),
+    # A generation must fit into the trials several times to be of use.
+    "nsga2": lambda sweep, seed: NSGAIISampler(seed=seed, population_size=max(4, min(50, sweep.num_trials // 4))),
+    "gp": lambda sweep, seed: GPSampler(seed=seed, warn_independent_sampling=False),
+}
+"""A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not."""
 
 
 def _mend(path: Path) -> None:
