@@ -21,7 +21,7 @@ FLOORS = (
     ("corpus",),
     ("tasks",),
     ("models", "methods"),
-    ("accounted", "accountant"),
+    ("accounted", "answers"),
     ("plan",),
     ("updates",),
     ("training",),

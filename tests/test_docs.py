@@ -19,7 +19,7 @@ from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.privacy.statement import CHECKED
-from uedp_ray.sweep import config as sweep_config
+from uedp_ray.sweep import sweep_config as sweep_config
 from uedp_ray.training.compare import Comparison
 
 ROOT = Path(__file__).parents[1]

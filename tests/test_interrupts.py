@@ -28,7 +28,7 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 """
 COMPUTED = """
-module = sys.modules["uedp_ray.accountant"] = types.ModuleType("uedp_ray.accountant")
+module = sys.modules["uedp_ray.answers"] = types.ModuleType("uedp_ray.answers")
 module.export_epsilon = module.ledger_epsilon = None
 module.parameter_epsilon = lambda *_, **__: exec("{kill}")
 """
@@ -66,7 +66,7 @@ def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
         except KeyboardInterrupt:
             raise RuntimeError("initialization failed") from None
 
-    monkeypatch.setattr("uedp_ray.accountant.parameter_epsilon", kill)
+    monkeypatch.setattr("uedp_ray.answers.parameter_epsilon", kill)
     code, _, err = command("epsilon")
     assert (code, err.split()[0]) == (130, "interrupted:")
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from tests.training.runs import run_tree
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.saved import save_model
 from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.config import load_sweep_config
+from uedp_ray.sweep.sweep_config import load_sweep_config
 
 PUBLIC = [{"format": "synthetic", "num_users": 5, "part": "public"}]
 
@@ -57,7 +57,7 @@ def files(corpora, pretrained, tmp_path, monkeypatch):
         "corpus.readers.read",
         "corpus.prepare.read_rows",
         "training.texts.prepare",
-        "training.words.readers.read",
+        "training.run_vocabulary.readers.read",
     ):
         monkeypatch.setattr(f"uedp_ray.{where}", read)
     return tmp_path
@@ -237,7 +237,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(command, files, monkeypatch, num
     if line.startswith("compare"):
         monkeypatch.setattr("uedp_ray.training.compare.prepare_corpora", kill)
     if line.startswith("pretrain"):
-        monkeypatch.setattr("uedp_ray.training.words.readers.read", lambda source: iter(()))
+        monkeypatch.setattr("uedp_ray.training.run_vocabulary.readers.read", lambda source: iter(()))
         monkeypatch.setattr("uedp_ray.training.pretrain.make_vocabulary", kill)
     code, out, err = command(*line.split())
     assert (code, out) == (130, "")

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from uedp_ray.config import RunConfig, load_config
     from uedp_ray.privacy.accounting import calibrate, epsilon
     from uedp_ray.privacy.mechanism import RoundMechanism
-    from uedp_ray.sweep.config import load_sweep_config
     from uedp_ray.sweep.export import export
-    from uedp_ray.sweep.host import sweep
+    from uedp_ray.sweep.search import sweep
+    from uedp_ray.sweep.sweep_config import load_sweep_config
     from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
     from uedp_ray.training.pretrain import pretrain
@@ -33,9 +33,9 @@ _HOMES = {
     "epsilon": "privacy.accounting",
     "export": "sweep.export",
     "load_sweep": "analysis.frames",
-    "load_sweep_config": "sweep.config",
+    "load_sweep_config": "sweep.sweep_config",
     "pretrain": "training.pretrain",
-    "sweep": "sweep.host",
+    "sweep": "sweep.search",
     "train": "training.host",
 }
 __all__ = [

@@ -19,7 +19,7 @@ from uedp_ray.jsontext import to_json
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.training.paths import with_absolute_paths
-from uedp_ray.training.statement import write_statement
+from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.units import UNITS
 
 BASE = {

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.analysis.sweeps import BASE, SPACE, UNUSUAL, read_result, write_sweep
+from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import check_comparable, join, load_sweep, rank
 from uedp_ray.analysis.report import report
-from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.summary import summary
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import epsilons
-from uedp_ray.sweep.config import DEFAULT_TRIALS, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.space import Space
+from uedp_ray.sweep.sweep_config import DEFAULT_TRIALS, dump_sweep_config, load_sweep_config
 
 
 def test_the_frame_has_the_documented_dtypes_and_the_files_values(small):

@@ -30,7 +30,7 @@ from safetensors.numpy import load
 from tests.sweep.sweeps import Here
 from tests.training.runs import TREE
 from uedp_ray import cli
-from uedp_ray.accountant import export_epsilon
+from uedp_ray.answers import export_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.plan import Plan
@@ -345,7 +345,7 @@ class Sweep(Command):
 
     def played(self) -> Any:
         return mock.patch.multiple(
-            "uedp_ray.sweep.host",
+            "uedp_ray.sweep.search",
             Beside=Here,
             tune_trials=self._tune,
             _check_room=lambda *_: (0.0, self.at_once),

@@ -22,7 +22,7 @@ import pytest
 
 from tests.crashes.commands import Sweep
 from tests.training.runs import TREE, run_config
-from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.answers import ledger_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.sweep.export import export

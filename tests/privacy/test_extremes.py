@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize, special
 
 from tests.privacy.mechanisms import change
-from uedp_ray.accountant import parameter_epsilon
+from uedp_ray.answers import parameter_epsilon
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon

@@ -13,12 +13,12 @@ from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
 from uedp_ray.storage.files import make_folder
-from uedp_ray.sweep.conclude import conclude
-from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
-from uedp_ray.sweep.host import _lay_ground, _searched_base
+from uedp_ray.sweep.finalize import conclude
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import fix_terms, planned_points
 from uedp_ray.sweep.results import Rows
+from uedp_ray.sweep.search import _lay_ground, _searched_base
+from uedp_ray.sweep.selection_cost import fix_terms, planned_points
+from uedp_ray.sweep.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.trial import _train
 
 SPACE: dict[str, Any] = {

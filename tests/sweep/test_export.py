@@ -13,20 +13,20 @@ import pytest
 
 from tests.sweep.sweeps import conclude_here, search_here, sweep_config, sweep_tree
 from tests.training.test_export import FILES, files, traces
-from tests.training.test_statement import table
+from tests.training.test_privacy_page import table
 from uedp_ray import export
-from uedp_ray.accountant import export_epsilon, ledger_epsilon
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.summary import summary
+from uedp_ray.answers import export_epsilon, ledger_epsilon
 from uedp_ray.config import load_config
 from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.sweep.host import _refuse_second_winner, sweep
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import announced
+from uedp_ray.sweep.search import _refuse_second_winner, sweep
+from uedp_ray.sweep.selection_cost import announced
 from uedp_ray.training.predict import predict
 
 SPACE = {

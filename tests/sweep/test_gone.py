@@ -16,7 +16,7 @@ import yaml
 from tests.crashes.commands import Sweep, SweepPublic
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.sweep import conclude, host
+from uedp_ray.sweep import finalize, search
 from uedp_ray.sweep.export import export
 
 
@@ -135,7 +135,7 @@ def test_where_none_was_drawn_none_is_drawn_again(tmp_path, capsys, monkeypatch)
     command = Searched(tmp_path, POISSON)
     command.set_up()
     drawn = iter([0, 1])
-    monkeypatch.setattr("uedp_ray.sweep.price.draw_trials", lambda **_: next(drawn))
+    monkeypatch.setattr("uedp_ray.sweep.selection_cost.draw_trials", lambda **_: next(drawn))
     command.call()
     pool = (command.out / "private" / "pool.json").read_bytes()
     assert json.loads(pool)["draws"] == []
@@ -149,7 +149,7 @@ def test_where_none_was_drawn_none_is_drawn_again(tmp_path, capsys, monkeypatch)
 def test_a_kill_before_the_first_trial_draws_no_other_pool(tmp_path, monkeypatch):
     command = Searched(tmp_path, POISSON)
     command.set_up()
-    monkeypatch.setattr("uedp_ray.sweep.host._search", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("uedp_ray.sweep.search._search", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert command.call() != 0
     pool = (command.out / "private" / "pool.json").read_bytes()
     assert command.call() != 0
@@ -177,12 +177,12 @@ class CutOff(Searched):
 
     def begin(self):
         self.set_up()
-        with mock.patch.object(conclude, "_best", side_effect=KeyboardInterrupt):
+        with mock.patch.object(finalize, "_best", side_effect=KeyboardInterrupt):
             assert self.call() == 130
 
     def searches(self):
         """Whether a start searches; else it is refused."""
-        with mock.patch.object(host, "_search", side_effect=KeyboardInterrupt):
+        with mock.patch.object(search, "_search", side_effect=KeyboardInterrupt):
             code = self.call()
         assert code in (2, 130)
         return code == 130

@@ -17,10 +17,10 @@ from tests.training.runs import run_config
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.sweep import tuning
-from uedp_ray.sweep.beside import Beside
-from uedp_ray.sweep.config import ResourceConfig
 from uedp_ray.sweep.gpus import gpus_of_worker, idle
-from uedp_ray.sweep.host import sweep
+from uedp_ray.sweep.remote import Beside
+from uedp_ray.sweep.search import sweep
+from uedp_ray.sweep.sweep_config import ResourceConfig
 from uedp_ray.sweep.trial import DEVICE, run_trial
 from uedp_ray.training import host, placement
 from uedp_ray.training.host import train

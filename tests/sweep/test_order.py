@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tests.sweep.sweeps import sweep_config
-from uedp_ray.sweep.feed import Feed
+from uedp_ray.sweep.searcher import Feed
 from uedp_ray.sweep.study import Study, outcome
 
 FREE = {

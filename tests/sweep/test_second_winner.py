@@ -14,7 +14,7 @@ from tests.crashes.commands import SweepPublic
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.storage.open import open_storage
-from uedp_ray.sweep import conclude
+from uedp_ray.sweep import finalize
 from uedp_ray.training.driver import RunDriver
 
 
@@ -65,7 +65,7 @@ def public(request, tmp_path):
 
 def ended_at(command, where):
     """A start that ends there."""
-    with mock.patch.object(conclude, where, side_effect=KeyboardInterrupt):
+    with mock.patch.object(finalize, where, side_effect=KeyboardInterrupt):
         assert command.call() == 130
 
 
@@ -77,12 +77,12 @@ def cut_off(config, storage, **how):
         return TRAIN(config, storage, **how)
 
 
-TRAIN = conclude.train
+TRAIN = finalize.train
 
 
 @pytest.mark.parametrize("ended", ["train", "_best"])
 def test_a_winner_that_is_lost_before_the_sweep_ends_is_not_trained_again(public, capsys, ended):
-    with mock.patch.object(conclude, ended, side_effect=cut_off if ended == "train" else KeyboardInterrupt):
+    with mock.patch.object(finalize, ended, side_effect=cut_off if ended == "train" else KeyboardInterrupt):
         assert public.call() == 130
     released, charged = public.winner()
     assert released == charged > 0
@@ -97,7 +97,7 @@ def test_a_winner_that_is_lost_before_the_sweep_ends_is_not_trained_again(public
 @pytest.mark.parametrize("ended", ["_begin_winner", "write_json", "keep_terms", "_train"])
 def test_a_start_that_ended_before_the_first_charge_goes_on(public, ended):
     public.file.write_text(public.file.read_text().replace("noiseless: {}", "noiseless: null"))
-    with mock.patch.object(conclude, ended, side_effect=KeyboardInterrupt):
+    with mock.patch.object(finalize, ended, side_effect=KeyboardInterrupt):
         assert public.call() == 130
     assert public.winner() == (0, 0)
     assert public.call() == 0

@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from tests.sweep.sweeps import sweep_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, is_adaptive
-from uedp_ray.sweep.config import Searcher
 from uedp_ray.sweep.study import _SAMPLERS, NAME, Study, _seeded_sampler, refused
+from uedp_ray.sweep.sweep_config import Searcher
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 

@@ -27,7 +27,7 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.sweep.host import sweep
+from uedp_ray.sweep.search import sweep
 from uedp_ray.sweep.study import NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -409,7 +409,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(corpora, tmp_path):
 
 def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
     path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
-    from uedp_ray.sweep.config import load_sweep_config
+    from uedp_ray.sweep.sweep_config import load_sweep_config
 
     killed = []
 

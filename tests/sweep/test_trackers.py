@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sweep.sweeps import sweep_tree, write_sweep
-from uedp_ray.sweep.config import load_sweep_config
-from uedp_ray.sweep.host import sweep
+from uedp_ray.sweep.search import sweep
+from uedp_ray.sweep.sweep_config import load_sweep_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 

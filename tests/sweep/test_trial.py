@@ -17,12 +17,12 @@ from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.storage.files import make_folder
-from uedp_ray.sweep import feed as feed_module
-from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
-from uedp_ray.sweep.feed import Feed
-from uedp_ray.sweep.gather import prepared
+from uedp_ray.sweep import searcher
 from uedp_ray.sweep.layout import SweepDir
+from uedp_ray.sweep.searcher import Feed
 from uedp_ray.sweep.study import Study, outcome
+from uedp_ray.sweep.sweep_config import dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.sync import prepared
 from uedp_ray.sweep.trial import run_trial
 from uedp_ray.training import worker
 from uedp_ray.training.host import train
@@ -234,7 +234,7 @@ def test_a_point_that_breaks_two_gpus_has_failed(search):
 
 
 def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch):
-    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 2)
+    monkeypatch.setattr(searcher, "_MOST_FAILURES", 2)
     feed, study = search(left=3, slots=6)
     for name in "abc":
         feed.suggest(name)
@@ -261,7 +261,7 @@ def test_a_trial_of_several_workers_is_tried_twice_wherever_its_devices_are(sear
 
 
 def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):
-    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 3)
+    monkeypatch.setattr(searcher, "_MOST_FAILURES", 3)
     feed, study = search()
     ends = [CRASH, CRASH, GOOD, CRASH, {"outcome": "failed", "reason": "it diverged"}, None, CRASH]
     for number, end in enumerate(ends):
@@ -287,7 +287,7 @@ def test_failures_at_the_end_of_a_search_are_told_when_it_closes(search):
 
 
 def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr(feed_module, "_MOST_REFUSALS", 5)
+    monkeypatch.setattr(searcher, "_MOST_REFUSALS", 5)
     space = {"privacy.noise_multiplier": {"log_uniform": [0.2, 0.5]}}
     sweep = sweep_config(corpora, tmp_path, space=space, budget={"noise": "free", "target_epsilon": 0.5})
     feed = Feed(Study.open(sweep, folder.journal), left=2, count_refused=False, changed=lambda: None)

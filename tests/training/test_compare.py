@@ -13,7 +13,7 @@ import yaml
 
 from tests.training.runs import NUM_USERS, parameters, run_tree
 from uedp_ray import export
-from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.answers import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus

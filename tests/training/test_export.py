@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.training.runs import TEST_NOISE, TREE, run_config, run_tree
-from tests.training.test_statement import table
+from tests.training.test_privacy_page import table
 from uedp_ray import export
-from uedp_ray.accountant import export_epsilon, ledger_epsilon
+from uedp_ray.answers import export_epsilon, ledger_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
 from uedp_ray.errors import InputError

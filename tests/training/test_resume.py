@@ -18,7 +18,7 @@ import yaml
 
 from tests.training import runs
 from tests.training.runs import TEST_NOISE, crash, crash_amid_its_words, events, parameters, run_config, run_tree
-from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.answers import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError

@@ -20,7 +20,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.noise import GaussianNoise
-from uedp_ray.training import words
+from uedp_ray.training import run_vocabulary
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir, sampling_key
 
@@ -225,9 +225,13 @@ def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_th
 
 def test_the_noise_of_a_private_vocabulary_is_secret(corpora, monkeypatch):
     drawn = []
-    monkeypatch.setattr(words, "build_vocabulary", lambda *args, noise, **kwargs: drawn.append(noise(8, 1.0).tolist()))
+    monkeypatch.setattr(
+        run_vocabulary, "build_vocabulary", lambda *args, noise, **kwargs: drawn.append(noise(8, 1.0).tolist())
+    )
     for _ in range(2):
-        words.draw_vocabulary(run_config(corpora, vocabulary=NOISY_WORDS), open_corpus(corpora / "private"), np.ones(1))
+        run_vocabulary.draw_vocabulary(
+            run_config(corpora, vocabulary=NOISY_WORDS), open_corpus(corpora / "private"), np.ones(1)
+        )
     assert drawn[0] != drawn[1]
 
 

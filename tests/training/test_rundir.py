@@ -27,10 +27,10 @@ from uedp_ray.storage import mirror
 from uedp_ray.storage.files import make_folder, write_json
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.storage.open import open_storage
-from uedp_ray.sweep.config import load_sweep_config
-from uedp_ray.sweep.host import sweep
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import fix_terms
+from uedp_ray.sweep.search import sweep
+from uedp_ray.sweep.selection_cost import fix_terms
+from uedp_ray.sweep.sweep_config import load_sweep_config
 from uedp_ray.training import prepared, rundir, setup
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
@@ -100,7 +100,7 @@ def _told(start, args, kwargs):
 def refused():
     """refused(start, …): a start in another process ends, and says that the folder is somebody's."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.sweep.host", "uedp_ray.training.compare"])
+    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.sweep.search", "uedp_ray.training.compare"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
 
         def start(start, *args, **kwargs):
@@ -182,7 +182,7 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
         met.append("fixing the terms")
         fix_terms(*args)
 
-    monkeypatch.setattr("uedp_ray.sweep.host.fix_terms", again)
+    monkeypatch.setattr("uedp_ray.sweep.search.fix_terms", again)
     assert command.call() == 0
     assert met
 

@@ -24,8 +24,8 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
+from uedp_ray.training.run_vocabulary import draw_vocabulary
 from uedp_ray.training.rundir import RunDir, sampling_key
-from uedp_ray.training.words import draw_vocabulary
 from uedp_ray.training.worker import make_model
 from uedp_ray.updates.base import local_update
 

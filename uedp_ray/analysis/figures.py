@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from uedp_ray.analysis.axes import labels
 from uedp_ray.analysis.frames import Sweep, check_comparable, finished_trials
-from uedp_ray.analysis.space import labels
 from uedp_ray.analysis.style import (
     BLACK,
     BLUE,

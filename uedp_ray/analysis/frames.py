@@ -28,9 +28,9 @@ from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_tabl
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.space import Space
+from uedp_ray.sweep.sweep_config import SweepConfig, load_sweep_config
 
 _DTYPES = {
     "trial": "string",

@@ -19,9 +19,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.figures import comparable_trials
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import BLACK, BLUE, NothingToShow, chart, legend
 from uedp_ray.sweep.space import Dimension, Point
 

@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.figures import chosen_label, comparable_trials
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import BLACK, GREY, chart, legend, number, perplexity_axis, shown_value
 from uedp_ray.sweep.space import Dimension, Point
 

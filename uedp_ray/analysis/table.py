@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.space import labels, point_of
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
 from uedp_ray.privacy.statement import OF_ONE_RUN

@@ -77,7 +77,7 @@ def epsilon(
     as_json: Json = False,
 ) -> None:
     """The epsilon of a parameter set, or of a ledger file. No data is touched."""
-    from uedp_ray.accountant import export_epsilon, ledger_epsilon, parameter_epsilon
+    from uedp_ray.answers import export_epsilon, ledger_epsilon, parameter_epsilon
 
     flags = locals()
     with as_flags(**_PROBABILITIES, selection_rule="--rule"):
@@ -121,7 +121,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier whose epsilon is at most the target."""
-    from uedp_ray.accountant import calibrated
+    from uedp_ray.answers import calibrated
 
     flags = {**locals(), "noise_multiplier": 1.0}
     with as_flags(**_PROBABILITIES, selection_rule="--rule"):

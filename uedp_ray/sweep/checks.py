@@ -7,8 +7,8 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.models.architecture import shaping
 from uedp_ray.reporting import Say
-from uedp_ray.sweep.candidates import run_config
-from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.feasibility import run_config
+from uedp_ray.sweep.sweep_config import SweepConfig
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
 

@@ -20,14 +20,14 @@ from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.storage.files import read_json
 from uedp_ray.storage.open import folder_only, open_storage
-from uedp_ray.sweep.config import SweepConfig, load_sweep_config
 from uedp_ray.sweep.ended import holds_all
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import PART, charged_runs, planned_charges_of, price
 from uedp_ray.sweep.results import Row, best, read_columns, read_rows
+from uedp_ray.sweep.selection_cost import PART, charged_runs, planned_charges_of, price
+from uedp_ray.sweep.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.training.export import Finished, export_run, own_total
+from uedp_ray.training.privacy_page import Total
 from uedp_ray.training.rundir import RunDir
-from uedp_ray.training.statement import Total
 
 _PLAY = 1 + 1e-9
 
@@ -72,7 +72,7 @@ def export_best(
     out: Path,
     **how: Any,
 ) -> dict[str, Any]:
-    """Exports one run of a sweep at the price of choosing (``price.price`` of ``rows``)."""
+    """Exports one run of a sweep at the price of choosing (``selection_cost.price`` of ``rows``)."""
     found = Finished.open(RunDir(run, folder.storage.child(run)))
     rule = priced["rule"]
     terms, ledgers = _terms(config, folder, rows, rule)

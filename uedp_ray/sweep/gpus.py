@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.preflight import Node
+from uedp_ray.sweep.sweep_config import SweepConfig
 
 MOST_ON_ONE = 4
 """Trials that ``auto`` puts on one GPU: they share its memory, of which Ray knows nothing."""

@@ -26,10 +26,10 @@ from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.storage.tables import read_bounded, refusing_damage
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, trial_id
 from uedp_ray.sweep.space import Dimension
 from uedp_ray.sweep.study import REASON, outcome, refused, seconds
+from uedp_ray.sweep.sweep_config import SweepConfig
 from uedp_ray.units import UNITS
 
 Row = dict[str, Any]

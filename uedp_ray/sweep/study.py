@@ -35,10 +35,10 @@ from optuna.trial import FrozenTrial, TrialState
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.storage.files import check_regular
-from uedp_ray.sweep.candidates import judge
-from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.feasibility import judge
 from uedp_ray.sweep.space import Point
 from uedp_ray.sweep.stopping import falls_behind
+from uedp_ray.sweep.sweep_config import SweepConfig
 
 NAME = "sweep"
 _MOST_BYTES = 1 << 30

@@ -20,10 +20,10 @@ from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import DeviceError, InputError, TextError
 from uedp_ray.storage.base import Storage, StorageError
 from uedp_ray.storage.open import open_storage
-from uedp_ray.sweep.candidates import run_config
-from uedp_ray.sweep.config import SweepConfig, load_sweep_config
+from uedp_ray.sweep.feasibility import run_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.space import Point
+from uedp_ray.sweep.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import PretrainProgress, warm_started

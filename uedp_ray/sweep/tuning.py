@@ -15,9 +15,9 @@ from ray.tune.stopper import Stopper
 from uedp_ray.config import to_dict
 from uedp_ray.config.io import named_variables
 from uedp_ray.interrupts import handlers_kept
-from uedp_ray.sweep.config import SweepConfig
-from uedp_ray.sweep.feed import Feed
 from uedp_ray.sweep.layout import SweepDir, trial_id
+from uedp_ray.sweep.searcher import Feed
+from uedp_ray.sweep.sweep_config import SweepConfig
 from uedp_ray.sweep.trial import DEVICE, run_trial
 
 _RETRIES = 3

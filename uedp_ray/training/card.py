@@ -17,7 +17,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.models.architecture import architecture
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
-from uedp_ray.training.statement import Total
+from uedp_ray.training.privacy_page import Total
 
 _NEW = 20
 """Tokens that the example writes, where the model has room for twice as many."""

@@ -29,7 +29,7 @@ from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
 from uedp_ray.reporting import Say
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.words import own_tokenizer, public_text, warm_vocabulary
+from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 
 _BYTES = 12
 """Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""

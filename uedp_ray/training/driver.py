@@ -25,9 +25,9 @@ from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
+from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir, ledger_digest
-from uedp_ray.training.statement import write_statement
 from uedp_ray.units import UNITS
 
 Observe = Callable[[dict[str, Any]], None]

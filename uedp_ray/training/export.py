@@ -24,7 +24,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
-from uedp_ray.accountant import export_epsilon
+from uedp_ray.answers import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -37,8 +37,8 @@ from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.prepared import planned
+from uedp_ray.training.privacy_page import Total, write_statement
 from uedp_ray.training.rundir import RunDir
-from uedp_ray.training.statement import Total, write_statement
 
 DATE = 946684800
 """Of every exported file: 2000-01-01. Its own would say when the run ended, and so how long it took."""
@@ -134,7 +134,7 @@ def export_run(
 
     Args:
       found: the run. ``total``: its epsilon is at least the run's.
-      terms: what ``accountant.export_epsilon`` needs to recompute the total, beside ledgers; made ``selection.json``.
+      terms: what ``answers.export_epsilon`` needs to recompute the total, beside ledgers; made ``selection.json``.
       ledgers: of every run that is charged, by position.
       name: of the model, if not the run's.
       over: whether ``out`` may hold an earlier export.

@@ -34,7 +34,7 @@ from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
-from uedp_ray.training.words import make_vocabulary, public_sentences
+from uedp_ray.training.run_vocabulary import make_vocabulary, public_sentences
 
 PretrainProgress = Callable[[int, int, float], None]
 _HELD_OUT = 50

@@ -54,9 +54,9 @@ from uedp_ray.training.guard import (
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import encode, planned, unchanged
+from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
-from uedp_ray.training.words import draw_vocabulary, make_vocabulary, public_text
 
 _NO_WORDS = "no-words"
 """Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""

@@ -23,26 +23,26 @@ from uedp_ray.reporting import Say
 from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
-from uedp_ray.sweep.beside import Beside
-from uedp_ray.sweep.candidates import budget_cautions, check_reachable
 from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.conclude import SECOND_WINNER, begun_winner, conclude, marked, pretrained
-from uedp_ray.sweep.config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.sweep.disk import too_full
-from uedp_ray.sweep.feed import Feed
-from uedp_ray.sweep.gather import GatheredRows, keep_terms, prepared, restore
+from uedp_ray.sweep.feasibility import budget_cautions, check_reachable
+from uedp_ray.sweep.finalize import SECOND_WINNER, begun_winner, conclude, marked, pretrained
 from uedp_ray.sweep.gpus import gpus_of_worker, idle
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.preflight import Node, check_cluster
-from uedp_ray.sweep.price import announced, charged_runs, fix_terms, planned_points
+from uedp_ray.sweep.remote import Beside
 from uedp_ray.sweep.results import Row, Rows, best, count_states, read_columns, write_table
+from uedp_ray.sweep.searcher import Feed
+from uedp_ray.sweep.selection_cost import announced, charged_runs, fix_terms, planned_points
 from uedp_ray.sweep.study import Study
+from uedp_ray.sweep.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.sync import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.sweep.tuning import tune_trials
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.host import Progress
 from uedp_ray.training.pretrain import PretrainProgress
+from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import copies_told
-from uedp_ray.training.words import public_sentences, public_text
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
 _DELETE = "delete it: the search writes it anew"

@@ -20,10 +20,10 @@ from optuna.trial import FrozenTrial
 
 from uedp_ray.config import RunConfig, SourceConfig, load_config
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.layout import SweepDir, corpora_at
 from uedp_ray.sweep.results import Row, Rows
 from uedp_ray.sweep.study import outcome, refused
+from uedp_ray.sweep.sweep_config import SweepConfig
 from uedp_ray.training.paths import TEXT, with_absolute_paths
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.texts import prepare_corpora

@@ -20,9 +20,9 @@ from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, toget
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.storage.files import make_folder
-from uedp_ray.sweep.candidates import judge
+from uedp_ray.sweep.feasibility import judge
 from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.price import announced, fix_terms, planned_points, price
+from uedp_ray.sweep.selection_cost import announced, fix_terms, planned_points, price
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
 METHOD = {"method": {"choice": ["user_dp"]}}

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.preflight import Node, RayCluster
+from uedp_ray.sweep.sweep_config import SweepConfig
 from uedp_ray.training.host import ray_session
 
 Tell = Callable[[Any], None]

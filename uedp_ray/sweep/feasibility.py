@@ -22,8 +22,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import cautions
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.space import Point, settings_of
+from uedp_ray.sweep.sweep_config import SweepConfig
 
 _ENOUGH_NOISE = 1e3
 """A noise multiplier beyond any that trains a model: what is still too much then, noise cannot mend."""

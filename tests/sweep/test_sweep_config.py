@@ -8,7 +8,7 @@ import pytest
 
 from tests.sweep.sweeps import sweep_config, sweep_tree, write_sweep
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.config import dump_sweep_config, load_sweep_config
+from uedp_ray.sweep.sweep_config import dump_sweep_config, load_sweep_config
 
 NOISE = {"privacy.noise_multiplier": {"uniform": [0.5, 3.0]}}
 TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}

@@ -16,9 +16,9 @@ from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.storage.mirror import Mirror
 from uedp_ray.storage.open import local_copy
-from uedp_ray.sweep.config import load_sweep_config
-from uedp_ray.sweep.feed import Feed
-from uedp_ray.sweep.host import sweep
+from uedp_ray.sweep.search import sweep
+from uedp_ray.sweep.searcher import Feed
+from uedp_ray.sweep.sweep_config import load_sweep_config
 from uedp_ray.training.predict import predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]

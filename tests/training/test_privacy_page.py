@@ -9,13 +9,13 @@ import pytest
 
 from tests.training.runs import TEST_NOISE, TREE, run_config
 from tests.updates.tiny import tiny_config
-from uedp_ray.accountant import ledger_epsilon
+from uedp_ray.answers import ledger_epsilon
 from uedp_ray.config import load_config
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.training.host import train
-from uedp_ray.training.statement import statement
+from uedp_ray.training.privacy_page import statement
 
 
 def table(text):

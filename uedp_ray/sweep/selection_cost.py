@@ -29,11 +29,11 @@ from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.storage.files import read_json, write_json
-from uedp_ray.sweep.candidates import judge, random_points, run_config
-from uedp_ray.sweep.config import SweepConfig
+from uedp_ray.sweep.feasibility import judge, random_points, run_config
 from uedp_ray.sweep.layout import SweepDir
 from uedp_ray.sweep.results import Row
 from uedp_ray.sweep.space import Point
+from uedp_ray.sweep.sweep_config import SweepConfig
 
 RELEASABLE = {
     "public": "the models, scores and settings of the search, which trained on public text only; and the winner, at its own "

@@ -17,16 +17,16 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
 from uedp_ray.reporting import Say
 from uedp_ray.storage.files import read_json, write_json
-from uedp_ray.sweep.beside import Beside, Tell
-from uedp_ray.sweep.candidates import run_config
-from uedp_ray.sweep.config import SweepConfig
 from uedp_ray.sweep.export import export_best
-from uedp_ray.sweep.gather import keep_terms, prepared
+from uedp_ray.sweep.feasibility import run_config
 from uedp_ray.sweep.gpus import gpus_of_worker
 from uedp_ray.sweep.layout import SweepDir, corpora_at
-from uedp_ray.sweep.price import RESTORE, price
+from uedp_ray.sweep.remote import Beside, Tell
 from uedp_ray.sweep.results import Row, best, count_states, stated, write_table
+from uedp_ray.sweep.selection_cost import RESTORE, price
 from uedp_ray.sweep.space import Point, settings_of
+from uedp_ray.sweep.sweep_config import SweepConfig
+from uedp_ray.sweep.sync import keep_terms, prepared
 from uedp_ray.sweep.trial import started, trial_base
 from uedp_ray.training.evaluate import public_row, warn_unknown
 from uedp_ray.training.faults import blamed

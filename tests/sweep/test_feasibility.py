@@ -12,7 +12,7 @@ from uedp_ray.accounted import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import epsilon
-from uedp_ray.sweep.candidates import budget_cautions, check_reachable, judge
+from uedp_ray.sweep.feasibility import budget_cautions, check_reachable, judge
 
 FREE = {"noise": "free"}
 NOISE = {"privacy.noise_multiplier": {"uniform": [0.3, 0.6]}, "training.num_rounds": {"integer": [10, 30]}}
