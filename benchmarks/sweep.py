@@ -24,9 +24,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import torch
 
 from uedp_ray.config import PretrainConfig, load_config
-from uedp_ray.sweep.feasibility import judge, random_points
-from uedp_ray.sweep.search import sweep
-from uedp_ray.sweep.sweep_config import load_sweep_config
+from uedp_ray.search.feasibility import judge, random_points
+from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.groundwork import warm_started
 from uedp_ray.training.host import train
 from uedp_ray.training.texts import prepare_corpora

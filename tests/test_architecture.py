@@ -25,7 +25,7 @@ FLOORS = (
     ("plan",),
     ("updates",),
     ("training",),
-    ("sweep",),
+    ("search",),
     ("analysis",),
     ("console",),
     ("cli",),

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import uedp_ray
-from tests.sweep.sweeps import sweep_tree, write_sweep
+from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, crash, events, run_config, run_tree
 from uedp_ray import interrupts
 from uedp_ray.analysis.style import perplexity_text

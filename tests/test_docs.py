@@ -13,13 +13,14 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+import uedp_ray
 from uedp_ray import config
 from uedp_ray.cli import app
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.privacy.statement import CHECKED
-from uedp_ray.sweep import sweep_config as sweep_config
+from uedp_ray.search import sweep_config as sweep_config
 from uedp_ray.training.compare import Comparison
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +113,15 @@ def test_accounting_commands_run():
         if words[0] in ("epsilon", "calibrate") and "--ledger" not in words:
             result = CliRunner().invoke(app, words)
             assert result.exit_code == 0, (page, words, result.output)
+
+
+def test_what_the_package_offers_is_what_it_says_whatever_was_imported_before():
+    """``from uedp_ray import sweep`` was the package of that name, and not to be called."""
+    for name in uedp_ray.__all__:
+        for _ in range(2):  # the first import of a module makes it an attribute of its package
+            assert callable(getattr(uedp_ray, name)), name
+        found = getattr(uedp_ray, name)
+        assert found.__name__ == name
 
 
 def test_the_run_file_of_the_readme_loads(tmp_path):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.sweep.sweeps import sweep_tree
+from tests.search.sweeps import sweep_tree
 from tests.training.runs import run_tree
 
 KILL = "os.kill(os.getpid(), signal.{number})"

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from tests.models.helpers import tiny_llama
-from tests.sweep.sweeps import sweep_tree
+from tests.search.sweeps import sweep_tree
 from tests.training.runs import run_tree
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.saved import save_model
-from uedp_ray.sweep.checks import check_sweep
-from uedp_ray.sweep.sweep_config import load_sweep_config
+from uedp_ray.search.checks import check_sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 
 PUBLIC = [{"format": "synthetic", "num_users": 5, "part": "public"}]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from uedp_ray.config import RunConfig, load_config
     from uedp_ray.privacy.accounting import calibrate, epsilon
     from uedp_ray.privacy.mechanism import RoundMechanism
-    from uedp_ray.sweep.export import export
-    from uedp_ray.sweep.search import sweep
-    from uedp_ray.sweep.sweep_config import load_sweep_config
+    from uedp_ray.search.export import export
+    from uedp_ray.search.sweep import sweep
+    from uedp_ray.search.sweep_config import load_sweep_config
     from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
     from uedp_ray.training.pretrain import pretrain
@@ -31,11 +31,11 @@ _HOMES = {
     "calibrate": "privacy.accounting",
     "compare": "training.compare",
     "epsilon": "privacy.accounting",
-    "export": "sweep.export",
+    "export": "search.export",
     "load_sweep": "analysis.frames",
-    "load_sweep_config": "sweep.sweep_config",
+    "load_sweep_config": "search.sweep_config",
     "pretrain": "training.pretrain",
-    "sweep": "sweep.search",
+    "sweep": "search.sweep",
     "train": "training.host",
 }
 __all__ = [

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 PREFLIGHT = """
 import sys, ray
 from pathlib import Path
-from uedp_ray.sweep.preflight import check_cluster
+from uedp_ray.search.preflight import check_cluster
 ray.init(log_to_driver=False, logging_level="error")
 report = check_cluster(workers_per_trial=2, cpus_per_worker=1, gpus_per_worker=0, storage=Path(sys.argv[1]))
 print(report.nodes, report.trials_at_once, len({node["NodeManagerAddress"] for node in ray.nodes()}))

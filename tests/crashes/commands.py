@@ -27,7 +27,7 @@ import yaml
 from optuna.trial import TrialState
 from safetensors.numpy import load
 
-from tests.sweep.sweeps import Here
+from tests.search.sweeps import Here
 from tests.training.runs import TREE
 from uedp_ray import cli
 from uedp_ray.answers import export_epsilon
@@ -345,7 +345,7 @@ class Sweep(Command):
 
     def played(self) -> Any:
         return mock.patch.multiple(
-            "uedp_ray.sweep.search",
+            "uedp_ray.search.sweep",
             Beside=Here,
             tune_trials=self._tune,
             _check_room=lambda *_: (0.0, self.at_once),
@@ -377,7 +377,7 @@ class Sweep(Command):
     def _trial(
         self, folder: Any, trial: dict[str, Any], stops: Callable[[dict[str, Any]], bool]
     ) -> list[dict[str, Any]] | None:
-        from uedp_ray.sweep.trial import run_trial
+        from uedp_ray.search.trial import run_trial
 
         reports: list[dict[str, Any]] = []
 

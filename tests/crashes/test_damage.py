@@ -25,7 +25,7 @@ from tests.training.runs import TREE, run_config
 from uedp_ray.answers import ledger_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.sweep.export import export
+from uedp_ray.search.export import export
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 

@@ -14,10 +14,10 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.sweep.sweeps import PRETRAIN, sweep_config, sweep_tree
+from tests.search.sweeps import PRETRAIN, sweep_config, sweep_tree
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.sweep.search import sweep
-from uedp_ray.sweep.sweep_config import load_sweep_config
+from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

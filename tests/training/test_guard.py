@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.sweep.sweeps import PRETRAIN
+from tests.search.sweeps import PRETRAIN
 from tests.training.runs import run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import readers

@@ -211,7 +211,7 @@ def test_two_runs_with_a_test_seed_are_the_same(corpora, tmp_path):
     assert torch.equal(parameters(tmp_path / "one"), parameters(tmp_path / "two"))
 
 
-@pytest.mark.parametrize("module", ["driver", "words"])
+@pytest.mark.parametrize("module", ["driver", "run_vocabulary"])
 def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_that_is_not(
     corpora, tmp_path, monkeypatch, module
 ):
@@ -220,7 +220,7 @@ def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_th
     with pytest.raises(ValueError, match="a test seed fixes this noise"):
         train(config, tmp_path / "run", workers=0)
     kinds = [event["kind"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")]
-    assert kinds == {"driver": ["open", "vocabulary"], "words": ["open"]}[module]
+    assert kinds == {"driver": ["open", "vocabulary"], "run_vocabulary": ["open"]}[module]
 
 
 def test_the_noise_of_a_private_vocabulary_is_secret(corpora, monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.crashes.commands import Sweep
-from tests.sweep.sweeps import sweep_config, sweep_tree, write_sweep
+from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
 from tests.training.runs import TREE, Crash, crash, events, run_config
 from uedp_ray import export
 from uedp_ray.config import SourceConfig, dump_config
@@ -23,14 +23,14 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.selection_cost import fix_terms
+from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage import mirror
 from uedp_ray.storage.files import make_folder, write_json
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.storage.open import open_storage
-from uedp_ray.sweep.layout import SweepDir
-from uedp_ray.sweep.search import sweep
-from uedp_ray.sweep.selection_cost import fix_terms
-from uedp_ray.sweep.sweep_config import load_sweep_config
 from uedp_ray.training import prepared, rundir, setup
 from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
@@ -100,7 +100,7 @@ def _told(start, args, kwargs):
 def refused():
     """refused(start, …): a start in another process ends, and says that the folder is somebody's."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.sweep.search", "uedp_ray.training.compare"])
+    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.search.sweep", "uedp_ray.training.compare"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
 
         def start(start, *args, **kwargs):
@@ -182,7 +182,7 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
         met.append("fixing the terms")
         fix_terms(*args)
 
-    monkeypatch.setattr("uedp_ray.sweep.search.fix_terms", again)
+    monkeypatch.setattr("uedp_ray.search.sweep.fix_terms", again)
     assert command.call() == 0
     assert met
 
@@ -190,7 +190,7 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
 def test_nor_by_one_who_does_not_see_the_lock_beside_it(tmp_path, monkeypatch, capsys):
     command = Sweep(tmp_path)
     command.set_up()
-    monkeypatch.setattr("uedp_ray.sweep.layout._WAIT", 0.0)
+    monkeypatch.setattr("uedp_ray.search.layout._WAIT", 0.0)
     make_folder(command.out / "private", private=True)
     with SweepDir(command.out).driving():
         assert command.call() == 2

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from uedp_ray.sweep.space import Point, Space
+from uedp_ray.search.space import Point, Space
 
 
 def labels(keys: Iterable[str]) -> dict[str, str]:

@@ -20,9 +20,9 @@ import pyarrow as pa
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Unexpected, anything, list_of, number, one_of, record, string
 from uedp_ray.privacy.selection import RULES
+from uedp_ray.search.space import Dimension
+from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.tables import MAX_BYTES, read_bounded
-from uedp_ray.sweep.space import Dimension
-from uedp_ray.sweep.sweep_config import SweepConfig
 
 UNITS = ("user-entity", "user", "entity")
 _RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)

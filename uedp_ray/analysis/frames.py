@@ -28,9 +28,9 @@ from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_tabl
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.sweep.ended import holds_all
-from uedp_ray.sweep.space import Space
-from uedp_ray.sweep.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.search.ended import holds_all
+from uedp_ray.search.space import Space
+from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 
 _DTYPES = {
     "trial": "string",
@@ -307,7 +307,7 @@ def _check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> 
 
 def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
     """What ``result.json`` will hold, as far as it can be told before the sweep ends."""
-    from uedp_ray.sweep.results import count_states, stated  # loads the trainer
+    from uedp_ray.search.results import count_states, stated  # loads the trainer
 
     rows = table.to_pylist()
     return {

@@ -23,7 +23,7 @@ from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.figures import comparable_trials
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.style import BLACK, BLUE, NothingToShow, chart, legend
-from uedp_ray.sweep.space import Dimension, Point
+from uedp_ray.search.space import Dimension, Point
 
 LEAST_TRIALS = 8
 _BEST_SHARE = 0.25

@@ -22,7 +22,7 @@ from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.figures import chosen_label, comparable_trials
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.style import BLACK, GREY, chart, legend, number, perplexity_axis, shown_value
-from uedp_ray.sweep.space import Dimension, Point
+from uedp_ray.search.space import Dimension, Point
 
 _ABSENT = -0.14
 

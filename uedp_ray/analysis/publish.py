@@ -17,7 +17,7 @@ from uedp_ray.analysis.frames import Sweep
 from uedp_ray.config import to_dict
 from uedp_ray.redact import NOT_PUBLISHED, PATH_SETTINGS
 from uedp_ray.redact import published as published_config
-from uedp_ray.sweep.space import Dimension, Space
+from uedp_ray.search.space import Dimension, Space
 
 Names = Mapping[str, Mapping[Any, str]]
 """What is shown instead of a choice, by dotted key and choice."""

@@ -15,7 +15,7 @@ from uedp_ray.analysis.figures import NOISELESS
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, perplexity_text
 from uedp_ray.privacy.statement import show_delta, show_epsilon
-from uedp_ray.sweep.space import Dimension
+from uedp_ray.search.space import Dimension
 
 _WORDS = {
     "done": "finished",

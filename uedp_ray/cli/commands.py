@@ -162,8 +162,8 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """The best model under a privacy budget, and what finding it cost."""
-    from uedp_ray.sweep.search import sweep as run
-    from uedp_ray.sweep.sweep_config import load_sweep_config
+    from uedp_ray.search.sweep import sweep as run
+    from uedp_ray.search.sweep_config import load_sweep_config
 
     if trials is not None and trials < 1:
         raise InputError("--trials", trials, "must be 1 or more")
@@ -210,7 +210,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
-    from uedp_ray.sweep.export import export as run
+    from uedp_ray.search.export import export as run
 
     emit(run(source, _target(out)), as_json)
 

@@ -1,0 +1,62 @@
+"""Ranking: the Pareto front, the best, and what cannot be told apart from it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from uedp_ray.errors import InputError
+from uedp_ray.search.results import best, ranked, read_columns
+
+
+def row(perplexity, epsilon=8.0, scores=None, state="done"):
+    return {
+        "state": state,
+        "perplexity": perplexity,
+        "epsilon": epsilon,
+        "scores": scores or [perplexity],
+        "pareto": False,
+        "tied_with_best": None,
+    }
+
+
+def test_only_trials_that_ended_are_ranked():
+    rows = ranked([row(90.0), row(10.0, state="stopped"), row(20.0, state="running"), row(None, state="failed")])
+    assert best(rows) is rows[0]
+    assert [one["pareto"] for one in rows] == [True, False, False, False]
+    assert best([row(1.0, state="failed")]) is None
+
+
+def test_the_pareto_front_trades_perplexity_for_epsilon():
+    rows = ranked([row(90.0, 8.0), row(95.0, 4.0), row(96.0, 5.0), row(120.0, 1.0), row(90.0, 7.0)])
+    assert [one["pareto"] for one in rows] == [False, True, False, True, True]
+
+
+def test_epsilons_of_one_target_count_as_equal():
+    """Calibration ends within a thousandth of its target, at another place for every trial."""
+    rows = ranked([row(90.0, 7.9999), row(100.0, 7.9985)])
+    assert [one["pareto"] for one in rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("scores", "tied"),
+    [([90.5, 91.0, 89.9], True), ([99.0, 99.4, 98.7], False), ([80.0, 120.0, 100.0], True)],
+)
+def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
+    rows = ranked([row(90.0, scores=[89.6, 90.0, 90.4]), row(sum(scores) / 3, scores=scores)])
+    assert best(rows) is rows[0]
+    assert [one["tied_with_best"] for one in rows] == [True, tied]
+
+
+def test_one_seed_tells_nothing_apart():
+    rows = ranked([row(90.0), row(200.0)])
+    assert [one["tied_with_best"] for one in rows] == [None, None]
+
+
+def test_a_table_of_other_types_is_none_of_ours(tmp_path):
+    pq.write_table(pa.table({"trial": ["0000"], "charged": ["many"]}), tmp_path / "trials.parquet")
+    assert read_columns(tmp_path / "trials.parquet", ["trial"], "delete it") == [{"trial": "0000"}]
+    with pytest.raises(InputError, match="is damaged: delete it"):
+        read_columns(tmp_path / "trials.parquet", ["trial", "charged"], "delete it")
+    assert read_columns(tmp_path / "nothing.parquet", ["trial"], "") == []

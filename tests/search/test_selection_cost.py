@@ -1,0 +1,278 @@
+"""The terms of the price are fixed before the first trial; each rule agrees with the accountant that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from tests.search.sweeps import sweep_config, sweep_tree
+from uedp_ray.accounted import planned_charges
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan
+from uedp_ray.privacy import selection
+from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
+from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.feasibility import judge
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.selection_cost import announced, fix_terms, planned_points, price
+from uedp_ray.storage.files import make_folder
+
+USERS = {"unit": "user", "target_epsilon": 2.0}
+METHOD = {"method": {"choice": ["user_dp"]}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    out = SweepDir(tmp_path / "out")
+    make_folder(out.private, private=True)
+    return out
+
+
+def write_ledgers(sweep, folder, points, *, rounds=None):
+    """What trials at these points leave when all goes well, or after fewer or more rounds."""
+    for trial, point in enumerate(points):
+        config = judge(sweep, point).config
+        for run in folder.runs(trial, sweep.search.seeds_per_trial):
+            run.mkdir(parents=True)
+            plan = Plan.of(config)
+            ledger = Ledger.create(run / "ledger.jsonl", plan.header())
+            if words := plan.header()["plan"]["vocabulary"]:
+                ledger.append("vocabulary", **words)
+            for number in range(config.training.num_rounds)[:rounds]:
+                ledger.append(**plan.event(round_index=number, attempt=0))
+
+
+def rows(count, sweep=None, point=None, state="done"):
+    return [dict.fromkeys(sweep.parsed_space if sweep else ()) | (point or {}) | {"number": number, "state": state}
+            for number in range(count)]  # fmt: skip
+
+
+def all_events(folder):
+    lines = [line for ledger in folder.root.glob("trials/*/ledger.jsonl") for line in ledger.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["kind"] == "round"]
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random"])
+def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(corpora, tmp_path, folder, searcher):
+    space = {"privacy.user_sampling_prob": {"choice": [0.2, 0.3, 0.4, 0.5]}}
+    search = {"searcher": searcher, "trials": None if searcher == "grid" else 3, "selection": "composition"}
+    sweep = sweep_config(corpora, tmp_path, space=space, search=search)
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert len(points) == (4 if searcher == "grid" else 3)
+    said = announced(sweep, folder)
+    write_ledgers(sweep, folder, points, rounds=2)
+    found = price(sweep, folder, rows(len(points)))
+    configs = [judge(sweep, point).config for point in points]
+    whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
+    assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, accountant="user-entity"))
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
+    assert f"will cost epsilon = {show_epsilon(found['epsilon'])} at delta = 0.0001" in said
+
+
+def test_points_fixed_beforehand_stay_as_they_are(corpora, tmp_path, folder):
+    search = {"searcher": "random", "trials": 3, "selection": "composition"}
+    sweep = sweep_config(corpora, tmp_path, search=search)
+    fix_terms(sweep, folder)
+    before = folder.terms.read_text(), planned_points(sweep, folder)
+    fix_terms(sweep_config(corpora, tmp_path, search={**search, "seed": 9}), folder)
+    assert (folder.terms.read_text(), planned_points(sweep, folder)) == before
+
+
+def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(corpora, tmp_path, folder):
+    sweep = sweep_config(corpora, tmp_path, search={"trials": 4, "seeds_per_trial": 2})
+    fix_terms(sweep, folder)
+    odometer = json.loads(folder.terms.read_text())["odometer"]
+    assert (odometer["runs"], odometer["delta"], odometer["accountant"]) == (8, 1e-4, "user-entity")
+    assert planned_points(sweep, folder) is None
+    assert re.search(r"will cost about epsilon = \d+\.\d+ .* each run alone is at most 8$", announced(sweep, folder))
+    point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
+    write_ledgers(sweep, folder, [point] * 4)
+    four = price(sweep, folder, rows(4))
+    together = epsilon_of_events(all_events(folder), delta=1e-4)
+    assert together < four["epsilon"] < 1.6 * together, "never below what fixed runs would cost"
+    assert price(sweep, folder, rows(1))["epsilon"] < four["epsilon"]
+    assert "8 runs" in four["text"]
+    assert "ended first" not in four["text"]
+    terms = json.loads(folder.terms.read_text())
+    del terms["order"]
+    folder.terms.write_text(json.dumps(terms))
+    assert "which of them ended first, which may depend on the text" in price(sweep, folder, rows(4))["text"]
+
+
+def test_a_grid_with_early_stopping_keeps_its_points_and_is_charged_by_the_odometer(corpora, tmp_path, folder):
+    space = {"privacy.user_sampling_prob": {"choice": [0.2, 0.3, 0.4, 0.5]}}
+    sweep = sweep_config(
+        corpora, tmp_path, space=space, search={"searcher": "grid", "trials": None, "early_stopping": "asha"}
+    )
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert [point["privacy.user_sampling_prob"] for point in points] == [0.2, 0.3, 0.4, 0.5]
+    assert "will cost about epsilon" in announced(sweep, folder)
+    write_ledgers(sweep, folder, points, rounds=2)
+    found = price(sweep, folder, rows(4))
+    assert found["accountant"] == "Renyi odometer over all ledgers"
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
+    assert found["text"].startswith("All 4 runs together cost")
+
+
+def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder):
+    """Deleting losers to save disk must not lower the price of the winner."""
+    sweep = sweep_config(corpora, tmp_path, search={"trials": 4})
+    fix_terms(sweep, folder)
+    point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
+    write_ledgers(sweep, folder, [point] * 4)
+    four = price(sweep, folder, rows(4))
+    shutil.rmtree(folder.runs(1, 1)[0])
+    for state in ("done", "stopped"):
+        with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is gone, and what it pays for is not"):
+            price(sweep, folder, rows(4, sweep, point, state))
+    for state in ("failed", "running"):
+        assert price(sweep, folder, rows(4, sweep, point, state)) == four
+    assert price(sweep, folder, rows(4, state="refused"))["epsilon"] < four["epsilon"]
+
+
+@pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
+def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_path, folder, law):
+    space = {**METHOD, "privacy.user_sampling_prob": {"choice": [0.02, 0.05]}}
+    search = {"searcher": "random", "trials": 8, "pool_size": 2, "law": law}
+    sweep = sweep_config(corpora, tmp_path, space=space, search=search, budget=USERS)
+    fix_terms(sweep, folder)
+    pool = json.loads(folder.pool.read_text())
+    assert {point["privacy.user_sampling_prob"] for point in pool["points"]} == {0.02, 0.05}
+    assert all(point in pool["points"] for point in planned_points(sweep, folder))
+    write_ledgers(sweep, folder, planned_points(sweep, folder))
+    found = price(sweep, folder, rows(len(pool["draws"])))
+    each = [library_epsilon(sweep, point, law) for point in pool["points"]]
+    assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
+    assert found["rule"] == "repeat_and_select"
+    assert f"will cost epsilon = {show_epsilon(found['epsilon'])} " in announced(sweep, folder)
+
+
+def library_epsilon(sweep, point, law):
+    """dp_accounting's own figure for the best of a random number of runs at one point."""
+    config = judge(sweep, point).config
+    mechanism = Plan.of(config).mechanism
+    one_round = dp_event.PoissonSampledDpEvent(
+        mechanism.user_sampling_prob, dp_event.GaussianDpEvent(mechanism.noise_multiplier)
+    )
+    run = dp_event.SelfComposedDpEvent(one_round, config.training.num_rounds)
+    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": float("inf")}[law]
+    accountant = RdpAccountant(list(selection.renyi.ORDERS))
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(run, 8.0, shape))
+    return accountant.get_epsilon(sweep.budget.delta)
+
+
+def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp_path, folder):
+    space = {"privacy.user_sampling_prob": {"choice": [0.3, 0.4]}}
+    sweep = sweep_config(corpora, tmp_path, space=space, search={"searcher": "random", "trials": 2, "pool_size": 2})
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    write_ledgers(sweep, folder, points)
+    ledger = Ledger.open(folder.runs(0, 1)[0] / "ledger.jsonl")
+    for event in [event for event in ledger.events if event["kind"] == "round"][:3]:
+        ledger.append("round", round=event["round"], attempt=1, mechanism=event["mechanism"], private=True)
+    found = price(sweep, folder, rows(len(points)))
+    assert found["rule"] == "composition"
+    assert "Not by repeat_and_select" in found["text"]
+    assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
+
+
+NOISY = {"noise_multiplier": 20.0, "threshold_delta": 1e-6}
+KINDS = {"vocabulary.kind": {"choice": ["public-words", "noisy-threshold"]}}
+RATES = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
+PUBLIC = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+
+
+def with_vocabulary(corpora, tmp_path, kind, space, **search):
+    tree = sweep_tree(corpora)["base"]
+    tree["vocabulary"] = {**tree["vocabulary"], **NOISY, "kind": kind}
+    return sweep_config(corpora, tmp_path, base=tree, space=space, search=search)
+
+
+def announced_epsilon(sweep, folder):
+    return float(re.search(r"will cost (?:about )?epsilon = (\S+) ", announced(sweep, folder))[1])
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random"])
+def test_a_vocabulary_that_some_points_take_from_private_text_is_in_the_announced_price(
+    corpora, tmp_path, folder, searcher
+):
+    search = {"searcher": searcher, "trials": None if searcher == "grid" else 2, "selection": "composition"}
+    sweep = with_vocabulary(corpora, tmp_path, "public-words", KINDS, **search)
+    fix_terms(sweep, folder)
+    points = planned_points(sweep, folder)
+    assert len(points) == 2
+    write_ledgers(sweep, folder, points)
+    found = price(sweep, folder, rows(2))["epsilon"]
+    assert found <= announced_epsilon(sweep, folder) < found + 0.001
+    dearer = folder.runs(next(i for i, point in enumerate(points) if "noisy-threshold" in point.values()), 1)[0]
+    assert any(event["kind"] == "vocabulary" for event in Ledger.open(dearer / "ledger.jsonl").events)
+
+
+def test_an_adaptive_search_announces_vocabularies_from_private_text(corpora, tmp_path, folder):
+    sweep = with_vocabulary(corpora, tmp_path, "noisy-threshold", RATES, trials=3)
+    fix_terms(sweep, folder)
+    write_ledgers(sweep, folder, [{"training.server_learning_rate": 0.01}] * 3)
+    found = price(sweep, folder, rows(3))["epsilon"]
+    assert found <= announced_epsilon(sweep, folder) < found + 0.001
+    more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
+    assert more.digest() != sweep.digest(), "no more of delta was put aside"
+
+
+def test_an_adaptive_search_that_is_given_more_trials_announces_their_price(corpora, tmp_path, folder):
+    sweep = sweep_config(corpora, tmp_path, space=RATES, search={"trials": 2})
+    fix_terms(sweep, folder)
+    more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
+    write_ledgers(more, folder, [{"training.server_learning_rate": 0.01}] * 4)
+    found = price(more, folder, rows(4))["epsilon"]
+    assert found <= announced_epsilon(more, folder) < found + 0.001
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "search", "field", "remedy"),
+    [
+        ("public-words", KINDS, {"searcher": "random"}, "space.vocabulary.kind", "or composition"),
+        ("noisy-threshold", RATES, {"searcher": "random"}, "base.vocabulary.kind", "or composition"),
+        (
+            "noisy-threshold",
+            RATES | {"vocabulary.kind": {"choice": ["public-words"], "when": {"training.server_learning_rate": 0.01}}},
+            {"searcher": "random"},
+            "base.vocabulary.kind",
+            "or composition",
+        ),
+        ("public-words", KINDS, {}, "space.vocabulary.kind", "set it in base"),
+        (
+            "noisy-threshold",
+            {"vocabulary.threshold_delta": {"choice": [1e-6, 2e-6]}},
+            {},
+            "space.vocabulary.threshold_delta",
+            "set it in base",
+        ),
+    ],
+)
+def test_a_vocabulary_from_private_text_is_refused_where_its_price_cannot_be_fixed_beforehand(
+    corpora, tmp_path, kind, space, search, field, remedy
+):
+    with pytest.raises(InputError, match=remedy) as caught:
+        with_vocabulary(corpora, tmp_path, kind, space, **search)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "search"),
+    [
+        ("public-words", KINDS, {"selection": "public", "public": PUBLIC}),
+        ("noisy-threshold", {"vocabulary.kind": {"choice": ["public-words"]}}, {"searcher": "random"}),
+        ("public-words", {"vocabulary.threshold_delta": {"choice": [1e-6, 2e-6]}}, {}),
+    ],
+)
+def test_a_vocabulary_of_public_text_or_under_rule_public_may_be_searched(corpora, tmp_path, kind, space, search):
+    with_vocabulary(corpora, tmp_path, kind, space, **search)

@@ -1,0 +1,180 @@
+"""The journal: what was told stays told, what was begun is asked again, and damage is noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.search.sweeps import sweep_config
+from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import SEARCHERS, is_adaptive
+from uedp_ray.search.study import _SAMPLERS, NAME, Study, _seeded_sampler, refused
+from uedp_ray.search.sweep_config import Searcher
+
+FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
+
+
+@pytest.fixture
+def sweep(corpora, tmp_path):
+    return sweep_config(corpora, tmp_path, space=FREE, budget={"noise": "free", "target_epsilon": 4})
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return tmp_path / "study.journal"
+
+
+def next_allowed(study):
+    while True:
+        asked = study.ask()
+        if not asked.reason:
+            return asked
+
+
+def test_a_refused_point_is_told_with_its_reason_and_a_violated_constraint(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.fix_lag(20)
+    asked = [study.ask() for _ in range(20)]
+    kinds = {bool(one.reason) for one in asked}
+    assert kinds == {True, False}, "the space holds both kinds of points"
+    for one, trial in zip(asked, study.trials, strict=True):
+        assert refused(trial) == bool(one.reason)
+        assert (trial.constraints["epsilon"] > 0) == bool(one.reason)
+        assert trial.state == (TrialState.PRUNED if one.reason else TrialState.RUNNING)
+        assert trial.user_attrs.get("reason", "") == one.reason
+
+
+def test_a_stopped_trial_is_not_complete_and_no_refusal(sweep, journal):
+    study = Study.open(sweep, journal)
+    asked = next_allowed(study)
+    study.report(asked.number, 2, 150.0)
+    study.stop(asked.number)
+    study.close()
+    trial = study.trials[asked.number]
+    assert trial.state == TrialState.PRUNED
+    assert trial.intermediate_values == {2: 150.0}
+    assert not refused(trial)
+
+
+def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_else_is(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.fix_lag(3)
+    done, begun, failed = (next_allowed(study) for _ in range(3))
+    study.finish(done.number, perplexity=90.0, epsilon=3.0)
+    study.fail(failed.number, "diverged")
+    assert [row.state.name for row in study.trials if not refused(row)] == ["RUNNING"] * 3, (
+        "nobody may know of them yet"
+    )
+    again = Study.open(sweep, journal)
+    assert again.ask() == begun
+    new = again.ask()
+    assert new.number == len(again.trials) - 1
+    assert new.point not in [done.point, begun.point, failed.point], "a resumed sampler does not repeat itself"
+    again.close()
+    assert again.trials[done.number].values == [90.0]
+    assert again.trials[failed.number].user_attrs["reason"] == "diverged"
+    assert again.ended(count_refused=False) == 2
+
+
+def test_points_fixed_beforehand_come_in_order_and_once(sweep, journal):
+    points = [{"privacy.noise_multiplier": 5.0, "training.num_rounds": rounds} for rounds in (3, 3, 7)]
+    study = Study.open(sweep, journal)
+    study.plan(points)
+    study.fix_lag(2)
+    assert study.ask().point == points[0]
+    again = Study.open(sweep, journal)
+    again.plan(points)
+    assert [again.ask().point for _ in range(3)] == points
+    assert len(again.trials) == 3
+
+
+def test_two_objectives_are_told_both(corpora, tmp_path, journal):
+    space = {"privacy.target_epsilon": {"uniform": [1.0, 8.0]}}
+    study = Study.open(sweep_config(corpora, tmp_path, space=space, search={"searcher": "nsga2"}), journal)
+    asked = study.ask()
+    study.report(asked.number, 2, 100.0)
+    study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    study.close()
+    assert study.trials[0].values == [90.0, 3.0]
+
+
+def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code": 4, "worker')
+    journal.with_name(f"{journal.name}.lock").symlink_to("nowhere")
+    again = Study.open(sweep, journal)
+    next_allowed(again)
+    assert journal.read_bytes().startswith(whole)
+    assert all(json.loads(line) for line in journal.read_bytes().splitlines())
+
+
+def test_a_corrupt_journal_is_refused_and_left_as_it_is(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join([*lines[:3], "{not json}\n", *lines[3:]]))
+    damaged = journal.read_text()
+    with pytest.raises(InputError, match=r"study.journal.*damaged.*restore a copy"):
+        Study.open(sweep, journal)
+    assert journal.read_text() == damaged
+
+
+def test_the_journal_opens_with_optuna_alone(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.close()
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+    assert optuna.load_study(study_name=NAME, storage=storage).best_value == 90.0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ('"lag":3', '"lag":0'),
+        ('"lag":3', '"lag":"x"'),
+        ('"values":[90.0]', '"values":[90.0,1.0]'),
+        ('"values":[90.0]', '"values":null'),
+        ('"values":[90.0]', '"values":"x"'),
+        ('"state":"COMPLETE"', '"state":"RUNNING"'),
+        ('"step":2', '"step":"x"'),
+        ('"intermediate_value":150.0', '"intermediate_value":"x"'),
+        ('"param_name":"training.num_rounds"', '"param_name":3'),
+        ('"param_name":"training.num_rounds"', '"param_name":"training.rounds"'),
+    ],
+)
+def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, place, value):
+    study = Study.open(sweep, journal)
+    study.fix_lag(2)
+    asked = next_allowed(study)
+    study.report(asked.number, 2, 150.0)
+    study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    written = journal.read_text()
+    assert place in written
+    journal.write_text(written.replace(place, value))
+    with pytest.raises(InputError, match=r"study.journal.*damaged.*restore a copy"):
+        Study.open(sweep, journal)
+
+
+def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatch, corpora, tmp_path):
+    """An unknown name became random search without a word."""
+    assert set(_SAMPLERS) == set(typing.get_args(Searcher)) == set(SEARCHERS)
+    sweep = sweep_config(corpora, tmp_path)
+    bare = dataclasses.replace(sweep.search)
+    object.__setattr__(bare, "searcher", "bare")
+    sweep = dataclasses.replace(sweep)
+    object.__setattr__(sweep, "search", bare)
+    with pytest.raises(KeyError, match="bare"):
+        _seeded_sampler(sweep, 0)
+    with pytest.raises(InputError, match="choose one of"):
+        is_adaptive("bare", early_stopping=False)
+    monkeypatch.setattr("uedp_ray.privacy.selection.SEARCHERS", (*SEARCHERS, "bare"))
+    assert is_adaptive("bare", early_stopping=False)

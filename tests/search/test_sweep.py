@@ -1,0 +1,442 @@
+"""Whole sweeps on Ray Tune: the table, the price, the refusals, and going on after anything was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import optuna
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.crashes.commands import Sweep
+from tests.search.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
+from tests.training.runs import events
+from tests.training.test_export import files
+from uedp_ray import export
+from uedp_ray.config import SourceConfig
+from uedp_ray.console import print_sweep
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.errors import InputError, TextError
+from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.study import NAME
+from uedp_ray.search.sweep import sweep
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+
+GRID = {
+    "training.server_learning_rate": {"choice": [0.02, 1e30]},
+    "privacy.noise_multiplier": {"choice": [0.3, 3.0]},
+}
+
+
+def journal(out):
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.journal")))
+    return optuna.load_study(study_name=NAME, storage=storage).trials
+
+
+def journal_states(out):
+    return [trial.state.name for trial in journal(out)]
+
+
+def table(out):
+    return pq.read_table(out / "trials.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def grid(corpora, tmp_path_factory):
+    """A refused, a diverging and an ordinary point, with a run without privacy beside them."""
+    folder = tmp_path_factory.mktemp("grid")
+    config = sweep_config(
+        corpora,
+        folder,
+        base={**sweep_tree(corpora)["base"], "pretrain": PRETRAIN},
+        space=GRID,
+        budget={"noise": "free"},
+        search={"searcher": "grid", "trials": None},
+        references={"noiseless": {"training.num_rounds": 2}},
+    )
+    seen = []
+    return folder / "out", config, sweep(config, folder / "out", show=seen.append), seen
+
+
+def test_points_are_refused_without_a_run_and_diverging_ones_fail_without_ending_the_search(grid):
+    out, _, answer, _ = grid
+    rows = {(row["training.server_learning_rate"], row["privacy.noise_multiplier"]): row for row in answer["trials"]}
+    assert {point: row["state"] for point, row in rows.items()} == {
+        (0.02, 0.3): "refused",
+        (1e30, 0.3): "refused",
+        (0.02, 3.0): "done",
+        (1e30, 3.0): "failed",
+    }
+    assert "the budget is 8" in rows[0.02, 0.3]["reason"]
+    assert "not finite" in rows[1e30, 3.0]["reason"]
+    assert sorted(path.name for path in (out / "trials").iterdir()) == ["0001", "0003"]
+    assert journal_states(out) == ["PRUNED", "COMPLETE", "PRUNED", "FAIL"]
+    assert answer["counts"] == {"asked": 4, "done": 1, "stopped": 0, "failed": 1, "refused": 2, "running": 0}
+
+
+def test_the_table_on_disk_is_the_answer(grid):
+    out, _, answer, _ = grid
+    rows = table(out)
+    assert [row["trial"] for row in rows] == ["0000", "0001", "0002", "0003"]
+    for row, told in zip(rows, answer["trials"], strict=True):
+        assert {key: told[key] for key in row} == row | {key: None for key in row if told[key] is None}
+    stored = json.loads((out / "result.json").read_text())
+    assert answer.keys() - stored.keys() == {"sweep_dir", "export"}
+    assert stored["trials"] == answer["trials"]
+    assert stored["best"] == answer["best"] | {"run_dir": "trials/0001"}
+    assert answer["best"]["trial"] == "0001"
+    assert answer["best"]["run_dir"] == str(out / "trials" / "0001")
+    assert answer["sweep_dir"] == str(out)
+
+
+def test_the_price_is_that_of_all_planned_runs_failed_trials_in_full(grid):
+    out, _, answer, _ = grid
+    done, failed = (events(out / "trials" / name) for name in ("0001", "0003"))
+    assert len(failed) < len(done)
+    together = epsilon_of_events([*done, *done], delta=1e-4)
+    selection = answer["selection"]
+    assert (selection["rule"], selection["unit"], selection["delta"]) == ("composition", "user-entity", 1e-4)
+    assert selection["epsilon"] == pytest.approx(together)
+    assert answer["best"]["epsilon_with_choice"] == selection["epsilon"] > answer["best"]["epsilon"]["user-entity"]
+
+
+def test_references_are_the_public_model_and_the_run_without_privacy(grid, capsys):
+    out, _, answer, _ = grid
+    print_sweep(answer)
+    assert "noiseless: trained without privacy, so its figures are private" in capsys.readouterr().out
+    public, noiseless = answer["references"]
+    assert (public["name"], public["epsilon"]) == ("public-only", 0.0)
+    assert (noiseless["name"], noiseless["epsilon"]) == ("noiseless", None)
+    initial = json.loads((out / "references" / "noiseless" / "result.json").read_text())["initial_perplexity"]
+    assert initial == pytest.approx(public["perplexity"], rel=1e-5), "every run starts from the public model"
+
+
+def test_progress_counts_trials_and_names_the_best_with_its_epsilon(grid):
+    _, _, answer, seen = grid
+    assert seen[-1]["wanted"] == 4
+    assert {key: seen[-1][key] for key in answer["counts"]} == answer["counts"]
+    assert seen[-1]["best"]["epsilon"] == answer["best"]["epsilon"]["user-entity"]
+    assert any(status["running"] for status in seen)
+
+
+def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_place(grid, corpora, tmp_path):
+    out, config, answer, _ = grid
+    before = (out / "trials" / "0001" / "ledger.jsonl").read_bytes()
+    assert sweep(config, out, resume=True) == answer
+    assert (out / "trials" / "0001" / "ledger.jsonl").read_bytes() == before
+    with pytest.raises(InputError, match="holds a sweep already: add --resume"):
+        sweep(config, out)
+    other = sweep_config(corpora, tmp_path, budget={"target_epsilon": 3})
+    with pytest.raises(InputError, match="of another sweep file: resume with"):
+        sweep(other, out, resume=True)
+    with pytest.raises(InputError, match="no sweep to resume"):
+        sweep(config, tmp_path / "nothing", resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="not empty"):
+        sweep(config, tmp_path / "mine")
+
+
+@pytest.fixture
+def here(tmp_path):
+    """Trials run in this process: what a sweep says and charges is the same, in a tenth of the time."""
+    with Sweep(tmp_path / "here").played():
+        yield
+
+
+@pytest.mark.usefixtures("here")
+def test_an_adaptive_search_grows_and_is_charged_by_its_odometer(corpora, tmp_path):
+    config = sweep_config(corpora, tmp_path, search={"trials": 2, "seeds_per_trial": 2})
+    small = sweep(config, tmp_path / "out")
+    assert [row["seeds"] for row in small["trials"]] == [2, 2]
+    assert sorted(path.name for path in (tmp_path / "out" / "trials").iterdir()) == [
+        "0000-0",
+        "0000-1",
+        "0001-0",
+        "0001-1",
+    ]
+    assert small["selection"]["accountant"] == "Renyi odometer over all ledgers"
+    assert all(row["perplexity_std"] > 0 for row in small["trials"])
+    assert small["best"]["tied"] is not None
+    more = sweep_config(corpora, tmp_path, search={"trials": 3, "seeds_per_trial": 2})
+    large = sweep(more, tmp_path / "out", resume=True)
+    assert [row["trial"] for row in large["trials"]] == ["0000", "0001", "0002"]
+    assert large["trials"][:2] == [row | {"tied_with_best": t["tied_with_best"], "pareto": t["pareto"]}
+                                   for row, t in zip(small["trials"], large["trials"], strict=False)]  # fmt: skip
+    assert large["selection"]["epsilon"] > small["selection"]["epsilon"] > 8
+
+
+@pytest.mark.usefixtures("here")
+def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corpora, tmp_path):
+    config = sweep_config(corpora, tmp_path, search={"searcher": "random", "trials": 2, "pool_size": 3})
+    answer = sweep(config, tmp_path / "out")
+    pool = json.loads((tmp_path / "out" / "private" / "pool.json").read_text())
+    assert len(pool["points"]) == 3
+    assert len(answer["trials"]) == len(pool["draws"]), "the number of trials is the one that was drawn"
+    searched = list(pool["points"][0])
+    drawn = [pool["points"][index] for index in pool["draws"]]
+    assert [{key: row[key] for key in searched} for row in answer["trials"]] == drawn
+    assert answer["selection"]["rule"] == "repeat_and_select"
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+    assert answer["best"]["epsilon"]["user-entity"] < answer["selection"]["epsilon"]
+    assert "the winner alone" in answer["selection"]["releasable"]
+    winner = tmp_path / "out" / "winner"
+    assert answer["best"]["run_dir"] == str(winner)
+    assert not (winner / "private").exists()
+    trial = answer["best"]["trial"]
+    number = f'"{trial}"', f"/{trial}", f"name: '{trial}'"
+    for file in ("config.yaml", "README.md", "privacy.md", "ledger.jsonl", "selection.json"):
+        text = (winner / file).read_text()
+        assert not any(mark in text for mark in number), "the winner's number says how many there were at least"
+
+
+@pytest.mark.usefixtures("here")
+def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path):
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    config = sweep_config(corpora, tmp_path, search={"trials": 2, "selection": "public", "public": public})
+    answer = sweep(config, tmp_path / "out")
+    assert answer["selection"]["epsilon"] == 0
+    assert answer["best"]["run_dir"] == str(tmp_path / "out" / "winner")
+    winner = json.loads((tmp_path / "out" / "winner" / "result.json").read_text())
+    assert answer["best"]["epsilon"] == winner["epsilon"]
+    assert answer["best"]["epsilon_with_choice"] == winner["epsilon"]["user-entity"] <= 8
+    sources = [json.loads((tmp_path / "out" / part / "private" / "setup.json").read_text())["corpus_digest"]
+               for part in ("trials/0000", "trials/0001", "winner")]  # fmt: skip
+    assert sources[0] == sources[1] != sources[2]
+    kept = files(tmp_path / "out" / "winner")
+    assert sweep(config, tmp_path / "out", resume=True) == answer
+    more = sweep_config(corpora, tmp_path, search={"trials": 3, "selection": "public", "public": public})
+    with pytest.raises(InputError, match=r"search.trials = 3: the winner was trained on the private text already"):
+        sweep(more, tmp_path / "out", resume=True)
+    assert [run.name for run in sorted((tmp_path / "out" / "trials").iterdir())] == ["0000", "0001"]
+    fewer = sweep_config(corpora, tmp_path, search={"trials": 1, "selection": "public", "public": public})
+    assert sweep(fewer, tmp_path / "out", resume=True) == answer
+    assert files(tmp_path / "out" / "winner") == kept
+    assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]
+
+
+@pytest.mark.usefixtures("here")
+def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tmp_path):
+    """A search on it would not cost nothing, whatever it says."""
+    for name, source in {
+        "path": {"path": f"{corpora}/./private"},
+        "prepared twice": {"path": str(prepared_again(corpora / "private", tmp_path / "twice"))},
+        "another detector": {"format": "synthetic", "num_users": 30, "detector": ["regex"]},
+        "a part of it": {"format": "synthetic", "num_users": 9, "categories": ["person"]},
+    }.items():
+        search = {"trials": 2, "selection": "public", "public": {"corpus.source": source}}
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=r"is the text of|of its running text") as caught:
+            sweep(sweep_config(corpora, tmp_path / name, search=search), tmp_path / name / "out")
+        assert caught.value.field == "search.public.corpus.source", name
+        assert not (tmp_path / name / "out" / "trials").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpora, tmp_path):
+    base = sweep_tree(corpora)["base"]
+    base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    space, told = {"corpus.categories": {"choice": [["person"], ["iban"]]}}, []
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    search = {"trials": 2, "selection": "public", "public": public}
+    with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
+        sweep(sweep_config(corpora, tmp_path, base=base, space=space, search=search), tmp_path / "out", say=told.append)
+    assert not (tmp_path / "out" / "trials").exists()
+    assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
+
+
+BROKEN = {
+    "users": {"corpus": {"declared_num_users": 8}},
+    "bounds": {"bounds": {"mode": "declared", "max_holders": 1, "max_sentences_per_entity": 9}},
+    "public text": {"vocabulary": {"public_text": [{"format": "synthetic", "num_users": 9}]}},
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, name):
+    """Which trials failed for it would tell of the text, exactly and uncharged."""
+    base, told = sweep_tree(corpora)["base"], []
+    base["corpus"] |= {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 30}
+    for section, settings in BROKEN[name].items():
+        base[section] = {**base.get(section, {}), **settings}
+    with pytest.raises(TextError):
+        sweep(sweep_config(corpora, tmp_path, base=base), tmp_path / "out", say=told.append)
+    assert not (tmp_path / "out" / "trials").exists()
+    assert "holds a copy of the private text" in told[-1]
+
+
+def prepared_again(source, out):
+    prepare(SourceConfig(path=str(source), categories=("person",)), out)
+    return out
+
+
+def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_trained(corpora, tmp_path):
+    config = sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9})
+    with pytest.raises(InputError, match=r"resources\.workers_per_trial"):
+        sweep(config, tmp_path / "out")
+    assert not (tmp_path / "out" / "trials").exists()
+
+
+@pytest.mark.parametrize("searcher", ["random", "grid"])
+def test_early_stopping_tells_the_study_what_was_stopped(corpora, tmp_path, searcher, request):
+    if searcher == "grid":
+        request.getfixturevalue("here")
+    base = sweep_tree(corpora)["base"]
+    base["training"] |= {"num_rounds": 8, "evaluate_every": 1}
+    space = {"training.server_learning_rate": {"log_uniform": [1e-4, 1.0], "points": 8}}
+    search = {"searcher": searcher, "trials": 8 if searcher == "random" else None}
+    search |= {"early_stopping": "asha", "grace_rounds": 1}
+    config = sweep_config(corpora, tmp_path, base=base, space=space, search=search, resources={"max_concurrent": 2})
+    answer = sweep(config, tmp_path / "out")
+    stopped = [row for row in answer["trials"] if row["state"] == "stopped"]
+    assert stopped
+    assert answer["counts"]["done"] + len(stopped) == 8
+    if searcher == "grid":
+        assert [row["training.server_learning_rate"] for row in answer["trials"]] == [
+            point["training.server_learning_rate"] for point in config.parsed_space.grid()
+        ]
+    assert all(row["charged"] < 8 and row["perplexity"] for row in stopped)
+    assert all(7.9 < row["epsilon"] <= 8 for row in stopped), "epsilon of a stopped run is that of its planned rounds"
+    assert journal_states(tmp_path / "out").count("PRUNED") == len(stopped)
+    assert answer["selection"]["rule"] == "composition"
+
+
+@pytest.mark.slow
+def test_a_trial_waits_for_those_that_decide_on_it_however_fast_others_are(corpora, tmp_path):
+    space = {"training.num_rounds": {"choice": [100, 2, 3, 4, 5]}}
+    search = {"searcher": "grid", "trials": None, "early_stopping": "median", "grace_rounds": 1000}
+    config = sweep_config(corpora, tmp_path, space=space, search=search, resources={"max_concurrent": 2})
+    said = []
+    answer = sweep(config, tmp_path / "out", say=said.append)
+    assert answer["counts"]["done"] == 5
+    assert any("2 at once, each chosen by the results of those 3 or more before it" in line for line in said)
+    begun = [trial.datetime_start for trial in journal(tmp_path / "out")]
+    slow_one_ended = begun[0] + timedelta(seconds=answer["trials"][0]["seconds"])
+    assert max(begun[:3]) < slow_one_ended <= begun[3]
+
+
+def long_sweep(corpora, folder):
+    """Trials that take a few seconds each, two at a time."""
+    base = sweep_tree(corpora)["base"]
+    base["training"] |= {"num_rounds": 60, "evaluate_every": 20, "checkpoint_every": 10}
+    space = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
+    tree = sweep_tree(corpora, base=base, space=space, search={"trials": 4}, resources={"max_concurrent": 2})
+    return write_sweep(tree, folder)
+
+
+def charged(out):
+    """Rounds charged by trial."""
+    trials = out / "trials"
+    return {run.name: len(events(run)) for run in sorted(trials.glob("*")) if (run / "ledger.jsonl").exists()}
+
+
+def wait_until(condition, seconds=180):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it never happened"
+        time.sleep(0.2)
+
+
+def check_whole(out, answer):
+    """Four trials, none twice, ledgers whole, the study clean, the price of everything charged."""
+    assert [row["trial"] for row in answer["trials"]] == ["0000", "0001", "0002", "0003"]
+    assert answer["counts"]["done"] == 4
+    assert journal_states(out) == ["COMPLETE"] * 4
+    for name in charged(out):
+        rounds = [event["round"] for event in events(out / "trials" / name)]
+        assert set(rounds) == set(range(len(set(rounds))))
+        assert epsilon_of_events(read_ledger(out / "trials" / name / "ledger.jsonl"), delta=1e-4) <= 8
+    assert sum(row["charged"] for row in answer["trials"]) == sum(charged(out).values())
+
+
+def command(path, out, *more):
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "uedp_ray", "sweep", str(path), "--out", str(out), "--json", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def ended(process):
+    """The answer of a command; if the best had to repeat rounds, it ended early, and the exit code says so."""
+    told, error = process.communicate(timeout=300)
+    assert process.returncode == int("failed: trial" in error and "ended after" in error), error
+    return json.loads(told)
+
+
+def test_a_driver_killed_in_mid_sweep_loses_nothing(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    process = command(path, out)
+    wait_until(
+        lambda: len(charged(out)) >= 2 and max(charged(out).values()) > 20 if (out / "trials").exists() else False
+    )
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = charged(out)
+    assert "RUNNING" in journal_states(out)
+    resumed = command(path, out, "--resume")
+    check_whole(out, ended(resumed))
+    assert all(charged(out)[name] >= count for name, count in before.items())
+
+
+def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    process = command(path, out)
+    wait_until(lambda: len(charged(out)) >= 2 if (out / "trials").exists() else False)
+    process.send_signal(signal.SIGINT)
+    told, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert told == ""
+    assert f"To go on: uedp-ray sweep {path} --out {out} --json --resume" in error
+    assert "RUNNING" in journal_states(out)
+    resumed = command(path, out, "--resume")
+    check_whole(out, ended(resumed))
+
+
+def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    from uedp_ray.search.sweep_config import load_sweep_config
+
+    killed = []
+
+    def kill():
+        wait_until(lambda: charged(out).get("0000", 0) > 25 if (out / "trials").exists() else False)
+        for process in psutil.Process().children(recursive=True):
+            if "ImplicitFunc" in " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+                return
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    answer = sweep(load_sweep_config(path), out)
+    thread.join()
+    assert killed
+    check_whole(out, answer)
+
+
+def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="workers_per_trial"):
+        sweep(sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9}), out)
+    base = sweep_tree(corpora)["base"]
+    base["corpus"] = {**base["corpus"], "source": {"path": "nowhere"}}
+    missing = sweep_config(corpora, tmp_path, base=base)
+    with pytest.raises(InputError, match="nowhere"):
+        sweep(missing, out)
+    answer = sweep(sweep_config(corpora, tmp_path, search={"trials": 1}), out)
+    assert answer["counts"]["done"] == 1

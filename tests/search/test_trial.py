@@ -1,0 +1,296 @@
+"""How a trial ends, and what the search makes of it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from tests.search.sweeps import sweep_config
+from uedp_ray.config import SourceConfig, dump_config, load_config
+from uedp_ray.corpus.prepare import prepare
+from uedp_ray.errors import InputError, TextError
+from uedp_ray.search import searcher
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.searcher import Feed
+from uedp_ray.search.study import Study, outcome
+from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
+from uedp_ray.search.sync import prepared
+from uedp_ray.search.trial import run_trial
+from uedp_ray.storage.files import make_folder
+from uedp_ray.training import worker
+from uedp_ray.training.host import train
+from uedp_ray.training.rundir import RunDir
+
+POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
+
+
+@pytest.fixture
+def folder(corpora, tmp_path):
+    """A sweep directory as the host leaves it before the first trial."""
+    out = SweepDir(tmp_path / "out")
+    make_folder(out.private, private=True)
+    sweep = sweep_config(corpora, tmp_path)
+    dump_sweep_config(sweep, out.config)
+    dump_config(prepared(sweep.base, out, out.private / "corpora"), out.trial_base)
+    return out
+
+
+def run(folder):
+    reports = []
+    outcome = run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=reports.append)
+    assert outcome == reports[-1]["outcome"]
+    return reports
+
+
+def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
+    *rounds, last = run(folder)
+    assert [row["round"] for row in rounds] == [0, 2]
+    assert (last["outcome"], last["reason"]) == ("done", "")
+    assert last["perplexity"] > 1
+    assert 7.9 < last["epsilon"] <= 8
+    assert (folder.root / "trials" / "0003" / "result.json").exists()
+    assert run(folder) == [last], "a finished trial is not run again"
+
+
+@pytest.mark.parametrize("part", ["private", "held_out"])
+def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tmp_path, part):
+    """No point is to blame where it is not: the search stops, and its points are tried again."""
+    for name in ("private", "held_out"):
+        shutil.copytree(corpora / name, tmp_path / "c" / name)
+    sweep = sweep_config(tmp_path / "c", tmp_path)
+    dump_sweep_config(sweep, folder.config)
+    dump_config(prepared(sweep.base, folder, folder.private / "corpora"), folder.trial_base)
+    prepare(SourceConfig(format="synthetic", num_users=9, part=part, seed=1), tmp_path / "c" / part, num_shards=2)
+    last = run(folder)[-1]
+    assert last["outcome"] == "crashed"
+    field = {"private": "source", "held_out": "evaluation"}[part]
+    assert re.match(rf"corpus\.{field} = .*has changed since training on it began: put it back$", last["reason"])
+    assert not (folder.trials / "0003" / "ledger.jsonl").exists()
+    make_folder(folder.trials / "0000" / "private")
+    with pytest.raises(InputError, match="has changed since training on it began: put it back"):
+        prepared(sweep.base, folder, folder.private / "corpora")  # as a resume does
+    folder.text.unlink()
+    with pytest.raises(InputError, match="is missing: put it back"):
+        prepared(sweep.base, folder, folder.private / "corpora")
+
+
+def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
+    """The sweep's price, which was computed, would not hold it."""
+
+    def stopped(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=stopped)
+    (trial,) = folder.runs(3, 1)
+    ledger = (trial / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"--out = '.*0003': is one run of a sweep, .*go on with the sweep"):
+        train(load_config(trial / "config.yaml"), trial, workers=0, resume=True)
+    assert (trial / "ledger.jsonl").read_bytes() == ledger
+    assert run(folder)[-1]["outcome"] == "done"
+
+
+def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
+    search = {"selection": "public", "public": {"corpus.source": {"format": "synthetic", "num_users": 20}}}
+    space = {"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
+    dump_sweep_config(sweep_config(corpora, tmp_path, space=space, search=search), folder.config)
+    weights, stated = [], []
+    for number, point in enumerate(load_sweep_config(folder.config).parsed_space.grid()):
+        reports = []
+        run_trial({"number": number, "point": point}, root=str(folder.root), report=reports.append)
+        assert reports[-1]["outcome"] == "done", reports[-1]["reason"]
+        (run,) = folder.runs(number, 1)
+        weights.append(np.load(RunDir(run).sentence_weight).tobytes())
+        stated.append((run / "privacy.md").read_text().split("categories: ")[1].split("\n")[0])
+    assert len(set(weights)) == 3, "bounds are those of the graph that is left"
+    assert stated == ["person.", "org, person.", "all found."]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (InputError("model.path", "x", "name a model"), "failed", "model.path = 'x': name a model"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "failed", "the GPU ran out of memory: lower it"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), "device", "the GPU failed .CUDA error: an"),
+        (InputError("--out", "x", "another process is at work in this folder"), "crashed", "another process"),
+        (InputError("ulimit -n", 8, "too few files may be open at once"), "crashed", "ulimit -n"),
+        (InputError("corpus.source", "x", "has changed since the run began"), "crashed", "has changed"),
+        (
+            TextError("bounds.max_holders", 3, "17 entities have"),
+            "crashed",
+            "^bounds.max_holders is refused .* stays private$",
+        ),
+        (ValueError("Ann met Ben in Oslo"), "crashed", r"ValueError in \w+.py, line \d+"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk", "No space left"),
+        (OSError(errno.EIO, "Input/output error"), "disk", "Input/output error"),
+        (OSError(errno.EACCES, "Permission denied"), "crashed", "Permission denied"),
+    ],
+)
+def test_what_goes_wrong_is_an_outcome_and_says_nothing_private(folder, monkeypatch, error, outcome, reason):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr(worker, "run_rounds", broken)
+    last = run(folder)[-1]
+    assert last["outcome"] == outcome
+    assert math.isinf(last["perplexity"])
+    assert re.search(reason, last["reason"])
+    assert "Oslo" not in last["reason"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
+    folder, corpora, tmp_path, monkeypatch, number
+):
+    sweep = sweep_config(corpora, tmp_path)
+    feed = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    handed = feed.suggest("a")
+
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    reports = []
+    run_trial(handed, root=str(folder.root), report=reports.append)
+    feed.on_trial_complete("a", reports[-1])
+    assert isinstance(feed.failure, OSError)
+    assert str(feed.failure).count("--resume") == 1
+    assert feed.suggest("b") == Feed.FINISHED
+    monkeypatch.undo()
+    again = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    assert again.suggest("a") == handed
+    assert run_trial(handed, root=str(folder.root), report=reports.append) == "done"
+    assert reports[-1]["outcome"] == "done"
+
+
+@pytest.fixture
+def search(folder, corpora, tmp_path):
+    """search(…): a feed over a fresh look at one study, as a start of the sweep has it."""
+
+    def start(left=24, slots=2):
+        study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
+        study.fix_lag(4)
+        return Feed(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
+
+    return start
+
+
+def states(study):
+    return [outcome(trial).name for trial in study.trials]
+
+
+LOST = {"outcome": "device", "reason": "the GPU failed", "where": "node 10.0.0.1, GPU 0"}
+CRASH = {"outcome": "crashed", "reason": "KeyError in plan.py, line 3"}
+GOOD = {"outcome": "done", "perplexity": 5.0, "epsilon": 1.0}
+
+
+def test_a_trial_whose_gpu_fails_is_tried_on_another_which_the_first_is_kept_from(search):
+    feed, study = search(left=3)
+    lost, well = feed.suggest("a"), feed.suggest("b")
+    feed.on_trial_result("a", LOST)  # "a" goes on holding its GPU
+    feed.on_trial_complete("b", GOOD)
+    assert feed.suggest("c") == lost
+    feed.on_trial_complete("c", GOOD)
+    assert feed.suggest("d")["number"] == 2
+    assert feed.suggest("e") is None, "what runs may need another device yet"
+    feed.on_trial_complete("d", GOOD)
+    assert feed.over
+    assert feed.suggest("f") == Feed.FINISHED
+    assert (states(study), feed.failure, feed.unfinished) == (["COMPLETE"] * 3, None, 0)
+    assert well["number"] == 1
+
+
+def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):
+    feed, study = search()
+    handed = [feed.suggest("a"), feed.suggest("b")]
+    for name in ("a", "b"):
+        feed.on_trial_result(name, LOST)
+    assert feed.over
+    assert re.search(
+        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); mend that .* --resume", str(feed.failure)
+    )
+    assert states(study) == ["RUNNING"] * 2
+    again, _ = search()
+    assert [again.suggest("a"), again.suggest("b")] == handed
+
+
+def test_a_point_that_breaks_two_gpus_has_failed(search):
+    feed, study = search(slots=4)
+    feed.suggest("a")
+    feed.on_trial_result("a", LOST)
+    feed.suggest("b")
+    feed.on_trial_result("b", {**LOST, "where": "node 10.0.0.1, GPU 1"})
+    feed.suggest("c")
+    feed.on_trial_complete("c", GOOD)
+    assert states(study) == ["FAIL", "COMPLETE"]
+    assert study.trials[0].user_attrs["reason"] == "the GPU failed"
+
+
+def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch):
+    monkeypatch.setattr(searcher, "_MOST_FAILURES", 2)
+    feed, study = search(left=3, slots=6)
+    for name in "abc":
+        feed.suggest(name)
+        feed.on_trial_result(name, LOST)
+    again = feed.suggest("d")
+    feed.on_trial_result("d", LOST)
+    assert feed.failure is None
+    for name in "efg":
+        feed.suggest(name)
+        feed.on_trial_complete(name, GOOD)
+    assert again["number"] == 0, "it has not met another device yet"
+    assert (states(study), feed.failure) == (["COMPLETE"] * 3, None)
+
+
+def test_a_trial_of_several_workers_is_tried_twice_wherever_its_devices_are(search):
+    feed, study = search(left=2, slots=None)
+    for name in "ab":
+        assert feed.suggest(name)["number"] == 0
+        feed.on_trial_result(name, LOST)
+        feed.on_trial_complete(name, LOST)
+    feed.suggest("c")
+    feed.on_trial_complete("c", GOOD)
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):
+    monkeypatch.setattr(searcher, "_MOST_FAILURES", 3)
+    feed, study = search()
+    ends = [CRASH, CRASH, GOOD, CRASH, {"outcome": "failed", "reason": "it diverged"}, None, CRASH]
+    for number, end in enumerate(ends):
+        assert feed.suggest(str(number))["number"] == number
+        feed.on_trial_complete(str(number), end, error=end is None)
+    assert states(study) == ["FAIL", "FAIL", "COMPLETE", "RUNNING", "FAIL", "RUNNING", "RUNNING"]
+    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; mend that" in str(feed.failure)
+    assert feed.suggest("x") == Feed.FINISHED
+    again, _ = search()
+    assert [again.suggest(name)["number"] for name in "abc"] == [3, 5, 6]
+
+
+def test_failures_at_the_end_of_a_search_are_told_when_it_closes(search):
+    feed, study = search(left=2)
+    feed.suggest("a")
+    feed.suggest("b")
+    feed.on_trial_complete("a", GOOD)
+    feed.on_trial_complete("b", None, error=True)
+    assert feed.over
+    feed.close()
+    assert states(study) == ["COMPLETE", "FAIL"]
+    assert "died" in study.trials[1].user_attrs["reason"]
+
+
+def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(searcher, "_MOST_REFUSALS", 5)
+    space = {"privacy.noise_multiplier": {"log_uniform": [0.2, 0.5]}}
+    sweep = sweep_config(corpora, tmp_path, space=space, budget={"noise": "free", "target_epsilon": 0.5})
+    feed = Feed(Study.open(sweep, folder.journal), left=2, count_refused=False, changed=lambda: None)
+    assert feed.suggest("a") == Feed.FINISHED
+    assert isinstance(feed.failure, InputError)
+    assert "5 points in a row were refused" in str(feed.failure)

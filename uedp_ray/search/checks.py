@@ -1,0 +1,45 @@
+"""What of a sweep can be told before any text is read and any trial begins; see ``training.checks``."""
+
+from __future__ import annotations
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError, within
+from uedp_ray.models.architecture import shaping
+from uedp_ray.reporting import Say
+from uedp_ray.search.feasibility import run_config
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
+from uedp_ray.training.paths import for_use
+
+
+def check_sweep(config: SweepConfig, searched: RunConfig, say: Say) -> None:
+    """Raises: InputError for what is missing of the base, the searched base (rule ``public``), or values of the space.
+
+    Values that a point rules out together with others are refused with that point, as the search goes on.
+    """
+    with within("base"):
+        check_comparable(config.base, say)
+    if searched != config.base:
+        with within("search.public"):
+            check_comparable(searched)
+    if searched.pretrain.text:
+        with within("base"):
+            check_pretraining(searched)
+    if config.references.noiseless is not None:
+        with within("references.noiseless"):
+            check_unshared(searched, methods.apply(searched, "noiseless", config.references.noiseless))
+    names = shaping()
+    searched_shape = [key for key in config.parsed_space if key.removeprefix("model.") in names]
+    for key, dimension in config.parsed_space.items():
+        for value in dimension.values if key.startswith(("model.", "vocabulary.")) else ():
+            try:
+                tried = run_config(config, {key: value})
+            except InputError:
+                continue  # not by itself; the points that hold it say why
+            try:
+                check_model(
+                    for_use(tried), start=searched_shape in ([], [key])
+                )  # of several, a point may have what fits
+            except InputError as error:
+                raise InputError(f"space.{key}", value, f"{error.field} = {error.value}: {error.remedy}") from None

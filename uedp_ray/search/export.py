@@ -1,0 +1,171 @@
+"""``export``: the folder to hand on of a sweep or a run, with the total that the model costs in front.
+
+    export("runs/quickstart", "handed-on")["epsilon"]          # what choosing and training cost together
+    export("runs/quickstart/trials/0002", "handed-on")         # a run that lies in a sweep costs the sweep's total
+
+The rule that pays for the choice says what may be handed on: under ``composition`` any trial, at the price of all; under
+``repeat_and_select`` the winner alone, without its number; under ``public`` the run that was trained on private text.
+What is in doubt is refused: no path through this module prints the smaller number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of
+from uedp_ray.privacy.events import Charges
+from uedp_ray.privacy.statement import part_of
+from uedp_ray.search.ended import holds_all
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.results import Row, best, read_columns, read_rows
+from uedp_ray.search.selection_cost import PART, charged_runs, planned_charges_of, price
+from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.storage.files import read_json
+from uedp_ray.storage.open import folder_only, open_storage
+from uedp_ray.training.export import Finished, export_run, own_total
+from uedp_ray.training.privacy_page import Total
+from uedp_ray.training.rundir import RunDir
+
+_PLAY = 1 + 1e-9
+
+
+def export(path: str | Path, out: str | Path) -> dict[str, Any]:
+    """Writes ``out`` (``training.export``) of a finished sweep, of one of its runs, or of a run of its own.
+
+    Args:
+      path: a sweep or run directory, or the URL of one; of a sweep, its best run is exported.
+      out: a new folder.
+
+    Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a run of its own), delta, unit.
+    Raises: InputError for what is not finished, has no guarantee, or what the rule does not pay for.
+    """
+    out, storage = folder_only(out), open_storage(path)
+    with storage.exclusive():
+        folder = SweepDir(storage.root, storage)
+        storage.get(folder.config, folder.terms)
+        if _holds_sweep(folder.root):
+            return _of_sweep(folder, None, out)
+        above = None if storage.is_copy else _sweep_above(storage.root)  # at a URL the ledger tells, below
+        if above is not None:
+            return _of_sweep(SweepDir(above), storage.root, out)
+        found = Finished.open(RunDir(storage.root, storage))
+        if part_of(found.events) == "comparison":
+            remedy = (
+                "is one variant of a comparison, whose choice has no price: search the variants with uedp-ray sweep"
+            )
+            raise InputError("RUN", str(path), remedy)
+        if part_of(found.events):
+            remedy = "is one run of a sweep, whose total it costs: export the sweep, or the run in the sweep's folder"
+            raise InputError("RUN", str(path), remedy)
+        return export_run(found, out, own_total(found), {})
+
+
+def export_best(
+    config: SweepConfig,
+    folder: SweepDir,
+    rows: Sequence[Row],
+    priced: Mapping[str, Any],
+    run: Path,
+    out: Path,
+    **how: Any,
+) -> dict[str, Any]:
+    """Exports one run of a sweep at the price of choosing (``selection_cost.price`` of ``rows``)."""
+    found = Finished.open(RunDir(run, folder.storage.child(run)))
+    rule = priced["rule"]
+    terms, ledgers = _terms(config, folder, rows, rule)
+    epsilon = found.epsilon if rule == "public" else priced["epsilon"]
+    if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
+        raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
+    text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
+    total = Total(max(found.epsilon, epsilon), config.unit, rule, text)
+    return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
+
+
+_RECOMPUTE = {
+    "composition": "Recompute: `uedp-ray epsilon --export .`, from the ledger of every run in `ledgers/` and what was fixed "
+    "before the first of them in `selection.json`.",
+    "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
+    "in `selection.json`, both fixed before the first trial. That the number was drawn by that law, and that every trial "
+    "stayed within a candidate's bound, only the owner can check.",
+    "public": "Recompute: `uedp-ray epsilon --export .`, from `ledger.jsonl`.",
+}
+
+
+def _sweep_above(run: Path) -> Path | None:
+    """The sweep that a folder lies in, symbolic links followed."""
+    return next(filter(_holds_sweep, run.resolve().parents), None)
+
+
+def _holds_sweep(folder: Path) -> bool:
+    """Both files: a sweep file of the user's may have the name of one of them."""
+    return SweepDir(folder).config.exists() and SweepDir(folder).terms.exists()
+
+
+def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
+    config, rows = load_sweep_config(folder.config), _ended_rows(folder)
+    folder.storage.get(folder.pool)
+    for row in rows:
+        for name in row["run_dirs"]:
+            folder.storage.child(folder.root / name).restore(folder.root / name / "ledger.jsonl")
+    chosen = best(rows)
+    if chosen is None:
+        raise InputError("SWEEP", str(folder.root), "chose nothing: no trial was trained to its end")
+    best_run = folder.root / min(chosen["run_dirs"])
+    rule = config.search.rule
+    if rule == "composition":
+        runs = {folder.root / name for row in rows for name in row["run_dirs"]}
+        run = best_run if run is None else run
+        if run not in runs:
+            raise InputError("RUN", str(run), "lies in a sweep and is none of its trials: it has no price of its own")
+    elif run not in (None, folder.winner):
+        remedy = f"rule {rule} pays for the winner alone: export the sweep, {folder.root}"
+        raise InputError("RUN", str(run), remedy)
+    else:
+        run = folder.winner if rule == "public" else best_run
+    return export_best(config, folder, rows, price(config, folder, rows), run, out)
+
+
+def _ended_rows(folder: SweepDir) -> list[Row]:
+    """The trials of a sweep that ended. Raises: InputError where it goes on, or went on since its result was written."""
+    folder.storage.get(folder.result, folder.table)
+    again = "go on with it to its end first (uedp-ray sweep … --resume)"
+    if not folder.result.exists():
+        raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
+    anew = "have it made anew by uedp-ray sweep … --resume"
+    rows = read_rows(folder.result, anew)
+    table = {(row["trial"], row["state"]) for row in read_columns(folder.table, ["trial", "state"], anew)}
+    if not holds_all(rows, table, folder.trials):
+        raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")
+    return rows
+
+
+def _terms(
+    config: SweepConfig, folder: SweepDir, rows: Sequence[Row], rule: str
+) -> tuple[dict[str, Any], dict[int, Path]]:
+    """What recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
+    if rule == "public":
+        return {}, {}
+    fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
+    terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
+    terms["categories"] = config.common_categories
+    if rule == "repeat_and_select":
+        candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "put the sweep's own back")[
+            "candidates"
+        ]
+        return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}
+    runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
+    ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}
+    terms["runs"] = len(runs)
+    terms["without_ledger"] = {
+        str(position): charged.to_dict() if isinstance(charged, Charges) else None
+        for position, charged in enumerate(charged_runs(config, folder, rows))
+        if position not in ledgers
+    }
+    if "odometer" in fixed:
+        terms["odometer"] = fixed["odometer"]
+    else:
+        terms["planned"] = [whole.to_dict() for whole in planned_charges_of(config, folder)]
+    return terms, ledgers

@@ -1,0 +1,161 @@
+"""From a point of the space to a run, and whether the budget allows it: before any worker starts, without touching data.
+
+    verdict = judge(sweep, point)         # verdict.config, or why there is none
+    check_reachable(sweep)                # InputError if the budget refuses every point
+
+Inputs are public.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import optuna
+
+from uedp_ray import methods
+from uedp_ray.accounted import planned_charges
+from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.errors import InputError
+from uedp_ray.plan import cautions
+from uedp_ray.privacy.events import epsilon_of_charges
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.space import Point, settings_of
+from uedp_ray.search.sweep_config import SweepConfig
+
+_ENOUGH_NOISE = 1e3
+"""A noise multiplier beyond any that trains a model: what is still too much then, noise cannot mend."""
+_TRIED_POINTS = 20
+_KNOBS = {
+    "privacy.noise_multiplier": 2.0,
+    "training.num_rounds": 0.5,
+    "privacy.user_sampling_prob": 0.5,
+    "privacy.entity_sampling_prob": 0.5,
+    "privacy.sentence_clip_norm": 0.5,
+    "bounds.max_holders": 0.5,
+    "bounds.max_sentences_per_entity": 0.5,
+}
+"""What lowers epsilon, and a factor that does."""
+
+
+class Verdict(NamedTuple):
+    """A run, or the reason why there is none; ``epsilon`` less the budget is above 0 where the budget refuses it."""
+
+    config: RunConfig | None
+    reason: str
+    excess: float
+
+
+def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
+    """The run of a point. Raises: InputError if its settings contradict each other."""
+    method, settings = settings_of(point, sweep.base)
+    if method is None:
+        return methods.overlay(sweep.base, settings)
+    return methods.apply(sweep.base, method, {"privacy.protect": sweep.budget.unit, **settings})
+
+
+def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
+    """epsilon of the whole run in the budget's unit: at its own noise multiplier, or at one beyond what is ever solved."""
+    if config.privacy.noise != "calibrated":
+        return math.inf
+    planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
+    return epsilon_of_charges(planned, delta=sweep.budget.delta, accountant=sweep.budget.unit)
+
+
+def judge(sweep: SweepConfig, point: Point) -> Verdict:
+    """Whether a point may be trained. Costs one epsilon of the accountant."""
+    try:
+        config = run_config(sweep, point)
+        epsilon = epsilon_of(sweep, config)
+    except InputError as error:
+        return Verdict(None, str(error), math.inf)
+    target = config.privacy.target_epsilon or sweep.budget.target_epsilon
+    if epsilon > target:
+        reason = f"epsilon ({sweep.budget.unit}) = {show_epsilon(epsilon)}, the budget is {target:g}"
+        return Verdict(None, reason, epsilon - target)
+    return Verdict(config, "", epsilon - target if config.privacy.noise_multiplier else 0.0)
+
+
+def random_points(sweep: SweepConfig) -> Iterator[Point]:
+    """Endless points drawn from the space by the searcher's public seed."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=sweep.search.seed))
+    while True:
+        yield sweep.parsed_space.suggest(study.ask())
+
+
+def check_reachable(sweep: SweepConfig) -> None:
+    """Raises: InputError if no point was found that meets the budget: says the smallest epsilon, and which knob binds."""
+    reasons = []
+    for point in itertools.islice(random_points(sweep), _TRIED_POINTS):
+        verdict = judge(sweep, point)
+        if verdict.config:
+            return
+        reasons.append(verdict.reason)
+    point, excess = _most_private(sweep)
+    if excess <= 0.0:
+        return
+    target = sweep.budget.target_epsilon
+    if math.isinf(excess):
+        raise InputError(
+            "budget.target_epsilon", target, f"no point of the space can meet it; the first says: {reasons[0]}"
+        )
+    remedy = (
+        f"no point of the space meets it: the smallest epsilon ({sweep.budget.unit}) is {show_epsilon(target + excess)}"
+    )
+    raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point)}")
+
+
+def budget_cautions(sweep: SweepConfig) -> list[str]:
+    """What to tell before the search, of its base with as much noise as the budget asks for; nothing if none does."""
+    budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
+    budget |= {"privacy.delta": sweep.budget.delta, "privacy.protect": sweep.budget.unit}
+    try:
+        return cautions(methods.overlay(sweep.base, budget))
+    except InputError:  # points may meet what the base does not
+        return []
+
+
+def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
+    """The point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
+    space = sweep.parsed_space
+    values = {key: dimension.values[0] for key, dimension in space.items()}
+    best = judge(sweep, space.at(values)).excess
+    improved = True
+    while improved:
+        improved = False
+        for key, dimension in space.items():
+            for value in dimension.values:
+                excess = judge(sweep, space.at(values | {key: value})).excess
+                if excess < best:
+                    best, values, improved = excess, values | {key: value}, True
+    return space.at(values), best
+
+
+def _binding(sweep: SweepConfig, point: Point) -> str:
+    """Which setting lowers epsilon most if it may go further, searched or not."""
+    found = list(_moves(sweep, point))
+    if not found:
+        return ""
+    epsilon, key, old, new = min(found)
+    kind = "searched" if key in point else "of the base"
+    return f"; {key} = {old:g} ({kind}) binds most: at {new:g} it would be {show_epsilon(epsilon)}"
+
+
+def _moves(sweep: SweepConfig, point: Point) -> Iterator[tuple[float, str, float, float]]:
+    config = run_config(sweep, point)
+    tree = to_dict(config)
+    for key, factor in _KNOBS.items():
+        section, name = key.split(".")
+        old = tree[section][name]
+        if old is None:
+            continue
+        new = max(1, round(old * factor)) if isinstance(old, int) else old * factor
+        try:
+            epsilon = epsilon_of(sweep, methods.overlay(config, {key: new}))
+        except InputError:
+            continue
+        if epsilon < math.inf:
+            yield epsilon, key, old, new

@@ -1,0 +1,306 @@
+"""What a finished search leaves: the winner, reference lines, ``trials.parquet`` and ``result.json``.
+
+``result.json`` names run directories within the sweep's, as any copy of it has them; the answer names them in full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, record, string
+from uedp_ray.reporting import Say
+from uedp_ray.search.export import export_best
+from uedp_ray.search.feasibility import run_config
+from uedp_ray.search.gpus import gpus_of_worker
+from uedp_ray.search.layout import SweepDir, corpora_at
+from uedp_ray.search.remote import Beside, Tell
+from uedp_ray.search.results import Row, best, count_states, stated, write_table
+from uedp_ray.search.selection_cost import RESTORE, price
+from uedp_ray.search.space import Point, settings_of
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.sync import keep_terms, prepared
+from uedp_ray.search.trial import started, trial_base
+from uedp_ray.storage.files import read_json, write_json
+from uedp_ray.training.evaluate import public_row, warn_unknown
+from uedp_ray.training.faults import blamed
+from uedp_ray.training.host import Progress, train
+from uedp_ray.training.paths import with_absolute_paths
+from uedp_ray.training.rundir import RunDir, settle_run, unused
+
+
+def conclude(
+    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
+) -> dict[str, Any]:
+    """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
+    for row in rows:
+        if row["state"] == "failed":  # nothing starts it again, which would do this
+            for run in folder.runs(row["number"], config.search.seeds_per_trial):
+                settle_run(RunDir(run))
+    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
+    selection = price(config, folder, rows)
+    references = _references(config, folder, beside, say, progress)
+    winner = _winner(config, folder, rows, selection, beside, say, progress)  # last: its result is kept at once
+    write_table(rows, config, folder.table)
+    answer = {
+        "best": _best(config, folder, rows, selection, winner),
+        "pareto": [
+            {key: row[key] for key in ("trial", "epsilon", "perplexity")}
+            for row in sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"]))
+            if row["pareto"]
+        ],
+        "trials": rows,
+        "counts": count_states(rows),
+        "selection": selection,
+        "references": references,
+    }
+    write_json(folder.result, answer)
+    folder.storage.publish(folder.config, folder.terms, folder.journal, folder.table, folder.tensorboard, folder.result)
+    return _answered(folder)
+
+
+def _answered(folder: SweepDir) -> dict[str, Any]:
+    """``result.json`` with where everything lies, and the command that makes what is handed on."""
+    fields = {"best": record({}, nothing=True), "references": list_of(_REFERENCE)}
+    answer = read_json(folder.result, fields, "have it made anew by uedp-ray sweep … --resume")
+    for row in filter(None, [answer["best"], *answer["references"]]):
+        row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
+    address = folder.storage.address(folder.root)
+    return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
+
+
+_WINNER = "winner"
+"""Of the terms, under rule ``public``: there once a winner was begun."""
+SECOND_WINNER = (
+    "the winner was trained on the private text already, and another one would be a second release that the price does "
+    "not hold: search in another folder, and add its epsilon to this one's"
+)
+
+
+def begun_winner(folder: SweepDir) -> RunDir | None:
+    """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell.
+
+    Raises: InputError where a winner was begun, or chosen, whose charges are gone: another one would be uncharged.
+    """
+    run = RunDir(folder.winner, folder.storage.child(folder.winner))
+    run.storage.get(run.config, run.result)
+    run.storage.restore(run.ledger)
+    begun = run.config.exists() and not unused(run)
+    lost = marked(folder) and not run.storage.exists()
+    if not (begun and run.ledger.exists()) and (lost or _chose(folder)):
+        remedy = (
+            "its ledger is gone, and what it pays for is not: put winner/ back, or search in another folder and add its "
+            "epsilon to this one's"
+        )
+        raise InputError("winner", str(folder.winner), remedy)
+    return run if begun else None
+
+
+def _begin_winner(folder: SweepDir) -> None:
+    """Makes its folder, then says in the terms that it is there, and returns once both are safe; charged is it only then.
+
+    A kill in between leaves a folder with nothing charged. A start that finds the word and no folder trains no other.
+    """
+    folder.begin(folder.winner)
+    write_json(folder.terms, read_json(folder.terms, {}, RESTORE) | {_WINNER: "begun"})
+    keep_terms(folder)
+
+
+def marked(folder: SweepDir) -> bool:
+    """Whether a winner was begun. Raises: InputError where the terms do not say so any more."""
+    return folder.terms.exists() and _WINNER in read_json(folder.terms, {}, RESTORE)
+
+
+def _chose(folder: SweepDir) -> bool:
+    """Whether the sweep ended before, with a best. Raises: InputError where its result does not say so any more."""
+    folder.storage.get(folder.result)
+    if not folder.result.exists():
+        return False
+    return read_json(folder.result, {"best": record({}, nothing=True)}, RESTORE)["best"] is not None
+
+
+def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
+    """Whether the winner was trained at this point: laying it over its config again changes nothing."""
+    trained = winner.load_config()
+    method, settings = settings_of(point, config.base)
+    if method is None:
+        again = methods.overlay(trained, settings)
+    else:
+        again = methods.apply(trained, method, {"privacy.protect": config.budget.unit, **settings})
+    return with_absolute_paths(again).digest() == trained.digest()
+
+
+def _winner(
+    config: SweepConfig,
+    folder: SweepDir,
+    rows: list[Row],
+    selection: dict[str, Any],
+    beside: Beside,
+    say: Say,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """Makes ``winner/`` and says what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
+    found = best(rows)
+    if found is None or config.search.rule == "composition":
+        return None
+    if config.search.rule == "repeat_and_select":
+        return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), say)
+    point, begun = config.parsed_space.at(found), begun_winner(folder)
+    if begun is not None and not _is_at(begun, config, point):
+        raise InputError("--resume", str(folder.root), f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
+    if begun is None:
+        _begin_winner(folder)
+    say(f"training the winner, trial {found['trial']}, on private text")
+    base = prepared(config.base, folder, folder.private / "winner")
+    winner = run_config(dataclasses.replace(config, base=base), point)
+    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)
+
+
+def _exported(
+    config: SweepConfig, folder: SweepDir, rows: list[Row], selection: dict[str, Any], run: Path, say: Say
+) -> dict[str, Any] | None:
+    """The best run as it may be handed on; None where it may not be, which must not cost the sweep its result."""
+    try:
+        answer = export_best(config, folder, rows, selection, run, folder.winner, over=True)
+    except InputError as error:
+        shutil.rmtree(folder.winner, ignore_errors=True)
+        say(f"the winner is not exported: {error}")
+        return None
+    folder.storage.publish(folder.winner)
+    return answer
+
+
+def _references(
+    config: SweepConfig, folder: SweepDir, beside: Beside, say: Say, progress: Progress
+) -> list[dict[str, Any]]:
+    known = _concluded(folder)
+    if known is not None:
+        return known
+    if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
+        return []
+    folder.fetch()
+    base = trial_base(config, folder).base
+    rows = []
+    if base.model.warm_start or base.pretrain.text:
+        say("scoring the public model")
+        rows.append(beside.run(scored, base, folder))
+    settings = config.references.noiseless
+    if settings is not None:
+        say("training without privacy, for reference (what it scores is private)")
+        noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
+        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, progress)})
+    unit = config.budget.unit
+    return [
+        {
+            "name": row["name"],
+            "perplexity": row["perplexity"],
+            "bits_per_byte": row["bits_per_byte"],
+            "unk_share": row["unk_share"],
+            "epsilon": row["epsilon"][unit],
+            "rounds": row["rounds"],
+            "planned_rounds": row["planned_rounds"],
+            "run_dir": row["run_dir"] and _within(folder, row["run_dir"]),
+        }
+        for row in rows
+    ]
+
+
+def _concluded(folder: SweepDir) -> list[dict[str, Any]] | None:
+    """The references of an earlier end of this sweep: more trials do not change them."""
+    try:
+        known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_REFERENCE)}, "")["references"]
+    except (OSError, InputError):
+        return None
+    return known
+
+
+_REFERENCE = record(
+    {
+        **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
+        "epsilon": number(0.0, nothing=True),
+        **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True, nothing=True)),
+        "name": string(),
+        "run_dir": string(nothing=True),
+    }
+)
+"""One that ``_references`` makes."""
+
+
+def _train(
+    run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, progress: Progress
+) -> dict[str, Any]:
+    """Trains as a trial is trained, and makes the driver's copy of a run at a URL whole."""
+    storage, resources = folder.storage.child(out), config.resources
+    if RunDir(out).result.exists():  # nothing is left to train
+        return trained(run, folder, out, progress)
+    if resources.workers_per_trial == 1:
+        result: dict[str, Any] = beside.run(trained, run, folder, out, tell=progress)
+    else:  # the driver of a Ray Train group computes nothing
+        result = train(
+            beside.run(pretrained, run, folder),
+            storage,
+            workers=resources.workers_per_trial,
+            cpus_per_worker=resources.cpus_per_worker,
+            gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
+            resume=storage.exists(),
+            progress=progress,
+        )
+    done = RunDir(out, storage)
+    done.close()
+    storage.get(done.model, done.vocabulary)
+    return result
+
+
+def pretrained(config: RunConfig, folder: SweepDir, tell: Tell) -> RunConfig:
+    """``started``, on any node. Tells (step, steps, loss)."""
+    folder.fetch()
+    return started(config, folder, progress=lambda *row: tell(row))
+
+
+def scored(config: RunConfig, folder: SweepDir, tell: Tell) -> dict[str, Any]:
+    """The row of the public model, on any node."""
+    config = pretrained(config, folder, tell)
+    with blamed("training.batch_tokens", config.training.batch_tokens):
+        return public_row("public-only", config, config.model.warm_start)
+
+
+def trained(config: RunConfig, folder: SweepDir, out: Path, tell: Tell) -> dict[str, Any]:
+    """The result of a run in ``out``, trained in this process from where it stands. Tells rows of its progress."""
+    folder.storage.get(*corpora_at(folder.private / "winner"))
+    config = pretrained(config, folder, lambda row: None)
+    storage = folder.storage.child(out)
+    return train(config, storage, workers=0, resume=storage.exists(), progress=tell)
+
+
+def _best(
+    config: SweepConfig,
+    folder: SweepDir,
+    rows: list[Row],
+    selection: dict[str, Any],
+    winner: dict[str, Any] | None,
+) -> dict[str, Any] | None:
+    answer = stated(rows, config)
+    if answer is None:
+        return None
+    answer |= {"epsilon_with_choice": selection["epsilon"]}
+    if winner is not None:
+        answer["run_dir"] = folder.winner.name
+    if winner is not None and config.search.rule == "public":  # the trials were about other text
+        scores = ("perplexity", "bits_per_byte", "unk_share", "epsilon", "rounds", "planned_rounds")
+        answer |= {key: winner[key] for key in scores} | {"perplexity_std": None, "seeds": 1}
+        answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
+    return answer
+
+
+def _within(folder: SweepDir, address: str) -> str:
+    """A path or URL of something in the sweep, from there."""
+    for root in (folder.storage.address(folder.root), str(folder.root.resolve())):
+        if address.startswith(f"{root}/"):
+            return address.removeprefix(f"{root}/")
+    return ""

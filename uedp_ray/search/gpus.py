@@ -1,0 +1,72 @@
+"""Which part of the cluster's GPUs a trial gets, and what is said of those that no trial gets.
+
+    gpus = gpus_of_worker(config, nodes, wanted=32)        # 0.25: four trials on each of eight GPUs
+    idle(nodes, workers=32, gpus=gpus)                     # None
+
+Ray hides no GPU from a process that asked for none, and all of them would take the first. So what is not given is not used
+(``training.placement``), and what is given by ``auto`` is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uedp_ray.errors import InputError
+from uedp_ray.search.preflight import Node
+from uedp_ray.search.sweep_config import SweepConfig
+
+MOST_ON_ONE = 4
+"""Trials that ``auto`` puts on one GPU: they share its memory, of which Ray knows nothing."""
+
+
+def gpus_of_worker(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
+    """GPUs of each worker of a trial: as configured; under ``auto``, those of the cluster divided among the trials.
+
+    A trial of one worker gets a whole GPU if there are as many as trials that would run at once, else a part of one. A trial
+    of several workers gets one for each, or none. ``wanted``: trials that are left to run.
+
+    Raises: InputError where trials must train on a GPU and get none.
+    """
+    resources, device = config.resources, config.base.training.device
+    if resources.gpus_per_worker != "auto":
+        gpus = resources.gpus_per_worker
+    elif device == "cpu" and "training.device" not in config.space:
+        gpus = 0.0
+    else:
+        gpus = _divided(config, nodes, min(wanted, resources.max_concurrent or wanted))
+    if device == "cuda" and gpus == 0:
+        remedy = "training.device is cuda: give trials a GPU, or train on auto or cpu"
+        raise InputError("resources.gpus_per_worker", resources.gpus_per_worker, remedy)
+    return gpus
+
+
+def _divided(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
+    workers, cpus = config.resources.workers_per_trial, config.resources.cpus_per_worker
+    with_gpus = [node for node in nodes if node.gpus >= 1]
+
+    def room(gpus: float) -> int:
+        return sum(node.holds(cpus, gpus) for node in with_gpus)
+
+    if room(1) < workers:  # no GPU, none with a CPU beside it, or too few
+        return 0.0
+    if workers > 1:
+        return 1.0
+    at_once = min(room(0), wanted)
+    parts = (round(1 / trials, 4) for trials in range(1, MOST_ON_ONE))
+    return next((part for part in parts if room(part) >= at_once), 1 / MOST_ON_ONE)
+
+
+def idle(nodes: Sequence[Node], workers: int, gpus: float) -> str | None:
+    """A line on the GPUs that ``workers`` workers of all trials at once, of ``gpus`` GPUs each, leave idle."""
+    there = int(sum(node.gpus for node in nodes))
+    if there == 0:
+        return None
+    if gpus == 0:
+        return f"all {there} GPUs of the cluster will be idle: trials train on CPUs"
+    together = int(1 / gpus + 1e-9) if gpus < 1 else 1
+    taken = -(-workers // together) * max(1, int(gpus))
+    if taken >= there:
+        return None
+    return (
+        f"{there - taken} of {there} GPUs will be idle: {workers} workers at once, of {gpus:g} GPU each, take no more"
+    )

@@ -1,0 +1,163 @@
+"""The sweep directory: names of everything in it.
+
+sweep.yaml  study.journal  trials.parquet  trials/<id>/  result.json  report.html
+    references/  pretrained/  tensorboard/  winner/
+private/    prepared corpora, tokens, the pool of ``repeat_and_select``: owner-only, never published
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.errors import InputError
+from uedp_ray.search.ended import run_names
+from uedp_ray.storage.base import IN_PLACE, Storage
+from uedp_ray.storage.files import make_folder
+from uedp_ray.storage.locks import locked
+from uedp_ray.training.paths import TEXT
+
+_WAIT = 5.0
+"""Seconds: what was killed holds no lock."""
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """Paths under ``root``, and the storage that it is a node's copy of, if it is one."""
+
+    root: Path
+    storage: Storage = IN_PLACE
+
+    def fetch(self) -> None:
+        """Makes this node's copy what trials open."""
+        self.storage.get(self.config, self.trial_base, *corpora_at(self.private / "corpora"))
+
+    @property
+    def names(self) -> set[str]:
+        """Of what is made in the folder itself."""
+        files = (self.config, self.journal, self.table, self.result, self.terms)
+        return {path.name for path in (*files, self.trials, self.winner, self.private, self.tensorboard)}
+
+    @property
+    def config(self) -> Path:
+        return self.root / "sweep.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "study.journal"
+
+    @property
+    def table(self) -> Path:
+        return self.root / "trials.parquet"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def trials(self) -> Path:
+        return self.root / "trials"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def noiseless(self) -> Path:
+        return self.root / "references" / "noiseless"
+
+    @property
+    def winner(self) -> Path:
+        """Rule ``public``: the run on private text. ``repeat_and_select``: the best run, fit to be handed on."""
+        return self.root / "winner"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def lock(self) -> Path:
+        """Held by a search."""
+        return self.private / "driver.lock"
+
+    @property
+    def mark(self) -> Path:
+        """Made before ``config``: a file of that name without it is somebody else's."""
+        return self.private / ".sweep"
+
+    @property
+    def trial_base(self) -> Path:
+        """The base of every trial: the sweep's, with corpora prepared."""
+        return self.private / "base.yaml"
+
+    @property
+    def text(self) -> Path:
+        """Which text all trials train on, and are scored on."""
+        return self.private / "corpora" / TEXT
+
+    @property
+    def pool(self) -> Path:
+        """The points fixed beforehand, where they are; for ``repeat_and_select`` also which of them are drawn."""
+        return self.private / "pool.json"
+
+    @property
+    def terms(self) -> Path:
+        """How the choice is paid, fixed before the first trial."""
+        return self.root / "selection.json"
+
+    @property
+    def tokens(self) -> Path:
+        return self.private / "tokens"
+
+    def runs(self, number: int, seeds: int) -> list[Path]:
+        """The run directories of a trial, one a seed."""
+        name = trial_id(number)
+        names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
+        return [self.trials / name for name in names]
+
+    def driving(self) -> AbstractContextManager[None]:
+        """One search at a time, of whoever sees this folder: a container may not see the lock that lies beside it."""
+        busy = InputError(
+            "--out", str(self.root), "another process is searching here: wait for it, or stop one of the two"
+        )
+        return locked(self.lock, wait=_WAIT, busy=busy)
+
+    def begin(self, run: Path) -> None:
+        """Makes a run directory what it is from before its first charge on: ``begun`` by its storage. Returns once it is
+        safe."""
+        storage = self.storage.child(run)
+        if not storage.exists():  # at a URL, where a claim is what a folder is on a disk
+            storage.acquire()
+        make_folder(run / "private", private=True)
+
+    def lost(self, number: int, seeds: int) -> list[str]:
+        """What ``begin`` made for a trial, and is gone: paths, or URLs."""
+        parts = {run / "private": self.storage.child(run) for run in self.runs(number, seeds)}
+        return [self.storage.address(path) for path, part in parts.items() if not part.exists()]
+
+    def started_runs(self) -> dict[str, int]:
+        """Run directories of trials that are there: ``ended.run_names``."""
+        return run_names(self.trials)
+
+    def pretrained(self, config: RunConfig) -> Path:
+        """Where the public model of this shape, vocabulary and public text lies."""
+        tree = to_dict(config)
+        model = {key: value for key, value in tree["model"].items() if key not in _NOT_PRETRAINED}
+        key = json.dumps([model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]], sort_keys=True)
+        return self.root / "pretrained" / hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def corpora_at(folder: Path) -> tuple[Path, Path, Path]:
+    """What ``prepare_corpora`` makes there: which text it is, the private text, and the evaluation text."""
+    return folder / TEXT, folder / "private", folder / "evaluation"
+
+
+_NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")
+
+
+def trial_id(number: int) -> str:
+    return f"{number:04d}"

@@ -1,0 +1,94 @@
+"""What a sweep computes beside its trials, pre-training, references, the winner, on a node that has what a trial takes.
+
+    with Beside(config, address) as beside:
+        beside.open()                                            # the cluster, when it is first needed
+        total = beside.run(add, 2, 3, tell=print)                # add(2, 3, tell), there; what it tells is printed here
+
+The driver's own node may have no GPU, and no CPU to spare. What runs elsewhere tells the driver how it goes, fails with the
+errors that it would fail with here, and ends with the driver.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from uedp_ray.errors import InputError
+from uedp_ray.search.gpus import gpus_of_worker
+from uedp_ray.search.preflight import Node, RayCluster
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.training.host import ray_session
+
+Tell = Callable[[Any], None]
+"""Told, here, whatever the work tells there."""
+
+
+class Beside:
+    """See the module. As a context it closes the session that it opened."""
+
+    def __init__(self, config: SweepConfig, address: str | None = None):
+        self._config, self._address = config, address
+        self._stack: ExitStack = ExitStack()
+        self._nodes: list[Node] = []
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)
+
+    def open(self) -> list[Node]:
+        """Connects to the cluster, or starts Ray here, unless that is done. Returns its nodes."""
+        if not self._nodes:
+            self._stack.enter_context(ray_session(1, self._address))
+            self._nodes = RayCluster().nodes()
+        return self._nodes
+
+    def run(self, work: Callable[..., Any], *arguments: Any, tell: Tell = lambda row: None) -> Any:
+        """``work(*arguments, tell)`` on a node that a worker of a trial fits, alone there as a trial is.
+
+        ``work`` may run again if its node dies: it goes on where it was.
+        Raises: what ``work`` raises; RuntimeError without text for what it should not have raised.
+        """
+        nodes, cpus = self.open(), self._config.resources.cpus_per_worker
+        gpus = gpus_of_worker(self._config, nodes, wanted=1)
+        if not any(node.holds(cpus, gpus) for node in nodes):  # Ray would wait for such a node for good
+            raise InputError("resources.cpus_per_worker", cpus, f"no node has room for that and {gpus:g} GPU")
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.queue import Queue
+
+        words = Queue(actor_options={"num_cpus": 0})
+        reference = ray.remote(num_cpus=cpus, num_gpus=gpus)(_answer).remote(work, arguments, words)
+        try:
+            ended = False
+            while not ended:
+                ended = bool(ray.wait([reference], timeout=0.3)[0])
+                for row in words.get_nowait_batch(words.size()):
+                    tell(row)
+            well, answer = ray.get(reference)
+        except RayError as error:
+            raise RuntimeError(f"the process of {work.__name__} died ({type(error).__name__})") from None
+        except BaseException:  # Ctrl-C: what was released is charged, and the rest goes on from its checkpoint
+            ray.cancel(reference, force=True)
+            raise
+        finally:
+            words.shutdown(force=True)
+        if not well:
+            raise answer
+        return answer
+
+
+def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], words: Any) -> tuple[bool, Any]:
+    """Errors travel as values: Ray would wrap them in its own account of them."""
+    try:
+        return True, work(*arguments, words.put_nowait)
+    except (InputError, OSError) as error:
+        return False, error
+    except Exception as error:  # its message might hold private text
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return False, RuntimeError(f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}")

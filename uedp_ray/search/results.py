@@ -1,0 +1,281 @@
+"""What a sweep found: a row a trial, the best, the Pareto front. Read from the study and the run directories.
+
+    rows = Rows(sweep, SweepDir(root)).read(study.trials)
+    write_table(rows, sweep, root / "trials.parquet")
+    best(rows), [row for row in rows if row["pareto"]]
+
+Perplexities are of released models on evaluation text; everything here is as public as the trials are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from optuna.trial import FrozenTrial, TrialState
+from scipy import stats
+
+from uedp_ray.errors import InputError
+from uedp_ray.fields import Check, list_of, number, record, string
+from uedp_ray.privacy.events import charges, epsilon_of_events
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.layout import SweepDir, trial_id
+from uedp_ray.search.space import Dimension
+from uedp_ray.search.study import REASON, outcome, refused, seconds
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.storage.files import read_json, write_atomically
+from uedp_ray.storage.tables import read_bounded, refusing_damage
+from uedp_ray.units import UNITS
+
+Row = dict[str, Any]
+
+SIGNIFICANCE = 0.05
+_RESTORE = "put the sweep's own back, or search in another folder"
+_RESULT: dict[str, Check] = {
+    **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
+    "initial_perplexity": number(0.0, nothing=True),
+    "rounds": number(0, whole=True),
+}
+_ROW = {
+    "trial": string(),
+    "number": number(0, whole=True),
+    "state": string(),
+    "perplexity": number(0.0, nothing=True),
+    **dict.fromkeys(("rounds", "charged"), number(0, whole=True, nothing=True)),
+    "run_dirs": list_of(string(r"trials/[\w-]{1,64}", "a run of the sweep")),
+}
+_PLAY = 1.005
+_STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
+_COLUMNS = {
+    "trial": pa.string(),
+    "number": pa.int64(),
+    "state": pa.string(),
+    "reason": pa.string(),
+    "feasible": pa.bool_(),
+    "method": pa.string(),
+    "perplexity": pa.float64(),
+    "perplexity_std": pa.float64(),
+    "bits_per_byte": pa.float64(),
+    "unk_share": pa.float64(),
+    "initial_perplexity": pa.float64(),
+    "seeds": pa.int64(),
+    "tied_with_best": pa.bool_(),
+    "pareto": pa.bool_(),
+    "epsilon": pa.float64(),
+    **{f"epsilon_{unit}": pa.float64() for unit in UNITS},
+    "delta": pa.float64(),
+    "unit": pa.string(),
+    "noise_multiplier": pa.float64(),
+    "rounds": pa.int64(),
+    "planned_rounds": pa.int64(),
+    "charged": pa.int64(),
+    "seconds": pa.float64(),
+    "run_dirs": pa.list_(pa.string()),
+}
+
+
+class Rows:
+    """The rows of a sweep; those of ended trials are read once."""
+
+    def __init__(self, sweep: SweepConfig, folder: SweepDir):
+        self._sweep, self._folder = sweep, folder
+        self._ended: dict[int, Row] = {}
+
+    def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
+        """One row a trial that was asked for, in order of number, ranked."""
+        rows = []
+        for trial in trials:
+            if trial.state == TrialState.WAITING:
+                continue
+            row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial)
+            if outcome(trial).is_finished():
+                self._ended[trial.number] = row
+            rows.append(dict(row))
+        return ranked(rows)
+
+
+def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
+    runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
+    state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
+    row: Row = dict.fromkeys(_COLUMNS) | {
+        "trial": trial_id(trial.number),
+        "number": trial.number,
+        "state": state,
+        "reason": trial.user_attrs.get(REASON),
+        "feasible": state != "refused",
+        "seeds": len(runs),
+        "pareto": False,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "seconds": seconds(trial),
+        "run_dirs": [str(run.relative_to(folder.root)) for run in runs],
+    }
+    point = sweep.parsed_space.at(dict.fromkeys(sweep.parsed_space) | trial.params)
+    row |= dict.fromkeys(sweep.parsed_space) | point
+    if state in ("done", "stopped", "failed"):
+        row |= _spent(sweep, runs)
+    if state == "done":
+        row |= _measured(folder.runs(trial.number, sweep.search.seeds_per_trial))
+    elif state == "stopped" and trial.intermediate_values:
+        row["perplexity"] = trial.intermediate_values[max(trial.intermediate_values)]
+    return row
+
+
+def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
+    """epsilon of the run that spent most, to its planned end; rounds charged over all runs."""
+    if not runs:
+        return {}
+    ledgers = [read_ledger(run / "ledger.jsonl") for run in runs]
+    rounds = [[event for event in events if event["kind"] == "round"] for events in ledgers]
+    delta = sweep.budget.delta
+    by_unit = {
+        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in ledgers) for unit in UNITS
+    }
+    return {
+        "epsilon": by_unit[sweep.budget.unit],
+        **{f"epsilon_{unit}": epsilon for unit, epsilon in by_unit.items()},
+        "rounds": max(len({event.get("round") for event in done}) for done in rounds),
+        "planned_rounds": max(plan.rounds if (plan := charges(events).plan) else 0 for events in ledgers),
+        "charged": sum(map(len, rounds)),
+        "noise_multiplier": next((event["mechanism"]["noise_multiplier"] for done in rounds for event in done), None),
+    }
+
+
+def _measured(runs: Sequence[Path]) -> Row:
+    results = [_result(run / "result.json") for run in runs]
+    scores = [result["perplexity"] for result in results]
+    return {
+        "perplexity": statistics.fmean(scores),
+        "perplexity_std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "bits_per_byte": statistics.fmean(result["bits_per_byte"] for result in results),
+        "unk_share": results[0]["unk_share"],
+        "initial_perplexity": results[0]["initial_perplexity"],
+        "rounds": min(result["rounds"] for result in results),
+        "scores": scores,
+    }
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
+    return read_json(path, _RESULT, _RESTORE)
+
+
+def read_rows(path: Path, remedy: str) -> list[Row]:
+    """The rows in a sweep's ``result.json``. Raises: InputError with the ``remedy`` if they are none that a sweep writes."""
+    rows: list[Row] = read_json(path, {"trials": list_of(record(_ROW))}, remedy)["trials"]
+    for row in rows:
+        if row["state"] == "done" and (row["perplexity"] is None or not row["run_dirs"]):
+            raise InputError(path.name, str(path), f"is damaged (trial {row['trial']}): {remedy}")
+    return rows
+
+
+def ranked(rows: list[Row]) -> list[Row]:
+    """Marks the Pareto front and, with several seeds, what cannot be told apart from the best."""
+    done = [row for row in rows if row["state"] == "done"]
+    for row in done:
+        row["pareto"] = not any(_dominates(other, row) for other in done)
+    first = best(rows)
+    if first is not None and len(first["scores"]) > 1:
+        for row in done:
+            row["tied_with_best"] = row is first or not _differ(first["scores"], row["scores"])
+    return rows
+
+
+def best(rows: Iterable[Row]) -> Row | None:
+    """The trial of least (mean) perplexity among those trained to their end."""
+    return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
+
+
+_STATED = (
+    *("trial", "perplexity", "perplexity_std", "bits_per_byte", "unk_share", "seeds", "noise_multiplier"),
+    *("rounds", "planned_rounds"),
+)
+
+
+def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
+    """The best trial as ``result.json`` has it, before its choice is paid; its run directory within the sweep's.
+
+    None where no trial was trained to its end.
+    """
+    found = best(rows)
+    if found is None:
+        return None
+    tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
+    return {
+        **{key: found[key] for key in _STATED},
+        "epsilon": {unit: found[f"epsilon_{unit}"] for unit in UNITS},
+        "epsilon_with_choice": None,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "params": sweep.parsed_space.at(found),
+        "run_dir": min(found["run_dirs"]),
+        "tied": None if found["tied_with_best"] is None else tied,
+    }
+
+
+def _dominates(one: Row, other: Row) -> bool:
+    """Whether ``one`` is better in perplexity or epsilon and no worse in the other. Calibration leaves epsilon some play."""
+    no_dearer = one["epsilon"] <= other["epsilon"] * _PLAY
+    cheaper = one["epsilon"] * _PLAY < other["epsilon"]
+    better, as_good = one["perplexity"] < other["perplexity"], one["perplexity"] <= other["perplexity"]
+    return (better and no_dearer) or (as_good and cheaper)
+
+
+def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Welch's t-test on log perplexities: whether means of this distance are rare if the two configurations are alike."""
+    logs = [[math.log(score) for score in scores] for scores in (one, other)]
+    return bool(stats.ttest_ind(*logs, equal_var=False).pvalue < SIGNIFICANCE)
+
+
+def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
+    """``trials.parquet``: one row a trial, a column a searched setting."""
+    columns = _COLUMNS | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
+    data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
+    write_atomically(path, buffer.getvalue().to_pybytes())
+
+
+def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
+    """These columns of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
+
+    Raises: InputError with the ``remedy`` if it is none that a sweep writes.
+    """
+    if not path.exists():
+        return []
+    refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
+    with refusing_damage(refusal):
+        table = read_bounded(path, remedy)
+        if table is None or any(table.schema.field(name).type != _COLUMNS[name] for name in columns):
+            raise refusal
+        rows: list[Row] = table.select(list(columns)).to_pylist()
+    return rows
+
+
+def _type(dimension: Dimension) -> pa.DataType:
+    """The column type of a setting: that of its values, or text where choices are mixed."""
+    if dimension.kind != "choice":
+        return pa.int64() if dimension.kind == "integer" else pa.float64()
+    kinds = {type(value) for value in dimension.values if value is not None}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
+
+
+def _cell(value: Any, kind: pa.DataType) -> Any:
+    return str(value) if kind == pa.string() and value is not None else value
+
+
+def count_states(rows: list[Row]) -> dict[str, int]:
+    """Trials by state; ``asked`` counts the refused too."""
+    states = [row["state"] for row in rows]
+    return {"asked": len(rows)} | {
+        state: states.count(state) for state in ("done", "stopped", "failed", "refused", "running")
+    }

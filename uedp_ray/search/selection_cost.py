@@ -1,0 +1,377 @@
+"""What the choice costs: its terms are fixed before the first trial, its epsilon is computed from the trials' ledgers.
+
+    fix_terms(sweep, folder)                    # writes selection.json; points fixed beforehand, in private/
+    price(sweep, folder, rows)                  # of all trials that were asked: {"rule": …, "epsilon": …, …}
+
+The rules are those of ``privacy.selection``; adaptive searches are charged by ``privacy.odometer``. Proofs:
+docs/accounting.md. Inputs are public, but for the pool's draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.accounted import planned_charges
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, record, string
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import Charges, UnsupportedEvent
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.search.feasibility import judge, random_points, run_config
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.results import Row
+from uedp_ray.search.space import Point
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.storage.files import read_json, write_json
+
+RELEASABLE = {
+    "public": "the models, scores and settings of the search, which trained on public text only; and the winner, at its own "
+    "epsilon, as `export` writes it",
+    "repeat_and_select": "the winner alone, as `export` writes it (model, configuration, ledger, score): other trials, "
+    "their scores and their number, and so this table and its report, are private",
+    "composition": "models, scores and settings of all trials, as `report --publish` and `export` write them (the sweep's "
+    "own folder holds paths, times and the noiseless reference)",
+}
+COVERS = {
+    "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
+    "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
+    "composition": "all runs of the sweep together, and so any choice among them",
+}
+_ORDER = "by place"
+"""How an adaptive search decides: by the places of trials (``study.Study``), not by the clock, as sweeps of old did."""
+_BY_CLOCK = (
+    "Not covered: where trials ran side by side, which of them ended first, which may depend on the text, decided what was "
+    "tried next: sweeps of this version decide in the order of trials."
+)
+PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
+"""Check of what a run of a candidate was planned to release, as JSON."""
+_DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
+_TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
+RESTORE = "put the sweep's own back, or search in another folder"
+_POINTS_TRIED = 50
+"""Points drawn for each that is wanted, before the space counts as exhausted."""
+
+
+def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
+    """Writes down how the choice is paid, unless an earlier start did. Nothing of it may follow from results.
+
+    Raises: InputError where the rule does not cover what the trials do.
+    """
+    if folder.terms.exists():
+        return
+    search, budget = sweep.search, sweep.budget
+    terms: dict[str, Any] = {
+        "rule": search.rule,
+        "adaptive": search.adaptive,
+        "delta": budget.delta,
+        "unit": budget.unit,
+    }
+    if search.rule == "repeat_and_select":
+        terms |= _fix_pool(sweep, folder)
+    elif search.searcher == "grid" or not search.adaptive:
+        write_json(folder.pool, {"points": _fixed_points(sweep)}, private=True)
+    if search.adaptive:
+        terms["order"] = _ORDER
+        if search.rule == "composition":
+            terms["odometer"] = _odometer(sweep).to_dict()
+    write_json(folder.terms, terms)
+
+
+def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Raises: InputError if they are damaged, or not this sweep's."""
+    drawn = sweep.search.rule == "repeat_and_select"
+    fields = _TERMS | (_DRAWN if drawn else {})
+    terms = read_json(folder.terms, fields, RESTORE)
+    found, asked = (terms["rule"], terms["delta"], terms["unit"]), sweep.budget
+    if found != (sweep.search.rule, asked.delta, asked.unit):
+        raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {RESTORE}")
+    return terms
+
+
+def _read_pool(folder: SweepDir) -> dict[str, Any]:
+    """Raises: InputError if it is damaged."""
+    pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
+    if "draws" in pool:
+        last = len(pool["points"]) - 1
+        draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}
+        pool = read_json(folder.pool, draws, RESTORE)
+    return pool
+
+
+def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
+    """The points in the order of trials where they are fixed beforehand, else None.
+
+    Raises: InputError if they were fixed, and are gone or damaged.
+    """
+    if not folder.pool.exists():
+        if folder.terms.exists() and not sweep.search.adaptive:
+            raise InputError(folder.pool.name, str(folder.pool), f"is gone: {RESTORE}")
+        return None
+    pool = _read_pool(folder)
+    return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
+
+
+def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str, Any]:
+    """What reporting the best of the trials costs, attempts and unfinished ones included; ``rows``: of all that were asked.
+
+    Raises: InputError if a ledger is gone.
+    """
+    terms = _read_terms(sweep, folder)
+    rule, note = terms["rule"], ""
+    ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
+    epsilon = terms.get("epsilon", math.inf)
+    if rule == "repeat_and_select":
+        try:
+            _check_trials(sweep, folder, ledgers, terms["mean"])
+        except (InputError, UnsupportedEvent) as error:
+            rule, note = "composition", f" Not by repeat_and_select: {error}."
+    if rule != "repeat_and_select":
+        epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
+    return {
+        "rule": rule,
+        "covers": COVERS[rule],
+        "epsilon": epsilon,
+        "delta": sweep.budget.delta,
+        "unit": sweep.budget.unit,
+        "categories": sweep.common_categories,
+        "accountant": _accountant(rule, sweep.search.adaptive),
+        "releasable": RELEASABLE[rule],
+        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
+    }
+
+
+def announced(sweep: SweepConfig, folder: SweepDir) -> str:
+    """What the answer of the search will cost, to be said before any of it is spent. An adaptive one may try dearer points
+    than the base, and is given more trials: its price is an estimate."""
+    terms, about = _read_terms(sweep, folder), ""
+    rule, odometer = terms["rule"], _fixed_odometer(terms)
+    if rule == "public":
+        return "the search is charged nothing, as it reads public text; its winner costs the epsilon of its own run"
+    if rule == "repeat_and_select":
+        epsilon = terms["epsilon"]
+    elif odometer is None:
+        planned = planned_charges_of(sweep, folder)
+        epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
+    else:
+        typical = Charges(odometer.planned, planned_charges(sweep.base, 1.0).vocabularies)
+        about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
+        epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
+    shown = show_epsilon(epsilon, "infinite")
+    return (
+        f"training and choosing together will cost {about}epsilon = {shown} at delta = {show_delta(sweep.budget.delta)} "
+        f"({sweep.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
+    )
+
+
+def _together(
+    sweep: SweepConfig,
+    rule: str,
+    ledgers: Sequence[list[dict[str, Any]] | Charges],
+    planned: Sequence[Charges],
+    odometer: Odometer | None,
+) -> float:
+    return epsilon_of_choosing(
+        rule,
+        searcher=sweep.search.searcher,
+        early_stopping=sweep.search.stops_early,
+        ledgers=ledgers,
+        planned=planned,
+        odometer=odometer,
+        delta=sweep.budget.delta,
+        accountant=sweep.budget.unit,
+    )
+
+
+def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
+    try:
+        return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError("selection.json: odometer", str(error), f"is damaged: {RESTORE}") from None
+
+
+def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
+    """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
+    planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
+    return planned or sum(map(bool, ledgers))  # ``Charges`` are true
+
+
+def _accountant(rule: str, adaptive: bool) -> str:
+    if rule == "public":
+        return "none: the search is declared to have read no protected text"
+    if rule == "repeat_and_select":
+        return "repeat and select (Papernot and Steinke)"
+    return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
+
+
+def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
+    shown = f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {show_delta(sweep.budget.delta)} ({sweep.unit})"
+    if rule == "public":
+        return (
+            f"Choosing is not charged: trials were trained on text that the owner declares public, and scored on "
+            f"{_scored(sweep)}. The winner's own epsilon is the price."
+        )
+    if rule == "repeat_and_select":
+        return f"The winner costs {shown}, the choice among a random, secret number of trials included."
+    return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+
+
+def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:
+    charged = sweep.search.adaptive and terms["rule"] == "composition"
+    return f" {_BY_CLOCK}" if charged and terms.get("order") != _ORDER else ""
+
+
+def _scored(sweep: SweepConfig) -> str:
+    """What rule ``public`` compares trials on, as far as anybody but the owner can tell."""
+    basis = sweep.search.public.get("corpus.evaluation_basis", sweep.base.corpus.evaluation_basis)
+    if basis == "public":
+        return "text that the owner declares public too"
+    return "text of users whom the owner declares to be outside the protected set"
+
+
+def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> list[list[dict[str, Any]] | Charges]:
+    """The ledger of each run, at its fixed position; nothing for the runs of a refused point.
+
+    Whether a run without a ledger failed before the first line of it, or somebody removed its folder, cannot be told: it is
+    charged to its planned end. One that was trained may have been charged for more, so that its ledger is needed.
+
+    Raises: InputError for a trial that was trained, and whose ledger is gone, or holds less than the row was charged.
+    """
+    found: list[list[dict[str, Any]] | Charges] = []
+    for row in rows:
+        rounds: dict[Path, list[Any]] = {}
+        for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
+            ledger = run / "ledger.jsonl"
+            if ledger.exists():
+                found.append(events := read_ledger(ledger))
+                rounds[ledger] = [event.get("round") for event in events if event["kind"] == "round"]
+            elif row["state"] in ("done", "stopped") or row.get("charged"):
+                remedy = (
+                    "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
+                )
+                raise InputError("ledger.jsonl", str(ledger), remedy)
+            elif row["state"] == "refused" or not sweep.search.adaptive:  # points fixed beforehand: charged as planned
+                found.append([])
+            else:
+                found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
+        _refuse_short(row, rounds)
+    return found
+
+
+def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]]) -> None:
+    """Refuses a trial whose ledgers hold fewer rounds (attempts included) than its row was trained or charged for."""
+    whole = ": put the whole ledger back"
+    for ledger, found in rounds.items():
+        if row["state"] == "done" and len(set(found)) < (row.get("rounds") or 0):
+            remedy = f"holds fewer rounds than the {row['rounds']} of the result{whole}"
+            raise InputError("ledger.jsonl", str(ledger), remedy)
+    charged = row.get("charged") or 0
+    short = charged - sum(map(len, rounds.values()))
+    if short > 0:
+        remedy = f"holds {short} rounds fewer than the {charged} that the trial was charged{whole}"
+        raise InputError("ledger.jsonl", str(list(rounds)[-1]), remedy)
+
+
+def _whole(config: RunConfig) -> Charges:
+    """What a run charges to its planned end."""
+    mechanism = Plan.of(config).mechanism
+    return planned_charges(config, mechanism.noise_multiplier) if mechanism else Charges(())
+
+
+def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
+    """What every run that was planned beforehand charges, whole; nothing for the runs of a refused point."""
+    found: list[Charges] = []
+    if sweep.search.adaptive:  # results decide how long they run
+        return found
+    for point in planned_points(sweep, folder) or []:
+        config = judge(sweep, point).config
+        found += [_whole(config) if config else Charges(())] * sweep.search.seeds_per_trial
+    return found
+
+
+def _fixed_points(sweep: SweepConfig) -> list[Point]:
+    """A grid's points, or as many random ones as there are to be trials, that the budget allows."""
+    if sweep.search.searcher == "grid":
+        return sweep.parsed_space.grid()
+    return _draw(sweep, sweep.num_trials)
+
+
+def _odometer(sweep: SweepConfig) -> Odometer:
+    """Anchored at the base, with noise as the budget has it."""
+    config = sweep.base
+    privacy = dataclasses.replace(config.privacy, target_epsilon=sweep.budget.target_epsilon, noise_multiplier=None)
+    config = dataclasses.replace(config, privacy=privacy)
+    noisy = config.vocabulary.kind == "noisy-threshold"
+    runs = sweep.num_trials * sweep.search.seeds_per_trial
+    return Odometer(
+        planned=tuple(_parts(config, 1)),
+        runs=runs,
+        delta=sweep.budget.delta,
+        accountant=sweep.budget.unit,
+        threshold_delta=runs * (config.vocabulary.threshold_delta or 0.0) if noisy else 0.0,
+    )
+
+
+def _parts(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
+    """What a trial runs: its rounds, as often as it has seeds."""
+    mechanism = Plan.of(config).mechanism
+    assert mechanism is not None  # the budget refuses runs without noise
+    return [(mechanism, config.training.num_rounds * seeds)]
+
+
+def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Draws the pool, and from it, in secret, the trials; returns the terms, its price among them."""
+    search, budget = sweep.search, sweep.budget
+    points = _draw(sweep, search.pool_size)
+    candidates = [_parts(run_config(sweep, point), search.seeds_per_trial) for point in points]
+    mean = float(sweep.num_trials)
+    epsilon = epsilon_of_choosing(
+        "repeat_and_select",
+        searcher=search.searcher,
+        early_stopping=search.stops_early,
+        candidates=candidates,
+        mean=mean,
+        law=search.law,
+        delta=budget.delta,
+        accountant=budget.unit,
+    )
+    draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
+    parts = [
+        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
+    ]
+    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
+    return {"mean": mean, "law": search.law, "pool_size": len(points), "epsilon": epsilon}
+
+
+def _draw(sweep: SweepConfig, size: int) -> list[Point]:
+    """Distinct points that the budget allows; fewer than ``size`` where the space holds no more, or hardly any."""
+    points: list[Point] = []
+    for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
+        if point not in points and judge(sweep, point).config:
+            points.append(point)
+        if len(points) == size:
+            break
+    return points
+
+
+def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], mean: float) -> None:
+    """Raises: InputError if a trial, all seeds of it together, spent more than every candidate may."""
+    pool = _read_pool(folder)
+    candidates = [
+        [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
+        for parts in pool["candidates"]
+    ]
+    seeds = sweep.search.seeds_per_trial
+    for first in range(0, len(ledgers), seeds):
+        events = [event for ledger in ledgers[first : first + seeds] for event in ledger]
+        check_trial(events, candidates, mean=mean, delta=sweep.budget.delta, accountant=sweep.budget.unit)

@@ -1,0 +1,313 @@
+"""The Optuna study of a sweep, in ``study.journal``: asks for points, is told what became of them, and resumes.
+
+    study = Study.open(sweep, Path("runs/s/study.journal"))
+    asked = study.ask()                                     # a point, judged; one that is refused has ended already
+    study.finish(asked.number, perplexity=151.7, epsilon=7.9)
+
+States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
+early; FAIL: diverged or crashed; RUNNING: begun. A trial that a dead process left RUNNING keeps its number and its point
+and is asked for again first, so that no point is trained twice. One process at a time drives a study: the caller holds a
+lock on the sweep's folder.
+
+An adaptive search has a *lag*, fixed before its first trial: a trial is chosen, and stopped early, by the results of those
+that come at least ``lag`` places before it, and of no others. Which trial ends first may depend on the text it is trained
+on; it decides nothing. So Optuna is told of an outcome only once a trial is asked for that may know of it. Until then the
+outcome is in the trial's attribute ``ended``; the function ``outcome`` knows both.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from uedp_ray.errors import InputError
+from uedp_ray.fields import list_of, number, one_of, record
+from uedp_ray.search.feasibility import judge
+from uedp_ray.search.space import Point
+from uedp_ray.search.stopping import falls_behind
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.storage.files import check_regular
+
+NAME = "sweep"
+_MOST_BYTES = 1 << 30
+"""Of a journal: a trial takes some kB."""
+REASON = "reason"
+_ENDED, _LAG, _PLACED = "ended", "lag", "placed"
+_TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
+_OUTCOME = record(
+    {
+        "state": one_of("COMPLETE", "PRUNED", "FAIL"),
+        "values": list_of(number(0.0), nothing=True),
+        "seconds": number(),
+    },
+    nothing=True,
+)
+_UNBOUNDED = 1e9
+"""Stands for an infinite constraint: Optuna compares sums of them."""
+
+
+class Asked(NamedTuple):
+    """A point; ``reason`` says why it is refused, and is empty if it is to be trained."""
+
+    number: int
+    point: Point
+    reason: str
+
+
+class Study:
+    """See the module. Raises: InputError from ``open`` for a damaged journal."""
+
+    def __init__(self, sweep: SweepConfig, study: optuna.Study):
+        self._sweep, self._study = sweep, study
+        began = [trial for trial in self.trials if trial.state != TrialState.WAITING and not refused(trial)]
+        self._order = [trial.number for trial in began]
+        """Trials to train, in order: a trial's place in the search."""
+        self._begun = [trial.number for trial in began if outcome(trial) == TrialState.RUNNING]
+        self._asked: dict[int, optuna.Trial] = {}
+        self._unknown: set[int] = set()
+
+    @classmethod
+    def open(cls, sweep: SweepConfig, path: Path) -> Study:
+        """Creates the journal ``path``, or goes on with it."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        _mend(path)
+        multi = sweep.search.searcher == "nsga2"
+        try:
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(path))),
+                study_name=NAME,
+                directions=["minimize"] * (2 if multi else 1),
+                load_if_exists=True,
+            )
+            if not study.get_trials(deepcopy=False):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                    study.set_metric_names(["perplexity", "epsilon"][: 1 + multi])
+            _check(sweep, study)
+            return cls(sweep, study)
+        except OSError:
+            raise
+        except Exception as error:  # Optuna replays whatever the file says, and trips in as many ways
+            remedy = f"is damaged ({type(error).__name__}): restore a copy, or start again in another folder"
+            raise InputError("study.journal", str(path), remedy) from None
+
+    @property
+    def trials(self) -> Sequence[FrozenTrial]:
+        """Every trial, in order of number."""
+        return self._study.get_trials(deepcopy=False)
+
+    @property
+    def began(self) -> bool:
+        """Whether a trial was ever begun that the budget did not refuse."""
+        return bool(self._order)
+
+    def fix_lag(self, at_once: int) -> int:
+        """Of an adaptive search for ``at_once`` trials at a time: a little more, so that one slow trial holds few others
+        up. An earlier call's holds: the cluster it was made for may be gone, and the order of decisions may not change."""
+        if _LAG not in self._study.user_attrs:
+            self._study.set_user_attr(_LAG, 2 * at_once - 1)
+        return self._lag
+
+    @property
+    def _lag(self) -> int:
+        return int(self._study.user_attrs.get(_LAG, 1))
+
+    def ended(self, *, count_refused: bool) -> int:
+        """Trials that were trained to whatever end, and, if asked for, those that were refused."""
+        return sum(outcome(trial).is_finished() and (count_refused or not refused(trial)) for trial in self.trials)
+
+    def plan(self, points: Sequence[Point]) -> None:
+        """Fixes which points are asked for, in order; those of an earlier call are not repeated."""
+        for point in points[len(self.trials) :]:
+            self._study.enqueue_trial(point)
+
+    def ask(self) -> Asked | None:
+        """The next point: first those that were begun and not ended. A refused one is told at once.
+
+        None: of an adaptive search, as long as a trial that the next one is chosen by has not ended.
+        """
+        place, trials = self._order.index(self._begun[0]) if self._begun else len(self._order), self.trials
+        if self._sweep.search.adaptive:
+            known = [trials[elder] for elder in self._known(place)]
+            if any(outcome(elder) == TrialState.RUNNING and elder.number not in self._unknown for elder in known):
+                return None
+            self._tell(known)
+        began = self._begun.pop(0) if self._begun else None
+        self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
+        trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
+        point = self._sweep.parsed_space.suggest(trial)
+        verdict = judge(self._sweep, point)
+        if "epsilon" not in trial.constraints:
+            trial.set_constraint("epsilon", min(verdict.excess, _UNBOUNDED))
+        if verdict.config is None:
+            trial.set_user_attr(REASON, verdict.reason)
+            self._study.tell(trial, state=TrialState.PRUNED)
+            self._order = [number for number in self._order if number != trial.number]
+        else:
+            self._asked[trial.number] = trial
+            if began is None:
+                self._order.append(trial.number)
+        return Asked(trial.number, point, verdict.reason)
+
+    def place(self, begin: Callable[[int], None]) -> None:
+        """Makes the folders of trials that were asked for, before they begin, and notes it: see ``placed``."""
+        trials = self.trials
+        for asked in self._asked:
+            if _PLACED not in trials[asked].user_attrs:
+                begin(asked)
+                self._asked[asked].set_user_attr(_PLACED, True)
+
+    @property
+    def placed(self) -> list[int]:
+        """Trials that have not ended, and had folders: where there are none now, they were lost."""
+        running = (trial for trial in self.trials if outcome(trial) == TrialState.RUNNING)
+        return [trial.number for trial in running if _PLACED in trial.user_attrs]
+
+    def report(self, number: int, step: int, perplexity: float) -> bool:
+        """An intermediate perplexity, by round; the first told counts. Returns whether it stops the trial early, which has
+        ended then. Not kept for two objectives."""
+        if len(self._study.directions) > 1:
+            return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a trial that was killed tells a round again
+            self._asked[number].report(perplexity, step)
+        search, trials = self._sweep.search, self.trials
+        known = [trials[elder] for elder in self._known(self._order.index(number))]
+        compared = [elder.intermediate_values for elder in known if outcome(elder) in _TRAINED]
+        if not falls_behind(search.early_stopping, search.grace_rounds, trials[number].intermediate_values, compared):
+            return False
+        self.stop(number)
+        return True
+
+    def finish(self, number: int, *, perplexity: float, epsilon: float) -> None:
+        """A trial was trained to its end."""
+        values = [perplexity] if len(self._study.directions) == 1 else [perplexity, epsilon]
+        self._end(number, TrialState.COMPLETE, values)
+
+    def stop(self, number: int) -> None:
+        """A trial was stopped early: it is not complete, and its last perplexity is not its value."""
+        self._end(number, TrialState.PRUNED)
+
+    def fail(self, number: int, reason: str) -> None:
+        """A trial diverged or crashed for good."""
+        self._asked[number].set_user_attr(REASON, reason)
+        self._end(number, TrialState.FAIL)
+
+    def leave_open(self, number: int) -> None:
+        """What became of a trial is not known, and will not be soon: others do not wait for it."""
+        self._unknown.add(number)
+
+    def close(self) -> None:
+        """Tells Optuna all there is to tell."""
+        self._tell(self.trials)
+
+    def _end(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
+        trial = self.trials[number]
+        if outcome(trial).is_finished():
+            return
+        assert trial.datetime_start is not None
+        seconds = (datetime.now() - trial.datetime_start).total_seconds()
+        self._asked[number].set_user_attr(_ENDED, {"state": state.name, "values": values, "seconds": seconds})
+        if not self._sweep.search.adaptive:
+            self._tell([self.trials[number]])
+
+    def _known(self, place: int) -> list[int]:
+        """The trials whose results decide on the trial at a place of the search."""
+        return self._order[: max(0, place - self._lag + 1)]
+
+    def _tell(self, trials: Iterable[FrozenTrial]) -> None:
+        for trial in trials:
+            ended = trial.user_attrs.get(_ENDED)
+            if ended and trial.state == TrialState.RUNNING:
+                self._study.tell(trial.number, ended["values"], state=TrialState[ended["state"]])
+
+
+def outcome(trial: FrozenTrial) -> TrialState:
+    """What became of a trial, whether or not Optuna was told yet."""
+    return TrialState[trial.user_attrs[_ENDED]["state"]] if _ENDED in trial.user_attrs else trial.state
+
+
+def seconds(trial: FrozenTrial) -> float | None:
+    """From a trial's first start to its end."""
+    ended = trial.user_attrs.get(_ENDED)
+    return None if ended is None else float(ended["seconds"])
+
+
+def refused(trial: FrozenTrial) -> bool:
+    """Whether the budget refused the trial's point."""
+    return trial.state == TrialState.PRUNED and any(excess > 0 for excess in trial.constraints.values())
+
+
+def _check(sweep: SweepConfig, study: optuna.Study) -> None:
+    """Raises: some exception for what Optuna takes from a journal as it is, and we would trip over."""
+    objectives = len(study.directions)
+    number(1, whole=True)(study.user_attrs.get(_LAG, 1), _LAG)
+    for trial in study.get_trials(deepcopy=False):
+        if not trial.params.keys() <= sweep.parsed_space.keys():
+            raise ValueError(trial.number)
+        for step, value in trial.intermediate_values.items():
+            if type(step) is not int or not isinstance(value, float | int):
+                raise ValueError(trial.number)
+        ended = trial.user_attrs.get(_ENDED)
+        _OUTCOME(ended, _ENDED)
+        if ended and ended["state"] == "COMPLETE" and len(ended["values"]) != objectives:
+            raise ValueError(trial.number)
+
+
+def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
+    """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill.
+
+    So is what an earlier setting of the same trial left, if the kill comes between the two: each has its own, too.
+    """
+    sampler = _seeded_sampler(sweep, trial_number)
+
+    def sample_independent(study: optuna.Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
+        own = _seeded_sampler(sweep, trial_number, *name.encode())
+        return own.sample_independent(study, trial, name, distribution)
+
+    sampler.sample_independent = sample_independent  # type: ignore[method-assign, assignment]
+    return sampler
+
+
+def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
+    seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return _SAMPLERS[sweep.search.searcher](sweep, seed)
+
+
+_SAMPLERS: dict[str, Callable[[SweepConfig, int], BaseSampler]] = {
+    "random": lambda sweep, seed: RandomSampler(seed=seed),
+    "grid": lambda sweep, seed: RandomSampler(seed=seed),  # its points are listed beforehand
+    "tpe": lambda sweep, seed: TPESampler(seed=seed, multivariate=True, group=True),
+    # A generation must fit into the trials several times to be of use.
+    "nsga2": lambda sweep, seed: NSGAIISampler(seed=seed, population_size=max(4, min(50, sweep.num_trials // 4))),
+    "gp": lambda sweep, seed: GPSampler(seed=seed, warn_independent_sampling=False),
+}
+"""A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not."""
+
+
+def _mend(path: Path) -> None:
+    """Cuts off a last line that a kill left torn, which the next one would be glued to, and a dead process's lock."""
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink()
+    if path.exists():
+        check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+                os.fsync(file.fileno())

@@ -1,0 +1,400 @@
+"""``sweep``: from a sweep file to the best model under a budget, on Ray Tune.
+
+    answer = sweep(load_sweep_config("sweeps/quickstart.yaml"), Path("runs/quickstart"))
+    answer["best"]["perplexity"], answer["selection"]["epsilon"]
+
+Everything can be killed: the study's journal and each trial's own ledger and checkpoints are the state, never Ray's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
+from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.errors import InputError, within
+from uedp_ray.reporting import Say
+from uedp_ray.search.checks import check_sweep
+from uedp_ray.search.disk import too_full
+from uedp_ray.search.feasibility import budget_cautions, check_reachable
+from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, conclude, marked, pretrained
+from uedp_ray.search.gpus import gpus_of_worker, idle
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.preflight import Node, check_cluster
+from uedp_ray.search.remote import Beside
+from uedp_ray.search.results import Row, Rows, best, count_states, read_columns, write_table
+from uedp_ray.search.searcher import Feed
+from uedp_ray.search.selection_cost import announced, charged_runs, fix_terms, planned_points
+from uedp_ray.search.study import Study
+from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
+from uedp_ray.search.tuning import tune_trials
+from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
+from uedp_ray.storage.locks import INSIDE
+from uedp_ray.storage.open import open_storage
+from uedp_ray.training.guard import check_other, check_public, check_warm_start
+from uedp_ray.training.host import Progress
+from uedp_ray.training.pretrain import PretrainProgress
+from uedp_ray.training.run_vocabulary import public_sentences, public_text
+from uedp_ray.training.texts import copies_told
+
+_NO_SWEEP = "is not empty and holds no sweep: name another folder"
+_DELETE = "delete it: the search writes it anew"
+Show = Callable[[dict[str, Any]], None]
+"""Told counts of trials by state, and the best so far, after every change."""
+
+
+def sweep(
+    config: SweepConfig,
+    out: Path | str,
+    *,
+    address: str | None = None,
+    resume: bool = False,
+    say: Say = lambda message: None,
+    show: Show = lambda status: None,
+    progress: Progress = lambda row: None,
+    pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
+) -> dict[str, Any]:
+    """Searches, and returns what ``result.json`` holds: best, pareto, trials, counts, selection, references, sweep_dir.
+
+    Args:
+      config: the sweep.
+      out: the sweep directory, which every node must see under this path, or a URL (``training.mirror``); new unless
+        ``resume``.
+      address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
+      resume: go on with the sweep in ``out``; no trial runs twice.
+      say, show, progress, pretrain_progress: told what goes on.
+
+    Raises: InputError for what the user can mend; KeyboardInterrupt on Ctrl-C, after trials were stopped; OSError on a
+    full disk. After any of them ``resume`` goes on.
+    """
+    storage = open_storage(out)
+    folder = SweepDir(storage.root, storage)
+    with storage.exclusive():
+        storage.clear()
+        with folder.driving() if folder.private.is_dir() else nullcontext():  # not beneath one who did not see our lock
+            settle(folder.root, folder.names)
+            if folder.config.exists():  # else it is not ours
+                for each in (folder.private, folder.tokens):
+                    settle(each)
+        restore(folder)
+        _refuse(config, folder, resume)
+        base = _searched_base(config)
+        if not folder.trial_base.exists():  # else it was checked, and the text need not be here any more
+            check_sweep(config, base, say)
+        check_reachable(config)
+        for caution in budget_cautions(config):
+            say(f"caution: {caution}")
+        make_folder(folder.root)
+        if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
+            folder.root.chmod(0o700)
+        make_folder(folder.private, private=True)
+        if not folder.config.exists():
+            folder.mark.touch(mode=0o600)
+        with folder.driving():
+            storage.acquire()
+            restore(folder)
+            _refuse_second_winner(config, folder)
+            _claim(config, folder)
+            if not folder.terms.exists():
+                say("fixing how the choice is paid")  # takes a while: points are drawn, and each one's noise is solved
+            fix_terms(config, folder)
+            keep_terms(folder)
+            say(announced(config, folder))
+            study = Study.open(config, folder.journal)
+            rows = GatheredRows(config, folder)
+            _refuse_cut(config, folder, study, rows)
+            with Beside(config, address) as beside:
+                _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+                study.close()
+                return conclude(config, folder, rows.read(study.trials), beside, say, progress)
+
+
+def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
+    """Refuses a folder that holds anything but the sweep that is asked for."""
+    if folder.root.exists() and not folder.root.is_dir():
+        raise InputError("--out", str(folder.root), "is a file: name a folder")
+    if not folder.config.exists():
+        if resume:
+            address = folder.storage.address(folder.root)
+            raise InputError("--out", address, "holds no sweep to resume: check the name, or drop --resume")
+        others = folder.root.exists() and holds_others(folder.root, (folder.private.name, INSIDE))
+        if folder.private.is_dir() and not folder.mark.exists():  # a user's own of that name
+            others = others or holds_others(folder.private, (folder.lock.name,))
+        if others or _trained(folder):
+            raise InputError("--out", str(folder.root), _NO_SWEEP)
+    elif not folder.storage.is_copy and not _trained(folder):
+        if not folder.mark.exists():  # a user's own file of that name
+            raise InputError("--out", str(folder.root), _NO_SWEEP)
+        # else what failed to start may be mended and tried again
+    elif not resume:
+        raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
+    elif not folder.storage.exists():
+        raise InputError(
+            "--resume", str(folder.root), "has no private/: it is a copy for reading, name the sweep itself"
+        )
+    elif load_sweep_config(folder.config).digest() != config.digest():
+        remedy = f"is of another sweep file: resume with {folder.config}, or name another folder"
+        raise InputError("--resume", str(folder.root), remedy)
+
+
+def _trained(folder: SweepDir) -> bool:
+    """Whether anything was ever trained here. What it cost stays spent, whichever parts of it are gone: any one tells."""
+    made = (folder.winner, folder.noiseless.parent, folder.tokens)
+    if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
+        return True
+    if folder.started_runs() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
+        return True
+    return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
+
+
+def _tells_of_trials(table: Path) -> bool:
+    """Whether ``trials.parquet`` has a trial that was not refused, or cannot be read."""
+    try:
+        return any(row["state"] != "refused" for row in read_columns(table, ["state"], ""))
+    except (InputError, OSError):
+        return True
+
+
+def _searched_base(config: SweepConfig) -> RunConfig:
+    """The base of the trials: under rule ``public`` another text than the winner's."""
+    if config.search.rule != "public":
+        return config.base
+    with within("search.public"):
+        base = from_dict(RunConfig, set_keys(to_dict(config.base), config.search.public))
+    if base.corpus.source == config.base.corpus.source:
+        remedy = "rule public searches on public text: give corpus.source there"
+        raise InputError("search.public", dict(config.search.public), remedy)
+    return base
+
+
+def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
+    """Refuses more trials under rule ``public`` once the winner's training began: they might make another one the best.
+
+    And any start where the winner was trained and its ledger is gone.
+    """
+    if config.search.rule != "public" or begun_winner(folder) is None:
+        return
+    if not folder.journal.exists() or planned_points(config, folder) is not None:
+        return
+    ended = Study.open(config, folder.journal).ended(count_refused=False)
+    if config.num_trials > ended:
+        remedy = f"{SECOND_WINNER}, or keep to {ended} trials"
+        raise InputError("search.trials", config.num_trials, remedy)
+
+
+def _claim(config: SweepConfig, folder: SweepDir) -> None:
+    """Writes the sweep down; of another, which never trained anything, nothing is kept."""
+    for file in (folder.terms, folder.journal):  # they would be made anew, with results known
+        if not file.exists() and _trained(folder):
+            remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
+            raise InputError(file.name, str(file), remedy)
+    if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
+        for path in (folder.private / "corpora", folder.private / "winner"):
+            shutil.rmtree(path, ignore_errors=True)
+        for file in (folder.journal, folder.terms, folder.pool):
+            file.unlink(missing_ok=True)
+    dump_sweep_config(config, folder.config)
+
+
+def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows) -> None:
+    """Refuses, before more is trained, a sweep of which the journal or trials are gone: their price would be left out."""
+    known, last = len(study.trials), max(folder.started_runs().values(), default=-1)
+    if last >= known:
+        remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
+        raise InputError("study.journal", str(folder.journal), remedy)
+    lost = [str(folder.trials)] if study.began and not folder.trials.exists() else []  # there before the first begins
+    charged = config.search.rule != "public"
+    for number in study.placed if charged else ():
+        lost += folder.lost(number, config.search.seeds_per_trial)
+    if lost:
+        remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
+        raise InputError("trials", lost[0], remedy)
+    if charged:
+        folder.storage.get(folder.table)
+        stated = {
+            row["trial"]: row["charged"] or 0 for row in read_columns(folder.table, ["trial", "charged"], _DELETE)
+        }
+        ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped", "failed")]
+        charged_runs(config, folder, [row | {"charged": stated.get(row["trial"])} for row in ended])
+
+
+def _search(
+    config: SweepConfig,
+    base: RunConfig,
+    folder: SweepDir,
+    study: Study,
+    rows: Rows,
+    beside: Beside,
+    say: Say,
+    show: Show,
+    pretrain_progress: PretrainProgress,
+) -> None:
+    """Runs the trials that are left. Raises: KeyboardInterrupt if it was interrupted; what ``Feed.failure`` says."""
+    points = planned_points(config, folder)
+    if points is not None:
+        study.plan(points)
+    wanted = config.num_trials if points is None else len(points)
+    left = wanted - study.ended(count_refused=points is not None)
+    if left <= 0:
+        return
+    changed = _teller(study, rows, config, folder, wanted, show)
+    gpus, at_once = _check_room(config, folder, left, beside.open(), say)
+    with copies_told(
+        folder.private, say, "corpora/private", "winner/private", unless=lambda: bool(folder.started_runs())
+    ):
+        _lay_ground(config, base, folder, beside, say, pretrain_progress)
+    each = f", {gpus:g} GPU each" if gpus else ""
+    if config.search.adaptive:
+        lag = study.fix_lag(at_once)
+        at_once = min(at_once, lag)
+        each += f", each chosen by the results of those {lag} or more before it" if lag > 1 else ""
+    say(f"searching: {left} trials, {at_once} at once{each}")
+    slots = at_once if config.resources.workers_per_trial == 1 else None
+    make_folder(folder.trials)
+    feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
+    tune_trials(config, folder, feed, at_once, gpus)
+
+
+def _lay_ground(
+    config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, say: Say, progress: PretrainProgress
+) -> None:
+    """Prepares what trials share, and the public model of the base.
+
+    Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
+    """
+    say("preparing the corpora")
+    private = None
+    if folder.storage.is_copy and folder.trial_base.exists():  # the text need not be on this machine
+        folder.fetch()
+        base = load_config(folder.trial_base)
+    else:
+        named = base.corpus
+        base = prepared(base, folder, folder.private / "corpora")
+        _check_text(config, base)
+        private = _private_text(config, base, named, folder)
+        with replacing(folder.trial_base, private=True) as new:
+            dump_config(base, new)
+        folder.storage.put(folder.trial_base)
+    start = base.model.warm_start
+    if base.pretrain.text:
+        say("pre-training on public text")
+        beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
+        start = str(folder.pretrained(base) / "model")
+    if private is not None:
+        for model in {start, *config.choices("model.warm_start")}:
+            check_warm_start(private, model)
+        _check_words(private, base)
+
+
+def _check_text(config: SweepConfig, run: RunConfig) -> None:
+    """Whether the corpus has the categories of the space, and keeps what is declared of it: for all trials at once.
+
+    A trial that was refused for it would tell of the private text, and nothing charges for that.
+    Raises: InputError, of which ``TextError``.
+    """
+    for categories in (run.corpus.categories, *config.choices("corpus.categories")):
+        corpus = open_corpus(run.corpus.source.path, categories)
+        apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
+
+
+def _check_words(private: Corpus, base: RunConfig) -> None:
+    """Compares text that only a vocabulary is made of with the private text, as ``check_warm_start`` does what pre-trains.
+
+    Raises: TextError.
+    """
+    field, sources = public_text(base)
+    if base.pretrain.text or base.model.warm_start or not sources:
+        return
+    sketch = Sketch()
+    for _ in public_sentences(sources, sketch=sketch, field=field):
+        pass
+    check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
+
+
+def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, folder: SweepDir) -> Corpus:
+    """The private text, opened. Under rule ``public``, where only the winner may read it, it is compared with what the
+    search reads; ``named`` is that as the user named it.
+
+    Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
+    """
+    if config.search.rule != "public":
+        return open_corpus(base.corpus.source.path)
+    winner = prepared(config.base, folder, folder.private / "winner")
+    _check_text(config, winner)
+    private = open_corpus(winner.corpus.source.path)
+    remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
+    assert base.corpus.evaluation is not None  # prepare_corpora refuses it
+    assert named.evaluation is not None
+    for key, read, source in (
+        ("source", base.corpus.source, named.source),
+        ("evaluation", base.corpus.evaluation, named.evaluation),
+    ):
+        check_other(private, open_corpus(read.path), f"search.public.corpus.{key}", source, remedy)
+    return private
+
+
+def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], say: Say) -> tuple[float, int]:
+    """The preflight; returns the GPUs of a worker, and how many trials run at once."""
+    resources = config.resources
+    gpus = gpus_of_worker(config, nodes, left)
+    room = check_cluster(
+        workers_per_trial=resources.workers_per_trial,
+        cpus_per_worker=resources.cpus_per_worker,
+        gpus_per_worker=gpus,
+        storage=folder.root,
+        url=folder.storage.url,
+    )
+    at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
+    unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
+    runs = left * config.search.seeds_per_trial
+    full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root)
+    for warning in (*room.warnings, unused, full):
+        if warning:
+            say(warning)
+    return gpus, at_once
+
+
+def _teller(
+    study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, show: Show
+) -> Callable[[], None]:
+    """What is done after every change: the table is written as trials end, and whoever watches is told.
+
+    At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
+    """
+
+    def begin(number: int) -> None:
+        for run in folder.runs(number, config.search.seeds_per_trial):
+            folder.begin(run)
+
+    ended = [-1]
+    begun: list[dict[int, str]] = [{}]
+
+    def changed() -> None:
+        study.place(begin)
+        now = rows.read(study.trials)
+        if begun[0] != (states := {row["number"]: row["state"] for row in now if row["state"] != "refused"}):
+            folder.storage.append(folder.journal)
+            begun[0] = states
+        if ended[0] != (count := sum(row["state"] != "running" for row in now)):
+            ended[0] = count
+            write_table(now, config, folder.table)
+            folder.storage.publish(folder.table)
+        show(_status(now, wanted))
+
+    return changed
+
+
+def _status(rows: list[Row], wanted: int) -> dict[str, Any]:
+    found = best(rows)
+    return {
+        **count_states(rows),
+        "wanted": wanted,
+        "best": found and {key: found[key] for key in ("trial", "perplexity", "bits_per_byte", "epsilon", "unit")},
+    }

@@ -1,0 +1,317 @@
+"""What a sweep is: a base run, a space, a budget, a searcher and resources. Read from and written to YAML.
+
+    sweep = load_sweep_config("sweeps/quickstart.yaml", ["search.trials=8"])
+    dump_sweep_config(sweep, "runs/quickstart/sweep.yaml")
+
+Every field is PUBLIC, as in ``uedp_ray.config``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from uedp_ray.config import RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.limits import at_least, check_choices, choice, positive
+from uedp_ray.corpus.categories import expand
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import selection
+from uedp_ray.privacy.statement import narrowed
+from uedp_ray.search.space import MAX_POINTS, Space, setting
+from uedp_ray.search.stopping import EarlyStopping
+from uedp_ray.storage.files import write_atomically
+from uedp_ray.units import Unit
+
+Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
+Selection = Literal["default", "public", "repeat_and_select", "composition"]
+Law = Literal["logarithmic", "geometric", "poisson"]
+Tracker = Literal["mlflow", "wandb"]
+DEFAULT_TRIALS = 32
+MAX_SEEDS = 1_000
+_PRIVATE_WORDS = "noisy-threshold"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig:
+    """What every trial may spend. What the choice among trials costs comes on top of it, and is reported."""
+
+    target_epsilon: float = 8.0
+    delta: float = 1e-5
+    unit: Unit = "user-entity"
+    """Whose epsilon is bounded."""
+    noise: Literal["calibrated", "free"] = "calibrated"
+    """``calibrated``: each trial's noise multiplier is solved so that it meets the budget. ``free``: the base or the
+    space gives the noise multiplier, and points beyond the budget are refused."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "budget")
+        positive("budget.target_epsilon", self.target_epsilon)
+        if not 0.0 < self.delta < 1.0:
+            raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How points of the space are chosen, and by which rule the choice of the best is paid."""
+
+    searcher: Searcher = "tpe"
+    trials: int | None = None
+    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its own."""
+    seeds_per_trial: int = 1
+    """Runs of every point; they differ in initial parameters, samples and noise."""
+    early_stopping: EarlyStopping = "none"
+    """``asha`` or ``median``: trials that fall behind are stopped."""
+    grace_rounds: int = 5
+    """Rounds before which nothing is stopped early."""
+    selection: Selection = "default"
+    """``default``: ``repeat_and_select`` for ``random`` without early stopping, else ``composition``."""
+    law: Law = "logarithmic"
+    """``repeat_and_select`` only: the law of the secret number of trials."""
+    pool_size: int = 64
+    """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
+    public: Mapping[str, Any] = field(default_factory=dict)
+    """Rule ``public`` only: settings laid over the base while searching, such as public text as ``corpus.source``."""
+    seed: int = 0
+    """Of the searcher. Samples and noise of the trials have their own, private keys."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "search")
+        at_least("search.trials", self.trials, 1, most=MAX_POINTS, optional=True)
+        at_least("search.seeds_per_trial", self.seeds_per_trial, 1, most=MAX_SEEDS)
+        at_least("search.grace_rounds", self.grace_rounds, 1)
+        at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
+        at_least("search.seed", self.seed, 0)
+        if self.searcher == "grid" and self.trials is not None:
+            raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
+        if self.stops_early and self.searcher in ("nsga2", "gp"):
+            raise InputError(
+                "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
+            )
+        if self.stops_early and self.seeds_per_trial > 1:
+            raise InputError(
+                "search.early_stopping", self.early_stopping, "needs one seed a trial: use none, or 1 seed"
+            )
+        selection.check_rule(self.rule, searcher=self.searcher, early_stopping=self.stops_early)
+        if bool(self.public) != (self.rule == "public"):
+            remedy = "give it for rule public, and for that rule only: it names the public text that trials use"
+            raise InputError("search.public", dict(self.public), remedy)
+
+    @property
+    def stops_early(self) -> bool:
+        return self.early_stopping != "none"
+
+    @property
+    def rule(self) -> str:
+        """The rule by which the choice is paid."""
+        if self.selection != "default":
+            return self.selection
+        return selection.default_rule(self.searcher, early_stopping=self.stops_early)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a trial may depend on the results of others."""
+        return selection.is_adaptive(self.searcher, early_stopping=self.stops_early)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceConfig:
+    """What one trial takes. As many trials run at once as fit."""
+
+    workers_per_trial: int = 1
+    """1 trains inside the trial's own process; more form a Ray Train group."""
+    cpus_per_worker: int = 1
+    gpus_per_worker: float | Literal["auto"] = "auto"
+    """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
+    trials of one worker share a GPU."""
+    max_concurrent: int | None = None
+    """Trials at once, at most; none: as many as fit."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers_per_trial", "cpus_per_worker"):
+            at_least(f"resources.{name}", getattr(self, name), 1)
+        at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
+        gpus = self.gpus_per_worker
+        if gpus != "auto" and not (
+            0 <= gpus < math.inf and (gpus == int(gpus) or (gpus < 1 and self.workers_per_trial == 1))
+        ):
+            remedy = "give auto, 0, a whole number, or a part of 1 for trials of one worker"
+            raise InputError("resources.gpus_per_worker", gpus, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceConfig:
+    """Lines to compare with. The public model is scored wherever there is one: that costs nothing."""
+
+    noiseless: Mapping[str, Any] | None = None
+    """Settings laid over the base for one run WITHOUT privacy on the same text; none: no such run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """A whole sweep. ``base`` carries the budget already: a trial is ``base`` with a point of ``space`` laid over it."""
+
+    base: RunConfig
+    space: Mapping[str, Any]
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    resources: ResourceConfig = field(default_factory=ResourceConfig)
+    references: ReferenceConfig = field(default_factory=ReferenceConfig)
+    trackers: tuple[str, ...] = ()
+    """Any of ``mlflow`` and ``wandb``; TensorBoard's files are always written."""
+
+    def __post_init__(self) -> None:
+        for tracker in self.trackers:
+            choice("trackers", tracker, Tracker)
+        if self.base.corpus.evaluation is None:
+            raise InputError("base.corpus.evaluation", None, "name text to compare trials on")
+        if self.resources.workers_per_trial > 1 and self.search.stops_early:
+            remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
+            raise InputError("search.early_stopping", self.search.early_stopping, remedy)
+        if self.common_categories == ():
+            remedy = "no category is in every choice, so no entity is protected by all trials: keep one in each, or use"
+            values = list(self.parsed_space["corpus.categories"].values)
+            raise InputError("space.corpus.categories", values, f"{remedy} rule public or compare")
+        self._check_noise()
+        self._check_vocabulary()
+
+    def _check_vocabulary(self) -> None:
+        """Refuses a vocabulary from private text where its price cannot be fixed before the first trial."""
+        if not self._private_words:
+            return
+        space, search = self.parsed_space, self.search
+        if search.rule == "repeat_and_select":
+            searched = space.get("vocabulary.kind")
+            part = "space" if searched and _PRIVATE_WORDS in searched.values else "base"
+            remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
+            raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)
+        for key in ("vocabulary.kind", "vocabulary.threshold_delta"):
+            if key in space and search.rule == "composition" and search.adaptive:
+                remedy = (
+                    "an adaptive search puts aside before its first trial what vocabularies from private text take of "
+                    "delta: set it in base, or use grid or random with selection composition"
+                )
+                raise InputError(f"space.{key}", space[key].spec, remedy)
+
+    @property
+    def _private_words(self) -> bool:
+        """Whether a trial may make a vocabulary of the text that it is trained on."""
+        return _PRIVATE_WORDS in self._in_a_trial("vocabulary.kind", self.base.vocabulary.kind)
+
+    def _in_a_trial(self, key: str, base: Any) -> list[Any]:
+        """What a setting of choices may be in a trial; ``base``: where it is not searched, or not at every point."""
+        searched = self.parsed_space.get(key)
+        return self.choices(key) if searched and not searched.when else [*self.choices(key), base]
+
+    def choices(self, key: str) -> list[Any]:
+        """What the space tries of a setting of choices, as ``RunConfig`` takes it; nothing if it is not searched."""
+        searched = self.parsed_space.get(key)
+        return [] if searched is None else [setting(key, value) for value in searched.values]
+
+    def _check_noise(self) -> None:
+        free, space = self.budget.noise == "free", self.parsed_space
+        noise, target = space.get("privacy.noise_multiplier"), space.get("privacy.target_epsilon")
+        if noise and not free:
+            remedy = "is solved from the budget: leave it out, or set budget.noise to free"
+            raise InputError("space.privacy.noise_multiplier", noise.spec, remedy)
+        if target and free:
+            remedy = "nothing is solved with free noise: search privacy.noise_multiplier"
+            raise InputError("space.privacy.target_epsilon", target.spec, remedy)
+        if target and any(value > self.budget.target_epsilon for value in target.values):
+            remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
+            raise InputError("space.privacy.target_epsilon", target.spec, remedy)
+        if self.search.searcher == "nsga2" and not (noise or target):
+            remedy = "trades perplexity for epsilon: put privacy.target_epsilon into the space, or use tpe"
+            raise InputError("search.searcher", "nsga2", remedy)
+        if self.search.searcher == "gp" and free:
+            raise InputError("search.searcher", "gp", "does not learn which points are refused: use calibrated noise")
+
+    @functools.cached_property
+    def parsed_space(self) -> Space:
+        return Space.parse(self.space, self.base)
+
+    @functools.cached_property
+    def common_categories(self) -> tuple[str, ...] | None:
+        """Where trials differ in the categories they protect and are priced together: those that all of them protect.
+
+        The price composes releases for one pair of a user and an entity, in every trial the same.
+        """
+        if "corpus.categories" not in self.parsed_space or self.search.rule == "public" or self.budget.unit == "user":
+            return None
+        chosen = self._in_a_trial("corpus.categories", self.base.corpus.categories)
+        protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
+        return tuple(sorted(frozenset.intersection(*protected))) if protected else None
+
+    @property
+    def unit(self) -> str:
+        """What the price of the search protects, in words."""
+        return narrowed(self.budget.unit, self.common_categories)
+
+    @property
+    def num_trials(self) -> int:
+        """Trials to train; their mean number under ``repeat_and_select``."""
+        if self.search.searcher == "grid":
+            return len(self.parsed_space.grid())
+        return self.search.trials or DEFAULT_TRIALS
+
+    def digest(self) -> str:
+        """SHA-256 of what may not change on resume: all but name, resources, trackers, and sometimes the number of trials.
+
+        Whoever adds trials has seen results. Where that is not charged for, their number stays as it was; and where they
+        make vocabularies from private text, for which no more of delta was put aside.
+        """
+        tree = to_dict(self)
+        del tree["resources"], tree["trackers"], tree["base"]["name"]
+        charged = self.search.rule == "composition" and self.search.adaptive and not self._private_words
+        if self.search.rule == "public" or charged:
+            del tree["search"]["trials"]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:
+    """Reads a sweep file and applies ``a.b=value`` overrides, such as ``search.trials=8``.
+
+    Raises: InputError for unknown keys, bad values, and a base that contradicts the budget.
+    """
+    tree = set_keys(read_yaml(path), parse_overrides(overrides))
+    for name in ("base", "space"):
+        if not isinstance(tree.get(name), dict):
+            raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}")
+    budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
+    tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
+    return from_dict(SweepConfig, tree)
+
+
+def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
+    """The base's privacy section with the budget in it. Raises: InputError where the two contradict each other."""
+    if not isinstance(privacy, dict):
+        raise InputError("base.privacy", privacy, "expected a mapping of keys")
+    stated: dict[str, Any] = {"delta": budget.delta, "protect": budget.unit}
+    if budget.noise == "calibrated":
+        stated |= {"target_epsilon": budget.target_epsilon, "noise_multiplier": None}
+    else:
+        stated |= {"target_epsilon": None, "noise_multiplier": privacy.get("noise_multiplier", 1.0)}
+    for name, value in stated.items():
+        given = privacy.get(name)
+        if given is not None and str(given) != str(value) and not _same_number(given, value):
+            raise InputError(f"base.privacy.{name}", given, "the sweep's budget says this: leave it out of the base")
+    return {**privacy, **stated}
+
+
+def _same_number(given: Any, value: Any) -> bool:
+    try:
+        return float(given) == float(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def dump_sweep_config(sweep: SweepConfig, path: str | Path) -> None:
+    """Writes the complete, resolved sweep as YAML, whole or not at all."""
+    write_atomically(Path(path), yaml.safe_dump(to_dict(sweep), sort_keys=False, allow_unicode=True).encode())

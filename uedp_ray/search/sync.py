@@ -1,0 +1,84 @@
+"""A sweep at a URL: what goes on from there, what must be there for trials, and what trials left there.
+
+    restore(folder)                                      # config, terms, journal, as the start before left them
+    base = prepared(base, folder, folder.private / "corpora")
+    rows = GatheredRows(sweep, folder)
+    rows.read(study.trials)                              # fetches the ledgers and results of trials that ended
+
+A trial that ended for the search may go on where a node was cut off. Its run is taken over before its ledger is read, so
+that the ledger holds everything it ever releases (``training.mirror``). For a folder that every node sees, nothing of this
+does anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.trial import FrozenTrial
+
+from uedp_ray.config import RunConfig, SourceConfig, load_config
+from uedp_ray.errors import InputError
+from uedp_ray.search.layout import SweepDir, corpora_at
+from uedp_ray.search.results import Row, Rows
+from uedp_ray.search.study import outcome, refused
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.training.paths import TEXT, with_absolute_paths
+from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.texts import prepare_corpora
+
+
+def restore(folder: SweepDir) -> None:
+    """What the search goes on from. The journal is there before the first trial begins, so its trials may have begun.
+
+    Raises: InputError where nodes would keep their copies at another path than before: the trials' configs name it.
+    """
+    folder.storage.get(folder.config, folder.trial_base, folder.pool, folder.terms)
+    if folder.storage.is_copy and folder.trial_base.exists():
+        corpus = Path(load_config(folder.trial_base).corpus.source.path)
+        if not corpus.is_relative_to(folder.root):
+            remedy = f"the sweep's copies were at {corpus.parents[2]}: set UEDP_RAY_WORK so that they are there again"
+            raise InputError("UEDP_RAY_WORK", str(folder.root), remedy)
+    if folder.storage.restore(folder.journal):
+        folder.trials.mkdir(exist_ok=True)
+
+
+def keep_terms(folder: SweepDir) -> None:
+    """The sweep and how its choice is paid; the terms last, since what they rest on is not made again."""
+    folder.storage.put(*(path for path in (folder.config, folder.pool, folder.terms) if path.exists()))
+    folder.storage.publish(folder.config, folder.terms)
+
+
+def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
+    """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
+    fixed = bool(folder.started_runs())
+    if fixed:  # by a start that may have been on another node
+        folder.storage.get(*corpora_at(into))
+    base = with_absolute_paths(prepare_corpora(base, into, fixed=fixed))
+    assert base.corpus.evaluation is not None  # prepare_corpora refuses it
+
+    def adopted(source: SourceConfig, name: str) -> SourceConfig:
+        return dataclasses.replace(source, path=str(folder.storage.adopt(Path(source.path), into / name)))
+
+    folder.storage.put(into / TEXT)
+    source, evaluation = adopted(base.corpus.source, "private"), adopted(base.corpus.evaluation, "evaluation")
+    return dataclasses.replace(base, corpus=dataclasses.replace(base.corpus, source=source, evaluation=evaluation))
+
+
+class GatheredRows(Rows):
+    """``Rows`` whose run directories are fetched, without models and what is private."""
+
+    def __init__(self, sweep: SweepConfig, folder: SweepDir):
+        super().__init__(sweep, folder)
+        self._gathered: set[int] = set()
+
+    def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
+        for trial in trials:
+            if outcome(trial).is_finished() and not refused(trial) and trial.number not in self._gathered:
+                for path in self._folder.runs(trial.number, self._sweep.search.seeds_per_trial):
+                    storage = self._folder.storage.child(path)
+                    if storage.exists():
+                        RunDir(path, storage).close()
+                self._gathered.add(trial.number)
+        return super().read(trials)

@@ -1,0 +1,128 @@
+"""One trial, in a process of its own: a point becomes one run a seed, and a word on how it ended.
+
+    run_trial({"number": 7, "point": {"privacy.user_sampling_prob": 0.2}}, root="runs/s", report=print)
+
+A trial that was killed goes on from its checkpoints; what it released stays charged in its own ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import statistics
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.config import RunConfig, load_config
+from uedp_ray.errors import DeviceError, InputError, TextError
+from uedp_ray.search.feasibility import run_config
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.space import Point
+from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.storage.base import Storage, StorageError
+from uedp_ray.storage.open import open_storage
+from uedp_ray.training.faults import blamed
+from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import PretrainProgress, warm_started
+
+Report = Callable[[dict[str, Any]], None]
+"""Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
+
+DONE, DISK = "done", "disk"
+FAILED = "failed"
+"""The point is to blame: it diverges, it needs more memory than there is, it asks for what cannot be."""
+CRASHED = "crashed"
+"""Something else is: a mistake in the code, a file that is missing, a folder that is busy, too few open files."""
+DEVICE = "device"
+"""The GPU is, and this process is of no more use: what CUDA lost, it does not get back."""
+_SETTINGS = {section.name for section in dataclasses.fields(RunConfig)} - {"corpus"}
+"""Sections of a run file that say what a point asks for; of the text, which all points share, none does."""
+
+
+def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpus: float = 0.0) -> str:
+    """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported, and returned.
+
+    ``gpus``: of each worker of a Ray Train group; a trial of one worker takes what Ray gave this process.
+    """
+    storage = open_storage(root)
+    folder = SweepDir(storage.root, storage)
+    try:
+        folder.fetch()
+        sweep = load_sweep_config(folder.config)
+        with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
+            perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
+        outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
+    except OSError as error:
+        of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        outcome, reason = DISK if of_disk else CRASHED, str(error)
+    except DeviceError as error:
+        outcome, reason = DEVICE, str(error)
+    except TextError as error:  # all points were checked before the first trial: the text has changed
+        outcome, reason = CRASHED, f"{error.field} is refused since the text was read again; how it fails stays private"
+    except InputError as error:
+        outcome, reason = FAILED if error.field.split(".")[0] in _SETTINGS else CRASHED, str(error)
+    except Exception as error:  # its message might hold private text
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+    if outcome != DONE:
+        perplexity, epsilon = math.inf, math.inf
+    report({"round": 0, "perplexity": perplexity, "epsilon": epsilon, "outcome": outcome, "reason": reason})
+    return outcome
+
+
+def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
+    """The sweep with the base that its trials share."""
+    return dataclasses.replace(sweep, base=load_config(folder.trial_base))
+
+
+def started(
+    config: RunConfig, folder: SweepDir, progress: PretrainProgress = lambda step, steps, loss: None
+) -> RunConfig:
+    """The config starting from the public model of its shape, if there is public text to train it on."""
+    if not config.pretrain.text:
+        return config
+    model, storage = folder.pretrained(config), folder.storage
+    with storage.lock(model):
+        storage.get(model)
+        here = model.exists()
+        config = warm_started(config, model, progress=progress)
+        if not here:
+            storage.publish(model)
+    return config
+
+
+def _train(
+    sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
+) -> tuple[float, float]:
+    config = started(run_config(trial_base(sweep, folder), point), folder)
+    resources, unit = sweep.resources, sweep.budget.unit
+
+    def observe(row: dict[str, Any]) -> None:
+        if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
+            report({"round": row["round"], "perplexity": row["perplexity"], "epsilon": row[f"epsilon_{unit}"]})
+
+    results = []
+    for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
+        training = dataclasses.replace(config.training, seed=config.training.seed + seed)
+        storage = folder.storage.child(out)
+        result = train(
+            dataclasses.replace(config, name=out.name, training=training),
+            storage,
+            workers=0 if resources.workers_per_trial == 1 else resources.workers_per_trial,
+            cpus_per_worker=resources.cpus_per_worker,
+            gpus_per_worker=gpus,
+            resume=storage.exists(),
+            tokens=folder.tokens,
+            text=folder.text,
+            part_of="sweep",
+            public_source=sweep.search.rule == "public",
+            observe=observe if seed == 0 else lambda row: None,
+        )
+        results.append(result)
+    scores = [result["perplexity"] for result in results]
+    spent = [result["epsilon"][unit] for result in results]
+    # null stands for what is not finite
+    return math.inf if None in scores else statistics.fmean(scores), math.inf if None in spent else max(spent)

@@ -1,0 +1,125 @@
+"""The search on Ray Tune: which trial runs where, and which trackers are told."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import uuid
+from contextlib import redirect_stdout
+from typing import Any
+
+from ray.tune.stopper import Stopper
+
+from uedp_ray.config import to_dict
+from uedp_ray.config.io import named_variables
+from uedp_ray.interrupts import handlers_kept
+from uedp_ray.search.layout import SweepDir, trial_id
+from uedp_ray.search.searcher import Feed
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.trial import DEVICE, run_trial
+
+_RETRIES = 3
+"""Times that a trial whose process died is started anew: it goes on from its checkpoint."""
+
+
+def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int, gpus: float) -> None:
+    """Runs trials, whose workers have ``gpus`` GPUs each, until the feed has no more.
+
+    Raises: what ``feed.failure`` says; KeyboardInterrupt on Ctrl-C.
+    """
+    import ray
+    from ray import tune
+
+    storage, resources, variables = folder.storage, config.resources, named_variables(to_dict(config))
+
+    def trainable(trial: dict[str, Any]) -> None:
+        for name, value in variables.items():  # what $NAME stands for, where a node does not say it itself
+            os.environ.setdefault(name, value)
+
+        def report(row: dict[str, Any]) -> None:
+            tune.report(row | {"where": _where()} if row.get("outcome") == DEVICE else row)
+
+        if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
+            threading.Event().wait()  # a device that is given back is given to the next trial: this one keeps it
+
+    # A Ray Train group takes its own resources. Its trial stays beside the driver, by a mark of that node: a node that dies
+    # takes workers along, which Ray Train replaces, and never the trial, whose group would go on holding its CPUs.
+    alone = resources.workers_per_trial == 1
+    beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    taken = {"CPU": resources.cpus_per_worker, "GPU": gpus} if alone else beside
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, taken),
+        tune_config=tune.TuneConfig(
+            search_alg=feed,
+            num_samples=-1,  # until the feed has no more
+            max_concurrent_trials=at_once,
+            reuse_actors=True,
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(
+            stop=_Stopper(feed),
+            name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
+            storage_path=str(folder.tensorboard),
+            failure_config=tune.FailureConfig(max_failures=_RETRIES),
+            callbacks=_trackers(config, folder),
+            verbose=0,
+        ),
+    )
+    for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite perplexity of failed trials
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Tune prints banners even when told not to (the table says how trials ended), and leaves its handler of Ctrl-C behind.
+    with redirect_stdout(io.StringIO()), handlers_kept():
+        try:
+            tuner.fit()
+        except Exception:
+            if feed.failure is None:
+                raise
+    if feed.failure is not None:
+        raise feed.failure
+    if feed.unfinished:
+        raise KeyboardInterrupt
+    feed.close()
+
+
+class _Stopper(Stopper):
+    """Ends trials early, where the feed says so, and those that hold a device when no other is left."""
+
+    def __init__(self, feed: Feed):
+        self._feed = feed
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self._feed.stops(trial_id, result)
+
+    def stop_all(self) -> bool:
+        return self._feed.over
+
+
+def _where() -> str:
+    """The node, and the GPUs that Ray gave this process."""
+    import ray
+
+    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return f"node {ray.util.get_node_ip_address()}" + (f", GPU {', '.join(gpus)}" if gpus else "")
+
+
+def _name(trial: Any) -> str:
+    return trial_id(trial.config["number"])
+
+
+def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
+    """Callbacks of Ray beside TensorBoard's, which Tune always has."""
+    callbacks: list[Any] = []
+    name = config.base.name
+    if "mlflow" in config.trackers:
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        callbacks.append(MLflowLoggerCallback(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"), experiment_name=name))
+    if "wandb" in config.trackers:
+        from ray.air.integrations.wandb import WandbLoggerCallback
+
+        mode = os.environ.get("WANDB_MODE")  # the callback logs from a process of a node, which may not have it
+        callbacks.append(WandbLoggerCallback(project=name, dir=str(folder.root), mode=mode))
+    return callbacks
