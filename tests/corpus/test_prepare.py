@@ -25,11 +25,12 @@ import ray
 import spacy
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus import detectors, readers
+from uedp_ray.corpus import detectors
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read_rows
+from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
@@ -108,7 +109,7 @@ def test_a_name_wrapped_at_its_hyphen_is_the_entity_that_it_is_on_one_line(tmp_p
 def _reading(monkeypatch: pytest.MonkeyPatch, *mentions: tuple[str, int, int]) -> None:
     """Puts a new reader in the place of ``jsonl``: one sentence, and marks that nothing has looked at."""
     row = Sentence("u", "Ann met Bob", mentions=tuple(Mention(*mention) for mention in mentions))
-    monkeypatch.setitem(readers._READERS, "jsonl", readers.Reader(lambda path: iter([row])))
+    monkeypatch.setattr("uedp_ray.corpus.readers.jsonl.READER", of_files(lambda path: iter([row])))
 
 
 def _detecting(monkeypatch: pytest.MonkeyPatch, find: Callable[[Sequence[Sentence]], Any]) -> None:

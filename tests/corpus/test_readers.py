@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus import _conll, _rows, readers
+from uedp_ray.corpus import _rows
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._lines import LONGEST
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus._windows import windows
-from uedp_ray.corpus.readers import read, read_rows, speeches, unescape
+from uedp_ray.corpus.readers import conll, read, read_rows
+from uedp_ray.corpus.readers import speeches as plays
+from uedp_ray.corpus.readers.ag_news import unescape
+from uedp_ray.corpus.readers.speeches import speeches
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.errors import InputError
 
@@ -137,7 +140,7 @@ def test_hostile_lines_are_refused_in_one_line(tmp_path: Path, format_: str) -> 
 
 
 def test_one_sentence_or_speech_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_conll, readers):
+    for module in (conll, plays):
         monkeypatch.setattr(module, "LONGEST", 1000)
     for format_, head, line in (("conll", "", "word N O\n"), ("speeches", "ANN:\n", "a verse\n")):
         assert _read(_write(tmp_path, (head + line * 100 + "\n") * 9), format_), "each is short enough"

@@ -16,9 +16,9 @@ import pytest
 from tests.search.sweeps import PRETRAIN
 from tests.training.runs import run_config
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus import readers
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.readers import read
+from uedp_ray.corpus.readers import read, text
+from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start
@@ -188,6 +188,6 @@ def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_p
     sources = {part: write(tmp_path / f"{part}.txt", rows(part)) for part in ("private", "held_out")}
     config = run_config(corpora, corpus={"source": sources["private"], "evaluation": sources["held_out"]})
     prepare_run(config, tmp_path / "numbered", resume=False)
-    monkeypatch.setitem(readers._READERS, "text", readers.Reader(readers.read_text))
+    monkeypatch.setattr(text, "READER", of_files(text.read_text))
     with pytest.raises(InputError, match=USERS):  # to both texts, everything is by the user ``public``
         prepare_run(config, tmp_path / "named", resume=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from uedp_ray.corpus._lines import LONGEST, Lines
+from uedp_ray.corpus.readers.base import numbered, of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -83,3 +84,6 @@ def decode_tags(tokens: Sequence[str], tags: Sequence[str]) -> tuple[Mention, ..
         previous = "" if mark in "ELSU" else kind
         position = end + 1
     return tuple(mentions)
+
+
+READER = of_files(read_conll, names_users=numbered)

@@ -1,0 +1,67 @@
+"""Readers: text of every supported format as a stream of rows or sentences, in file order, never held as a whole.
+
+    for sentence in read(SourceConfig(path="eng.train", format="conll")):
+        ...
+
+A user's rows need not be neighbours in the file. A folder is read file by file, in the order of the names. A row
+without a word comes out as a row without a word, for the caller to count and pass over. What is read is private;
+an error names file and line, never their content.
+
+| format | user | row |
+|---|---|---|
+| conll | a ``-DOCSTART-`` document; without any, each sentence is a user of its own | as in the file |
+| ag-news | drawn: N(15, 2^2) consecutive rows | a row; label = class |
+| jsonl, parquet | column ``user`` | a row: running text, unless it has a label or tags |
+| speeches | the speaker of ``NAME:`` | a speech: running text |
+| text | one, ``public`` (public text has no owners) | a line: running text |
+| prepared | as prepared | as prepared |
+| synthetic | as generated | as generated |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus._splitting import cut
+from uedp_ray.corpus.readers.base import Reader, files_of
+from uedp_ray.corpus.records import Sentence
+
+
+def reader_of(source: SourceConfig) -> Reader:
+    """The one in the module of this room that the format names."""
+    found: Reader = import_module(f"uedp_ray.corpus.readers.{source.format.replace('-', '_')}").READER
+    return found
+
+
+def read(source: SourceConfig) -> Iterator[Sentence]:
+    """Streams the sentences of ``source``. Its ``detector`` and ``categories`` play no part here.
+
+    Raises: InputError if the file is missing or a line of it malformed.
+    """
+    return _sentences(read_rows(source), source.max_words)
+
+
+def _sentences(rows: Iterator[Sentence], max_words: int) -> Iterator[Sentence]:
+    for row in rows:
+        if not row.text.strip():
+            yield row
+        for pieces in cut(row, row.mentions, max_words):
+            yield from pieces
+
+
+def read_rows(source: SourceConfig) -> Iterator[Sentence]:
+    """Streams the rows of ``source`` with their line ends joined, before they are cut into sentences."""
+    return reader_of(source).rows(source)
+
+
+def names_users(source: SourceConfig) -> bool:
+    """Whether users of the source have names, so that one who is in two sources can be told; else they are numbered."""
+    return reader_of(source).names_users(source)
+
+
+def source_files(source: SourceConfig) -> list[Path]:
+    """The file, or the visible files of the folder, by name. Raises: InputError if there is none."""
+    return files_of(source, reader_of(source).suffix)

@@ -1,0 +1,66 @@
+"""What a reader is: how the rows of a format are found, and whether its users can be told from those of other text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from uedp_ray.config import SourceConfig
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.errors import InputError, unreadable
+
+_SPECIAL = "neither a file nor a folder (a pipe, a device, a broken link?): write the text to a file"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format."""
+
+    rows: Callable[[SourceConfig], Iterator[Sentence]]
+    names_users: Callable[[SourceConfig], bool] = lambda source: True
+    """Whether users of the source have names, so that one who is in two sources can be told. False only where they are
+    numbered: names that are not compared would let protected users evaluate."""
+    suffix: str = ""
+    """Of the files that are read of a folder."""
+
+
+def numbered(source: SourceConfig) -> bool:
+    """``names_users`` of a format whose users are numbered."""
+    return False
+
+
+def of_files(
+    read: Callable[[Path], Iterator[Sentence]],
+    *,
+    names_users: Callable[[SourceConfig], bool] = lambda source: True,
+    suffix: str = "",
+) -> Reader:
+    """A reader of a file, or of the files of a folder one after the other."""
+
+    def rows(source: SourceConfig) -> Iterator[Sentence]:
+        return (sentence for path in files_of(source, suffix) for sentence in read(path))
+
+    return Reader(rows, names_users, suffix)
+
+
+def files_of(source: SourceConfig, suffix: str) -> list[Path]:
+    """The file, or the visible files of the folder, by name. Raises: InputError if there is none."""
+    path = Path(source.path)
+    try:
+        if path.is_file():
+            return [path]
+        if not path.exists():
+            raise InputError("path", source.path, "no such file or folder")
+        if not path.is_dir():
+            raise InputError("path", source.path, _SPECIAL)
+        names = [file for file in path.iterdir() if file.name.endswith(suffix) and file.name[0] != "."]
+        files = [file for file in names if file.is_file()]
+        for file in names:
+            if not file.is_file() and not file.is_dir():
+                raise InputError("path", str(file), _SPECIAL)
+    except OSError as error:
+        raise unreadable(error, "path", source.path) from None
+    if not files:
+        raise InputError("path", source.path, f"the folder holds no {suffix or 'visible'} file")
+    return sorted(files)

@@ -1,0 +1,8 @@
+"""Rows as JSON objects, one a line: ``_rows`` says what a row is."""
+
+from __future__ import annotations
+
+from uedp_ray.corpus._rows import read_jsonl
+from uedp_ray.corpus.readers.base import of_files
+
+READER = of_files(read_jsonl, suffix=".jsonl")

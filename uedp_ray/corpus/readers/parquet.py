@@ -1,0 +1,8 @@
+"""Rows of Parquet files: ``_rows`` says what a row is."""
+
+from __future__ import annotations
+
+from uedp_ray.corpus._rows import read_parquet
+from uedp_ray.corpus.readers.base import of_files
+
+READER = of_files(read_parquet, suffix=".parquet")
