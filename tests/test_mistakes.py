@@ -163,7 +163,7 @@ MISTAKES = {
     "prepare with no list": (mistake("prepare notes.jsonl --format jsonl --detector list:x --out c"), "--detector = 'list:x': no such"),
     "prepare with 10,000 processes": (mistake("prepare notes.jsonl --format jsonl --workers 10000 --out c"), "--workers = 10000"),
     "digits without end": (mistake("epsilon --rounds " + "9" * 5000), "--rounds"),
-    "users fewer than holders": (mistake("epsilon --holder-bound reweight --max-users 3"), "--max-users = 3"),
+    "users fewer than holders": (mistake("epsilon --max-holders 5 --holder-bound reweight --max-users 3"), "--max-users = 3"),
     "no such rule": (mistake("epsilon --rule some"), "--rule = 'some'"),
     "a folder as ledger": (mistake("epsilon --ledger ."), "--ledger = '.': is a folder: name the file ledger.jsonl"),
     "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
