@@ -23,7 +23,8 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._shards import find
 from uedp_ray.corpus._splitting import cut
-from uedp_ray.corpus.detectors import Detector, build_detectors
+from uedp_ray.corpus.detectors import build_detectors
+from uedp_ray.corpus.detectors.base import Detector
 from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 

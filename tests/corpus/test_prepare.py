@@ -25,9 +25,9 @@ import ray
 import spacy
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus import detectors
 from uedp_ray.corpus import prepare as module
-from uedp_ray.corpus.detectors import SpacyPipeline
+from uedp_ray.corpus.detectors import regex
+from uedp_ray.corpus.detectors.spacy import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.corpus.readers.base import of_files
@@ -115,7 +115,7 @@ def _reading(monkeypatch: pytest.MonkeyPatch, *mentions: tuple[str, int, int]) -
 def _detecting(monkeypatch: pytest.MonkeyPatch, find: Callable[[Sequence[Sentence]], Any]) -> None:
     """Puts a new detector in the place of ``regex``."""
     bare = SimpleNamespace(fingerprint="", cacheable=False, reads="sentences", categories={"DRUG"}, find=find)
-    monkeypatch.setattr(detectors, "Patterns", lambda: bare)
+    monkeypatch.setattr(regex, "Patterns", lambda: bare)
 
 
 def test_labels_of_a_new_reader_or_detector_are_known_by_our_names(

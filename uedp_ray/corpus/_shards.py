@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from uedp_ray.corpus._spill import MENTIONS, mention_rows, read_bucket, stable_hash
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus._windows import WINDOWS_VERSION, Window, windows
-from uedp_ray.corpus.detectors import Detector, Findings, build_detectors, unite
+from uedp_ray.corpus.detectors import build_detectors, unite
+from uedp_ray.corpus.detectors.base import Detector, Findings
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
 from uedp_ray.errors import InputError

@@ -1,0 +1,63 @@
+"""Detectors of sensitive entities. They take text and say, for each, which stretches of it are sensitive.
+
+    detectors = build_detectors(("annotated", "regex"))
+    detectors[1].find([Sentence("u1", "write to ann@example.org")])      # [(Mention("email", 9, 24),)]
+
+| spec | finds |
+|---|---|
+| annotated | what the corpus itself marks |
+| regex | email, url, iban, credit_card (Luhn), ssn, ip_address, phone |
+| list:FILE | phrases, one a line, optionally TAB category; any case, whole words |
+| spacy:MODEL | the entities of a spaCy pipeline, an installed package or a folder |
+
+What a detector misses is protected only sentence by sentence; its recall belongs in the privacy statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from uedp_ray.corpus.categories import LISTED
+from uedp_ray.corpus.detectors.base import Detector
+from uedp_ray.corpus.records import Mention
+from uedp_ray.errors import InputError
+
+DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
+"""How each module of this room is asked for."""
+
+
+def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
+    """One detector a spec, in order. A process loads a model or a list once, as long as its files stay as they are.
+
+    Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
+    """
+    if not specs:
+        raise InputError("detector", list(specs), f"name at least one of {', '.join(DETECTORS.values())}")
+    return tuple(_build(spec) for spec in specs)
+
+
+def _build(spec: str) -> Detector:
+    kind, _, argument = spec.partition(":")
+    if kind not in DETECTORS:
+        raise InputError("detector", spec, f"choose among {', '.join(DETECTORS.values())}")
+    found: Detector = import_module(f"uedp_ray.corpus.detectors.{kind}").build(spec, argument)
+    return found
+
+
+def unite(findings: Iterable[Sequence[Mention]], keep: frozenset[str] | None) -> tuple[Mention, ...]:
+    """One sentence's mentions of all detectors, in order of place, without the categories not in ``keep``.
+
+    Mentions of one category that overlap become one, from the first start to the last end; those of different
+    categories stay apart. ``listed`` phrases are always kept, and None keeps everything.
+    """
+    united: dict[str, list[Mention]] = {}
+    for mention in sorted((m for found in findings for m in found), key=lambda m: (m.start, m.end)):
+        if keep is not None and mention.category not in keep and mention.category != LISTED:
+            continue
+        same = united.setdefault(mention.category, [])
+        if same and mention.start < same[-1].end:
+            same[-1] = Mention(mention.category, same[-1].start, max(same[-1].end, mention.end))
+        else:
+            same.append(mention)
+    return tuple(sorted((m for same in united.values() for m in same), key=lambda m: (m.start, m.end, m.category)))

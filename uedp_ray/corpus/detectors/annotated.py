@@ -1,0 +1,25 @@
+"""What the corpus itself marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uedp_ray.corpus.detectors.base import Detector, Findings, Reads
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.errors import InputError
+
+
+class Annotated:
+    """What the corpus itself marks."""
+
+    fingerprint, cacheable, categories = "annotated", False, frozenset[str]()
+    reads: Reads = "marks"
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [sentence.mentions for sentence in sentences]
+
+
+def build(spec: str, argument: str) -> Detector:
+    if argument:
+        raise InputError("detector", spec, "write annotated")
+    return Annotated()

@@ -1,0 +1,31 @@
+"""What a detector is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from uedp_ray.corpus.records import Mention, Sentence
+
+Findings = list[tuple[Mention, ...]]
+Reads = Literal["marks", "rows", "sentences"]
+
+
+class Detector(Protocol):
+    """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
+    text alone and cost more than reading them back. ``reads``: whole rows, or a sentence at a time, as a model was
+    trained; see ``_windows``. ``categories``: what it may find, as far as its files tell."""
+
+    fingerprint: str
+    cacheable: bool
+    reads: Reads
+    categories: frozenset[str]
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        """One tuple of mentions a sentence, in order; ``start`` and ``end`` of each are places in the sentence's text."""
+
+
+def modified(path: Path) -> int:
+    """When a file was changed last: what was loaded of it is loaded anew after that. 0 if there is none."""
+    return path.stat().st_mtime_ns if path.is_file() else 0

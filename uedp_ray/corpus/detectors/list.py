@@ -1,0 +1,46 @@
+"""A user's own list of phrases: any case, whole words."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from uedp_ray.corpus._lines import Lines
+from uedp_ray.corpus._phrases import PhraseTrie
+from uedp_ray.corpus.categories import LISTED, canonical
+from uedp_ray.corpus.detectors.base import Detector, Findings, Reads, modified
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.errors import InputError
+
+
+class PhraseList:
+    """A user's own list. Raises: InputError if the file is missing or holds no phrase."""
+
+    cacheable = False
+    reads: Reads = "rows"
+
+    def __init__(self, spec: str):
+        path = Path(spec.partition(":")[2])
+        if not path.is_file():
+            raise InputError("detector", spec, "no such file: list one phrase a line, optionally TAB category")
+        entries = [line.strip("\r\n").partition("\t") for line in Lines(path)]
+        phrases = [(phrase, canonical(category) or LISTED) for phrase, _, category in entries if phrase.strip()]
+        if not phrases:
+            raise InputError("detector", spec, "the list is empty: write one phrase a line")
+        self._trie = PhraseTrie(phrases)
+        self.fingerprint = f"list-{hashlib.sha256(repr(phrases).encode()).hexdigest()}"
+        self.categories = frozenset(category for _, category in phrases)
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [tuple(self._trie.find(sentence.text)) for sentence in sentences]
+
+
+@functools.lru_cache(maxsize=4)
+def _load_list(spec: str, _changed: int) -> PhraseList:
+    return PhraseList(spec)
+
+
+def build(spec: str, argument: str) -> Detector:
+    return _load_list(spec, modified(Path(argument)))

@@ -1,0 +1,26 @@
+"""Structured identifiers by regular expressions and check digits: ``_patterns``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uedp_ray.corpus._patterns import PATTERNS_VERSION, find_patterns
+from uedp_ray.corpus.detectors.base import Detector, Findings, Reads
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.errors import InputError
+
+
+class Patterns:
+    """Structured identifiers by regular expressions and check digits."""
+
+    fingerprint, cacheable, categories = f"regex-{PATTERNS_VERSION}", False, frozenset[str]()
+    reads: Reads = "rows"
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        return [tuple(find_patterns(sentence.text)) for sentence in sentences]
+
+
+def build(spec: str, argument: str) -> Detector:
+    if argument:
+        raise InputError("detector", spec, "write regex")
+    return Patterns()

@@ -1,0 +1,80 @@
+"""The entities of a spaCy pipeline, an installed package or a folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.corpus.categories import canonical
+from uedp_ray.corpus.detectors.base import Detector, Findings, Reads, modified
+from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.errors import InputError
+
+_SPACY_BATCH = 256
+_NER = frozenset(["ner", "beam_ner", "tok2vec", "transformer", "curated_transformer"])
+_NOT_NER = frozenset(["tagger", "morphologizer", "parser", "senter", "attribute_ruler", "lemmatizer", "textcat"])
+
+
+class SpacyPipeline:
+    """A spaCy pipeline. Components that entities do not depend on are left out where that is certain.
+
+    Raises: InputError if the model is not there, cannot be loaded or recognises no entities.
+    """
+
+    cacheable = True
+    reads: Reads = "sentences"
+
+    def __init__(self, spec: str):
+        import spacy  # takes a second to import: only when asked for
+
+        name = spec.partition(":")[2]
+        try:
+            self._pipeline: Any = spacy.load(name)
+        except OSError:
+            remedy = f"no such spaCy model: name a model folder, or run python -m spacy download {name}"
+            raise InputError("detector", spec, remedy) from None
+        except (ImportError, ValueError):
+            remedy = "does not load: it is damaged, of another spaCy version, or needs a package that is not installed"
+            raise InputError("detector", spec, remedy) from None
+        kinds = {pipe: self._pipeline.get_pipe_meta(pipe).factory for pipe in self._pipeline.pipe_names}
+        finders = [pipe for pipe in kinds if "doc.ents" in self._pipeline.get_pipe_meta(pipe).assigns]
+        if not finders:
+            raise InputError("detector", spec, "the pipeline has no entity recogniser: choose one with ner")
+        if set(kinds.values()) <= _NER | _NOT_NER:  # rules and the user's own components may read anything
+            self._pipeline.select_pipes(disable=[pipe for pipe, kind in kinds.items() if kind in _NOT_NER])
+        labels = self._pipeline.pipe_labels
+        self.categories = frozenset(canonical(label) for pipe in finders for label in labels.get(pipe, ()))
+        self.fingerprint = f"spacy-{spacy.__version__}-{_digest_folder(self._pipeline.path)}"
+
+    def find(self, sentences: Sequence[Sentence]) -> Findings:
+        texts = [sentence.text for sentence in sentences]
+        self._pipeline.max_length = max(self._pipeline.max_length, max(map(len, texts), default=0) + 1)
+        return [
+            tuple(Mention(e.label_, e.start_char, e.end_char) for e in document.ents)
+            for document in self._pipeline.pipe(texts, batch_size=_SPACY_BATCH)
+        ]
+
+
+def _digest_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=4)
+def _load_spacy(spec: str, _changed: int) -> SpacyPipeline:
+    return SpacyPipeline(spec)
+
+
+def build(spec: str, argument: str) -> Detector:
+    if not argument:
+        raise InputError("detector", spec, "name a pipeline: spacy:MODEL")
+    return _load_spacy(spec, modified(Path(argument, "config.cfg")))
