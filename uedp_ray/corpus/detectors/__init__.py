@@ -39,7 +39,7 @@ def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
 
 def _build(spec: str) -> Detector:
     kind, _, argument = spec.partition(":")
-    if kind not in DETECTORS:
+    if kind not in DETECTORS or (":" in DETECTORS[kind]) != bool(argument):
         raise InputError("detector", spec, f"choose among {', '.join(DETECTORS.values())}")
     found: Detector = import_module(f"uedp_ray.corpus.detectors.{kind}").build(spec, argument)
     return found

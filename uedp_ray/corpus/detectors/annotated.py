@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from uedp_ray.corpus.detectors.base import Detector, Findings, Reads
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError
 
 
 class Annotated:
@@ -20,6 +19,4 @@ class Annotated:
 
 
 def build(spec: str, argument: str) -> Detector:
-    if argument:
-        raise InputError("detector", spec, "write annotated")
     return Annotated()

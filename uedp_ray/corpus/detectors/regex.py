@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from uedp_ray.corpus._patterns import PATTERNS_VERSION, find_patterns
 from uedp_ray.corpus.detectors.base import Detector, Findings, Reads
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.errors import InputError
 
 
 class Patterns:
@@ -21,6 +20,4 @@ class Patterns:
 
 
 def build(spec: str, argument: str) -> Detector:
-    if argument:
-        raise InputError("detector", spec, "write regex")
     return Patterns()

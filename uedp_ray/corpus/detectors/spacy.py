@@ -75,6 +75,4 @@ def _load_spacy(spec: str, _changed: int) -> SpacyPipeline:
 
 
 def build(spec: str, argument: str) -> Detector:
-    if not argument:
-        raise InputError("detector", spec, "name a pipeline: spacy:MODEL")
     return _load_spacy(spec, modified(Path(argument, "config.cfg")))
