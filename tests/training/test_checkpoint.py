@@ -18,7 +18,8 @@ from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from uedp_ray.training.rounds import RoundState, server_optimizer
+from uedp_ray.training.optimizers import server_optimizer
+from uedp_ray.training.rounds import RoundState
 
 MINE = {"config_digest": "a" * 64, "accountant": "user-entity"}
 ASKED = MINE | {"num_rounds": 9}

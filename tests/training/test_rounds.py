@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from uedp_ray.config import TrainingConfig
+from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.reduce import LocalReducer
-from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
+from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 
 SUM = torch.tensor([1.0, -2.0], dtype=torch.float64)
 

@@ -24,6 +24,7 @@ LocalUpdateName = Literal["gradient", "local_sgd"]
 BOUNDING_SENTENCES = frozenset({"gradient"})
 """Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
 A name that is not here bounds nothing but the user's update as a whole."""
+ServerOptimizerName = Literal["sgd", "momentum", "adam"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -287,7 +288,7 @@ class TrainingConfig:
     """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
     local_epochs: int = 1
     local_batch_size: int = 8
-    server_optimizer: Literal["sgd", "momentum", "adam"] = "adam"
+    server_optimizer: ServerOptimizerName = "adam"
     server_learning_rate: float = 1e-2
     server_schedule: Literal["constant", "linear"] = "constant"
     """``linear``: the rate falls to zero over the rounds, which averages the noise of the last ones away."""

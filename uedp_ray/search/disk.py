@@ -14,6 +14,7 @@ import torch
 from uedp_ray.config import RunConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.trainable import select_trainable
+from uedp_ray.training.optimizers import OPTIMIZERS
 
 
 def too_full(config: RunConfig, runs: int, folder: Path) -> str | None:
@@ -31,7 +32,6 @@ def too_full(config: RunConfig, runs: int, folder: Path) -> str | None:
 
 
 _FLOAT = 4
-_MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 def run_bytes(config: RunConfig) -> int | None:
@@ -52,4 +52,4 @@ def run_bytes(config: RunConfig) -> int | None:
         whole = sum(parameter.numel() for parameter in network.parameters())
         chosen = select_trainable(network, shape, seed=0)
         trained = sum(parameter.numel() for parameter in chosen.parameters() if parameter.requires_grad)
-    return _FLOAT * (whole + trained * (1 + _MOMENTS[config.training.server_optimizer]))
+    return _FLOAT * (whole + trained * (1 + OPTIMIZERS[config.training.server_optimizer].num_moments))

@@ -28,6 +28,7 @@ from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
 from uedp_ray.reporting import Say
+from uedp_ray.training.optimizers import OPTIMIZERS
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 
@@ -197,12 +198,10 @@ def ignored(config: RunConfig) -> Iterator[str]:
     if training.local_update != "local_sgd":
         local = ("local_learning_rate", "local_epochs", "local_batch_size")
         unused.append(("training", training, TrainingConfig(), local, "training.local_update is gradient"))
-    if training.server_optimizer != "momentum":
-        reason = f"training.server_optimizer is {training.server_optimizer}"
-        unused.append(("training", training, TrainingConfig(), ("server_momentum",), reason))
-    if training.server_optimizer != "adam":
-        reason = f"training.server_optimizer is {training.server_optimizer}"
-        unused.append(("training", training, TrainingConfig(), ("adam_betas", "adam_epsilon"), reason))
+    for name, optimizer in OPTIMIZERS.items():
+        if name != training.server_optimizer:
+            reason = f"training.server_optimizer is {training.server_optimizer}"
+            unused.append(("training", training, TrainingConfig(), optimizer.uses, reason))
     if config.corpus.source.format == "prepared":
         plain = SourceConfig(path=config.corpus.source.path)
         reason = "the text is prepared: its detectors are those that uedp-ray prepare was told"

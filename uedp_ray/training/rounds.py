@@ -46,15 +46,6 @@ class Driver(Protocol):
         ...
 
 
-def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
-    """SGD, momentum or Adam on the noised average: post-processing, free of privacy cost."""
-    rate = config.server_learning_rate
-    if config.server_optimizer == "adam":
-        return torch.optim.Adam([parameters], lr=rate, betas=config.adam_betas, eps=config.adam_epsilon)
-    momentum = config.server_momentum if config.server_optimizer == "momentum" else 0.0
-    return torch.optim.SGD([parameters], lr=rate, momentum=momentum)
-
-
 def server_rate(config: TrainingConfig, round_index: int) -> float:
     """The server's learning rate of a round: a function of public numbers, so that resuming needs no state."""
     left = 1.0 - round_index / config.num_rounds if config.server_schedule == "linear" else 1.0

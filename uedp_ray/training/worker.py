@@ -25,9 +25,10 @@ from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE
+from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.reduce import Reducer
-from uedp_ray.training.rounds import RoundState, run_rounds, server_optimizer, server_rate
+from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
 from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
 
