@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from uedp_ray import files
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
+from uedp_ray.storage import files
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.optimizers import server_optimizer
