@@ -1,0 +1,141 @@
+"""One of each kind is added as CONTRIBUTING.md says, a file and a line; what it does not say of itself is read as unsafe."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.runs import NUM_USERS
+from tests.updates.tiny import CPU
+from tests.updates.worker import Worker, make, sentences
+from uedp_ray import methods
+from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, from_dict
+from uedp_ray.corpus.detectors import DETECTORS, build_detectors
+from uedp_ray.corpus.readers import names_users, read
+from uedp_ray.corpus.readers.base import of_files
+from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.models import architecture as architectures
+from uedp_ray.models.architecture import Architecture, architecture
+from uedp_ray.plan import Plan
+from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
+from uedp_ray.updates.base import LocalUpdate, local_update
+from uedp_ray.updates.shapes import rows_are_apart
+
+
+@pytest.fixture
+def file(monkeypatch):
+    """file(name, …): a module of that name, which is the one file."""
+
+    def add(name: str, **content: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return add
+
+
+def named(section: Any, **settings: Any) -> Any:
+    """A section in which names stand that its ``Literal``, which is the one line, does not have yet."""
+    copy = dataclasses.replace(section)
+    for name, value in settings.items():
+        object.__setattr__(copy, name, value)
+    return copy
+
+
+def test_a_reader(file, tmp_path):
+    (tmp_path / "mail").write_text("ann: we met in Oslo\nben: so we did\n")
+
+    def read_mail(path):
+        for line in path.read_text().splitlines():
+            user, _, text = line.partition(": ")
+            yield Sentence(user, text)
+
+    file("uedp_ray.corpus.readers.mail", READER=of_files(read_mail))
+    source = named(SourceConfig(path=str(tmp_path / "mail"), format="text"), format="mail")
+    assert [(sentence.user, sentence.text) for sentence in read(source)] == [
+        ("ann", "we met in Oslo"),
+        ("ben", "so we did"),
+    ]
+    assert names_users(source), "users of a reader that says nothing of them are compared with those of other text"
+
+
+def test_a_detector(file, monkeypatch):
+    class Towns:
+        fingerprint, cacheable, reads, categories = "towns-1", False, "sentences", frozenset({"gpe"})
+
+        def find(self, sentences):
+            return [
+                tuple(Mention("gpe", s.text.index("Oslo"), s.text.index("Oslo") + 4) for _ in range("Oslo" in s.text))
+                for s in sentences
+            ]
+
+    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: Towns())
+    monkeypatch.setitem(DETECTORS, "towns", "towns")
+    (detector,) = build_detectors(("towns",))
+    assert detector.find([Sentence("ann", "we met in Oslo")]) == [(Mention("gpe", 10, 14),)]
+
+
+def test_an_architecture(file, monkeypatch):
+    class Bigrams(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(size, size)
+
+    file("uedp_ray.models.bigrams", ARCHITECTURE=Architecture(build=lambda config, tokens: Bigrams(tokens.size)))
+    monkeypatch.setattr(architectures, "NAMES", (*architectures.NAMES, "bigrams"))
+    added = architecture("bigrams")
+    network = added.build(ModelConfig(), architectures.Tokens(7, 0, 0))
+    assert network.embedding.num_embeddings == 7
+    assert not rows_are_apart(network), "sentences of a network that says nothing of it pass alone"
+    assert (added.own, added.uses) == (None, frozenset())
+
+
+def test_a_local_update(file):
+    @dataclasses.dataclass
+    class Constant(LocalUpdate):
+        """As long as a user's sentences are many."""
+
+        def probe(self):
+            """Finds nothing wrong."""
+
+        def updates(self, parameters, selections, round_index):
+            for selection in selections:
+                yield selection, torch.full_like(parameters, len(selection.sentences), dtype=torch.float64)
+
+    file("uedp_ray.updates.constant", Update=Constant)
+    worker = Worker(make("gpt2"), sentences())
+    config = worker.plan.config
+    config = dataclasses.replace(
+        config,
+        bounds=dataclasses.replace(config.bounds, entity_bound="truncate", holder_bound="truncate"),
+        privacy=dataclasses.replace(config.privacy, sentence_clip_norm=None),
+    )
+    config = named(config, training=named(config.training, local_update="constant"))
+    plan = Plan.of(config)
+    assert plan.mechanism is not None
+    assert plan.mechanism.entity_clip == 2.0, "an entity may move all of a user's update"
+    update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: np.array([1]), CPU)
+    total = update.sum_updates(worker.parameters, worker.selections.values(), 0)
+    norm = plan.grid.step * float(total.double().norm())
+    assert norm <= config.privacy.l2_clip_norm * len(worker.selections), "whatever it computes is clipped"
+
+
+def test_a_server_optimizer(monkeypatch):
+    rmsprop = ServerOptimizer(lambda parameters, config: torch.optim.RMSprop([parameters]), num_moments=1)
+    monkeypatch.setitem(OPTIMIZERS, "rmsprop", rmsprop)  # type: ignore[arg-type]
+    found = server_optimizer(torch.zeros(3), named(TrainingConfig(), server_optimizer="rmsprop"))
+    assert isinstance(found, torch.optim.RMSprop)
+
+
+def test_a_method(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "quiet", {"privacy.l2_clip_norm": 0.5})  # type: ignore[arg-type]
+    base = from_dict(RunConfig, {"corpus": {"declared_num_users": NUM_USERS}})
+    found = methods.apply(base, "quiet")
+    assert found.privacy.l2_clip_norm == 0.5
+    assert found.privacy.protect == base.privacy.protect, "it has the privacy that its settings have"
