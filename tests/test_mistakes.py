@@ -81,6 +81,8 @@ MISTAKES = {
     "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key; known: .*target_epsilon"),
     "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected int"),
     "a percentage": (mistake(TRAIN, "privacy.user_sampling_prob=10"), r"privacy.user_sampling_prob = 10.0: .*\[0, 1\]"),
+    "a rate beyond all floats": (mistake(TRAIN, "training.server_learning_rate=1e300"),
+                                 r"training.server_learning_rate = 1e\+300: must be 1e30 or less"),
     "both budgets": (mistake(TRAIN, "privacy.target_epsilon=8"), "privacy.target_epsilon / privacy.noise_multiplier"),
     "users not declared": (mistake(TRAIN, "corpus.declared_num_users=null"), "corpus.declared_num_users = None: declare"),
     "K above the users": (mistake(TRAIN, "bounds.max_holders=31"), "bounds.max_holders = 31: .*declared_num_users = 30"),

@@ -168,6 +168,18 @@ class RunDir:
         return self.private / "driver.lock"
 
     @property
+    def charged(self) -> Path:
+        """As many bytes as the ledger had lines when a round was released last: a ledger that has fewer was cut."""
+        return self.private / "charged"
+
+    def check_uncut(self, num_events: int) -> None:
+        """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
+        known = self.charged.stat().st_size if self.charged.exists() else 0
+        if num_events < known:
+            remedy = f"has {num_events} lines, of {known} that were charged: put the run's own, complete ledger back"
+            raise InputError("ledger.jsonl", str(self.ledger), remedy)
+
+    @property
     def outcomes(self) -> tuple[Path, ...]:
         """What only a charge can have led to."""
         return self.checkpoint, self.rounds, self.model, self.result
@@ -276,6 +288,8 @@ class Prepared:
     @classmethod
     def open(cls, run: RunDir) -> Prepared:
         config, setup = run.load_config(), run.load_setup()
+        if setup.get("vocabulary") not in (None, _checksums(run.vocabulary)):  # None: of an older version
+            raise InputError("vocabulary", str(run.vocabulary), "has changed since the run began: put it back")
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = _unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
@@ -476,6 +490,7 @@ def _set_up(
             "evaluation_size": None if size is None else dataclasses.asdict(size),
             "compared": None if compared is None else dataclasses.asdict(compared),
             "tokens": _within(run, tokens),
+            "vocabulary": _checksums(run.vocabulary),
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": corpus.detectors,
@@ -539,6 +554,11 @@ def _unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequen
         key = {"corpus": "corpus.source", "evaluation": "corpus.evaluation"}[name]
         raise InputError(key, setup[name], "has changed since the run began: put it back")
     return corpus
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Of the files of a folder, by name, but for marks of its storage."""
+    return {path.name: checksum(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
 
 
 def _within(run: RunDir, path: Path) -> str:
