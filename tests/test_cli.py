@@ -94,11 +94,19 @@ def test_what_is_left_out_bounds_nothing_and_the_answer_says_what_it_is_of(answe
     found = answer("epsilon", *given)
     assert (found["epsilon"], found["guarantee"]) == (None, False)
     assert "none are declared or enforced" in found["text"]
-    refused("calibrate", "--target-epsilon", 8, parts=["--max-holders", "declare or enforce"])
+    for name in given[::2]:  # there is no value on the safe side: 0.783 was "an upper bound" of nothing but a unit
+        place = given.index(name)
+        refused("epsilon", "--accountant", "user", *given[:place], *given[place + 2 :], parts=[name, "is missing"])
+    drawn, rounds = given[:2], given[4:]
+    refused("calibrate", "--target-epsilon", 8, *drawn, *rounds, parts=["--max-holders", "declare or enforce"])
+    refused("calibrate", "--target-epsilon", 8, *drawn, parts=["--rounds", "is missing"])
     bounded = answer("epsilon", *given, "--max-holders", 5)
     assert bounded["guarantee"]
     least = answer("epsilon", *given, "--max-holders", 5, "--entity-clip", 0.2, "--q-e", 0.5)
-    assert least["epsilon"] < bounded["epsilon"], "no default is on the safe side of what may be true"
+    assert least["epsilon"] < bounded["epsilon"], "a default is on the safe side of what may be true"
+    for choices in (("--rule", "all"), ("--entity-draw", "per-user"), ("--extended-clip", 0.1), ("--q-s", 0.5)):
+        chosen = answer("epsilon", *given, "--max-holders", 5, "--entity-clip", 0.2, "--q-e", 0.5, *choices)
+        assert chosen["epsilon"] <= least["epsilon"] * (1 + 1e-6), choices
     for each in (
         "max_holders 5",
         "entity_clip 0.2",

@@ -54,13 +54,13 @@ def test_screens_that_nobody_sees_stop_nothing(kind):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "answered"), [(["--rounds", "0"], 0, True), (["--q-u", "2"], 2, False)], ids=["answer", "error"]
+    ("flags", "code", "answered"), [(["--q-u", "1"], 0, True), (["--q-u", "2"], 2, False)], ids=["answer", "error"]
 )
 def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
     reader, writer = os.pipe()
     os.close(reader)
     told = "from uedp_ray.console import say; say('progress'); from uedp_ray.cli import main; main()"
-    command = [sys.executable, "-c", told, "epsilon", *flags, "--json"]
+    command = [sys.executable, "-c", told, "epsilon", "--rounds", "0", "--noise-multiplier", "1", *flags, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer)
     os.close(writer)
     assert done.returncode == code
@@ -69,7 +69,7 @@ def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
 
 @pytest.mark.parametrize("to", ["&-", "/dev/full"])
 def test_an_answer_that_cannot_be_written_ends_with_1(to):
-    command = f"exec {sys.executable} -m uedp_ray epsilon --rounds 0 1>{to}"
+    command = f"exec {sys.executable} -m uedp_ray epsilon --rounds 0 --q-u 1 --noise-multiplier 1 1>{to}"
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("failed: ")
@@ -102,7 +102,7 @@ cli.main()
 def test_an_answer_that_nobody_reads_ends_with_1():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "uedp_ray", "epsilon", "--rounds", "0"]
+    command = [sys.executable, "-m", "uedp_ray", "epsilon", "--rounds", "0", "--q-u", "1", "--noise-multiplier", "1"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.returncode == 1

@@ -16,6 +16,7 @@ import yaml
 from tests.search.sweeps import sweep_tree
 from tests.training.runs import run_tree
 
+PARAMETERS = ("--q-u", "1", "--noise-multiplier", "1", "--rounds", "0")
 KILL = "os.kill(os.getpid(), signal.{number})"
 IMPORTED = """
 class Interrupting:
@@ -52,10 +53,10 @@ def test_a_signal_at_any_moment_ends_a_command_with_its_own_code(tmp_path, momen
     started = "import atexit, os, signal, sys, types\n" + moment
     (tmp_path / "sitecustomize.py").write_text(started.format(name=name, kill=KILL.format(number=number)))
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
-    command = [sys.executable, "-m", "uedp_ray", "epsilon", "--rounds", "1"]
+    command = [sys.executable, "-m", "uedp_ray", "epsilon", *PARAMETERS]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
-    told = "interrupted: nothing was released. To run it again: uedp-ray epsilon --rounds 1\n"
+    told = f"interrupted: nothing was released. To run it again: uedp-ray epsilon {' '.join(PARAMETERS)}\n"
     assert (done.stdout == "", done.stderr) == ((True, told) if code else (False, ""))
 
 
@@ -67,10 +68,10 @@ def test_an_interrupt_that_became_an_error_is_one_still(command, monkeypatch):
             raise RuntimeError("initialization failed") from None
 
     monkeypatch.setattr("uedp_ray.answers.parameter_epsilon", kill)
-    code, _, err = command("epsilon")
+    code, _, err = command("epsilon", *PARAMETERS)
     assert (code, err.split()[0]) == (130, "interrupted:")
     monkeypatch.undo()
-    assert command("epsilon", "--rounds", 0)[0] == 0
+    assert command("epsilon", *PARAMETERS)[0] == 0
 
 
 STUCK = """

@@ -68,6 +68,7 @@ def mistake(line, *settings):
 
 
 TRAIN, COMPARE, SWEEP = "train run.yaml --workers 0", "compare compare.yaml --workers 0", "sweep sweep.yaml"
+EPSILON = "epsilon --q-u 0.1 --noise-multiplier 1 --rounds 1"
 WARM = "model.warm_start=warm"
 LLAMA = ("model={architecture: pretrained, path: llama, max_length: 12}",)
 MISTAKES = {
@@ -80,6 +81,8 @@ MISTAKES = {
     "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key; known: .*target_epsilon"),
     "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected int"),
     "a percentage": (mistake(TRAIN, "privacy.user_sampling_prob=10"), r"privacy.user_sampling_prob = 10.0: .*\[0, 1\]"),
+    "a rate beyond all floats": (mistake(TRAIN, "training.server_learning_rate=1e300"),
+                                 r"training.server_learning_rate = 1e\+300: must be 1e30 or less"),
     "both budgets": (mistake(TRAIN, "privacy.target_epsilon=8"), "privacy.target_epsilon / privacy.noise_multiplier"),
     "users not declared": (mistake(TRAIN, "corpus.declared_num_users=null"), "corpus.declared_num_users = None: declare"),
     "K above the users": (mistake(TRAIN, "bounds.max_holders=31"), "bounds.max_holders = 31: .*declared_num_users = 30"),
@@ -162,15 +165,16 @@ MISTAKES = {
     "prepare in no format": (mistake("prepare notes.jsonl --format csv --out c"), "--format = 'csv': choose one of"),
     "prepare with no list": (mistake("prepare notes.jsonl --format jsonl --detector list:x --out c"), "--detector = 'list:x': no such"),
     "prepare with 10,000 processes": (mistake("prepare notes.jsonl --format jsonl --workers 10000 --out c"), "--workers = 10000"),
-    "digits without end": (mistake("epsilon --rounds " + "9" * 5000), "--rounds"),
-    "users fewer than holders": (mistake("epsilon --max-holders 5 --holder-bound reweight --max-users 3"), "--max-users = 3"),
-    "no such rule": (mistake("epsilon --rule some"), "--rule = 'some'"),
+    "digits without end": (mistake("epsilon --q-u 1 --noise-multiplier 1 --rounds " + "9" * 5000), "--rounds"),
+    "users fewer than holders": (mistake(f"{EPSILON} --max-holders 5 --holder-bound reweight --max-users 3"), "--max-users = 3"),
+    "an epsilon of nothing": (mistake("epsilon --q-u 0.1 --rounds 1"), "--noise-multiplier = None: is missing"),
+    "no such rule": (mistake(f"{EPSILON} --rule some"), "--rule = 'some'"),
     "a folder as ledger": (mistake("epsilon --ledger ."), "--ledger = '.': is a folder: name the file ledger.jsonl"),
     "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
                                    "--ledger = 'x': does not go with --q-u, --rounds: "),
     "an accountant beside an export": (mistake("epsilon --export x --accountant user"), "--export = 'x': does not go with --accountant"),
     "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': does not go with --ledger"),
-    "a chance of two": (mistake("epsilon --q-u 2"), "--q-u = 2.0: a probability"),
+    "a chance of two": (mistake("epsilon --noise-multiplier 1 --rounds 1 --q-u 2"), "--q-u = 2.0: a probability"),
 }  # fmt: skip
 
 

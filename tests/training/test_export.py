@@ -274,6 +274,9 @@ def damaged(run: Path, what: str) -> None:
         shutil.rmtree(run / "private")
     elif what == "no model":
         shutil.rmtree(run / "model")
+    elif what == "half a character":
+        path = run / "model" / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"x": "\ud800"}))
     elif what == "no weights":
         (run / "model" / "model.safetensors").unlink()
     elif what == "not all weights":
@@ -281,6 +284,8 @@ def damaged(run: Path, what: str) -> None:
         weights.pop(min(weights))
         safetensors.torch.save_file(weights, run / "model" / "model.safetensors", {"format": "pt"})
     else:
+        if "older" in what:
+            (run / "private" / "charged").unlink()
         lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
         (run / "ledger.jsonl").write_text("".join(lines[:3]))
 
@@ -291,9 +296,11 @@ def damaged(run: Path, what: str) -> None:
         ("no result", "holds no finished run"),
         ("a copy", "has no private/, so it is a copy"),
         ("no model", "holds no model"),
+        ("half a character", "tokenizer_config.json.*is damaged: put the run's own back"),
         ("no weights", "no model can be read here .weights are missing.: put the model's own files back"),
         ("not all weights", "no model can be read here .weights are missing.: put the model's own files back"),
-        ("a ledger without its end", "put the whole ledger back"),
+        ("a ledger without its end", "has 3 lines, of 6 that were charged"),
+        ("a ledger without its end, in an older run", "put the whole ledger back"),
     ],
 )
 def test_what_is_not_whole_is_refused(private_run, tmp_path, what, remedy):

@@ -345,3 +345,25 @@ def test_a_finished_run_without_its_weights_says_how_to_have_them_again(private_
     assert (run / "ledger.jsonl").read_bytes() == ledger
     train(run_config(corpora), run, workers=0, resume=True, say=said.append)
     assert not any("result.json" in line for line in said)
+
+
+def test_a_ledger_that_lost_its_last_lines_is_refused(crashed, corpora, private_run, tmp_path):
+    """Also those behind the checkpoint: what they charge was released, and its round would be released again."""
+    lines = (crashed / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (crashed / "ledger.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"ledger.jsonl.*put the run's own, complete ledger back"):
+        train(run_config(corpora), crashed, workers=0, resume=True)
+    (crashed / "ledger.jsonl").write_text("".join(lines))
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_vocabulary_that_changed_between_starts_is_refused(crashed, corpora, file):
+    """The rounds to come would train on other tokens, and the scores be of a vocabulary that is gone."""
+    path = crashed / "vocabulary" / file
+    whole = path.read_text()
+    path.write_text(whole.replace("e", "a", 1) if file == "tokenizer.json" else whole + "\n")
+    with pytest.raises(InputError, match=r"vocabulary.*has changed since the run began: put it back"):
+        train(run_config(corpora), crashed, workers=0, resume=True)
+    path.write_text(whole)
+    train(run_config(corpora), crashed, workers=0, resume=True)

@@ -15,10 +15,10 @@ from uedp_ray.errors import InputError
 
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
 Accountant = Annotated[str, typer.Option(help="user-entity, user, entity or published.")]
-UserProb = Annotated[float, typer.Option("--q-u", help="User sampling probability.")]
+UserProb = Annotated[float | None, typer.Option("--q-u", help="User sampling probability.")]
 EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
 ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
-Rounds = Annotated[int, typer.Option(help="Noised releases T.")]
+Rounds = Annotated[int | None, typer.Option(help="Noised releases T.")]
 Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
 MaxHolders = Annotated[
     int | None, typer.Option(help="K: users that hold one entity, at most. Left out, entities are not protected.")
@@ -53,16 +53,16 @@ def _refuse_others(context: typer.Context, flag: str, value: object, allowed: se
 def epsilon(
     context: typer.Context,
     accountant: Accountant = "user-entity",
-    q_u: UserProb = 0.05,
+    q_u: UserProb = None,
     q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise std in the sum, in units of beta.")] = 2.0,
-    rounds: Rounds = 50,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise std in the sum, in units of beta.")] = None,
+    rounds: Rounds = None,
     delta: Delta = 1e-5,
     max_holders: MaxHolders = None,
     entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
-    rule: Rule = "all",
+    rule: Rule = "any",
     entity_draw: Draw = "global",
     kind: Kind = "both",
     holder_bound: HolderBound = "truncate",
@@ -88,9 +88,10 @@ def epsilon(
             _refuse_others(context, "--ledger", ledger, {"ledger", "accountant", "delta", "kind", "as_json"})
             answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
         else:
+            _check_given(flags, "q_u", "noise_multiplier", "rounds")
             answer = parameter_epsilon(
                 _mechanism(flags),
-                rounds=rounds,
+                rounds=flags["rounds"],
                 delta=delta,
                 accountant=accountant,
                 kind=kind,
@@ -105,15 +106,15 @@ def epsilon(
 def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="The budget.")],
     accountant: Accountant = "user-entity",
-    q_u: UserProb = 0.05,
+    q_u: UserProb = None,
     q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
-    rounds: Rounds = 50,
+    rounds: Rounds = None,
     delta: Delta = 1e-5,
     max_holders: MaxHolders = None,
     entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
-    rule: Rule = "all",
+    rule: Rule = "any",
     entity_draw: Draw = "global",
     kind: Kind = "both",
     holder_bound: HolderBound = "truncate",
@@ -125,15 +126,23 @@ def calibrate(
 
     flags = {**locals(), "noise_multiplier": 1.0}
     with as_flags(**_PROBABILITIES, selection_rule="--rule"):
+        _check_given(flags, "q_u", "rounds")
         answer = calibrated(
             _mechanism(flags),
             target_epsilon=target_epsilon,
-            rounds=rounds,
+            rounds=flags["rounds"],
             delta=delta,
             accountant=accountant,
             kind=kind,
         )
     emit(answer, as_json)
+
+
+def _check_given(flags: dict[str, Any], *names: str) -> None:
+    """Raises: InputError for an option that was left out, of those for which no value is on the safe side."""
+    for name in names:
+        if flags[name] is None:
+            raise InputError(f"--{name.replace('_', '-')}", None, "is missing: no value is safe to assume, name it")
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:

@@ -324,6 +324,9 @@ class TrainingConfig:
         positive("training.local_learning_rate", self.local_learning_rate)
         positive("training.server_learning_rate", self.server_learning_rate)
         positive("training.adam_epsilon", self.adam_epsilon)
+        for name in ("local_learning_rate", "server_learning_rate", "adam_epsilon"):  # float32 has to hold them
+            if getattr(self, name) > 1e30:
+                raise InputError(f"training.{name}", getattr(self, name), "must be 1e30 or less")
         seed("training.seed", self.seed)
         below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:

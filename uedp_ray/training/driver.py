@@ -6,6 +6,7 @@ It alone sees the un-noised sum of a round. Everything it writes outside the led
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class RunDriver:
         self._training = config.training
         self._digest = config.digest()
         self._ledger = Ledger.open(self.run.ledger, config_digest=ledger_digest(self.run, config))
+        self.run.check_uncut(len(self._ledger.events))
         self.plan.check_header(self._ledger.header, self.run.setup)
         self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
@@ -122,6 +124,16 @@ class RunDriver:
         event = self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
         self._charged = self._charged.with_round(event)
         self.run.storage.append(self.run.ledger)
+        self._count(event["seq"] + 1)
+
+    def _count(self, num_events: int) -> None:
+        """Keeps how long the ledger is, beside it: whole lines may be lost of a copy that is put back."""
+        descriptor = os.open(self.run.charged, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, num_events)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
         denominator = None if self.weights is None else self.weights.denominator

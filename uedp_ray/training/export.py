@@ -88,6 +88,7 @@ class Finished:
         except InputError as error:
             raise InputError("RUN", str(run.root), f"{error.remedy}: put the model's own files back") from error
         config, events = run.load_config(), read_ledger(run.ledger)
+        run.check_uncut(len(events))
         result, setup = run.load_result(), run.load_setup()
         plan = planned(config, setup)
         plan.check_header(events[0]["header"], run.setup)
@@ -217,7 +218,10 @@ def _write_model(model: Path, into: Path) -> None:
             for key in _FOLDERS:
                 settings.pop(key, None)
             text = json.dumps(settings, indent=2, ensure_ascii=False)
-            (into / name).write_text(text + "\n", encoding="utf-8")
+            try:
+                (into / name).write_text(text + "\n", encoding="utf-8")
+            except UnicodeEncodeError:  # half a surrogate
+                raise InputError(name, str(model / name), "is damaged: put the run's own back") from None
     for name in _AS_THEY_ARE:
         if (model / name).exists():
             check_regular(model / name, "put the run's own back", most=_MOST_BYTES)

@@ -44,6 +44,8 @@ class Prepared:
     @classmethod
     def open(cls, run: RunDir) -> Prepared:
         config, setup = run.load_config(), run.load_setup()
+        if setup.get("vocabulary") not in (None, checksums(run.vocabulary)):  # None: of an older version
+            raise InputError("vocabulary", str(run.vocabulary), "has changed since the run began: put it back")
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
@@ -96,3 +98,8 @@ def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
     if not good:
         raise InputError(run.sentence_weight.name, str(run.sentence_weight), f"is damaged: {MADE_ANEW}")
     return weights
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Of the files of a folder, by name, but for marks of its storage."""
+    return {path.name: checksum(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}

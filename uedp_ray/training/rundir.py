@@ -138,6 +138,18 @@ class RunDir:
         return self.private / "driver.lock"
 
     @property
+    def charged(self) -> Path:
+        """As many bytes as the ledger had lines when a round was released last: a ledger that has fewer was cut."""
+        return self.private / "charged"
+
+    def check_uncut(self, num_events: int) -> None:
+        """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
+        known = self.charged.stat().st_size if self.charged.exists() else 0
+        if num_events < known:
+            remedy = f"has {num_events} lines, of {known} that were charged: put the run's own, complete ledger back"
+            raise InputError("ledger.jsonl", str(self.ledger), remedy)
+
+    @property
     def outcomes(self) -> tuple[Path, ...]:
         """What only a charge can have led to."""
         return self.checkpoint, self.rounds, self.model, self.result

@@ -53,7 +53,7 @@ from uedp_ray.training.guard import (
     check_warm_start,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import encode, planned, unchanged
+from uedp_ray.training.prepared import checksums, encode, planned, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
@@ -216,6 +216,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "evaluation_size": None if size is None else dataclasses.asdict(size),
             "compared": None if text.compared is None else dataclasses.asdict(text.compared),
             "tokens": _within(run, tokens),
+            "vocabulary": checksums(run.vocabulary),
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": text.corpus.detectors,
