@@ -18,6 +18,7 @@ from uedp_ray.plan import Plan
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.storage.files import (
     check_regular,
+    checksum,
     has_checksum,
     load_array,
     unusable,
