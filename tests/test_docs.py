@@ -92,6 +92,12 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_modules_that_a_page_names_are_there(page):
+    for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", page.read_text()):
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "uedp_ray")), name
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/accounting.md", "docs/threat-model.md"])
 def test_the_relation_leaves_out_the_checks_before_the_first_round_in_the_same_words(page):
     assert CHECKED.rstrip(".") in " ".join((ROOT / page).read_text().split())

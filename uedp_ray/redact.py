@@ -62,7 +62,7 @@ def _source(source: SourceConfig, text: str) -> SourceConfig:
 
 
 def _hub_name(path: str) -> str:
-    """What exists here was made absolute when the run began (``rundir.with_absolute_paths``)."""
+    """What exists here was made absolute when the run began (``paths.with_absolute_paths``)."""
     return path if not path or _HUB_NAME.fullmatch(path) else NOT_PUBLISHED
 
 

@@ -65,7 +65,7 @@ def sweep(
 
     Args:
       config: the sweep.
-      out: the sweep directory, which every node must see under this path, or a URL (``training.mirror``); new unless
+      out: the sweep directory, which every node must see under this path, or a URL (``storage.mirror``); new unless
         ``resume``.
       address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
       resume: go on with the sweep in ``out``; no trial runs twice.

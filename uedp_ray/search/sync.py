@@ -6,7 +6,7 @@
     rows.read(study.trials)                              # fetches the ledgers and results of trials that ended
 
 A trial that ended for the search may go on where a node was cut off. Its run is taken over before its ledger is read, so
-that the ledger holds everything it ever releases (``training.mirror``). For a folder that every node sees, nothing of this
+that the ledger holds everything it ever releases (``storage.mirror``). For a folder that every node sees, nothing of this
 does anything.
 """
 

@@ -71,7 +71,7 @@ def train(
 
     Args:
       config: the run.
-      out: the run directory, or a URL to keep it at (``training.mirror``); must be new unless ``resume``.
+      out: the run directory, or a URL to keep it at (``storage.mirror``); must be new unless ``resume``.
       workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
       cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
       gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
