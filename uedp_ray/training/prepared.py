@@ -26,6 +26,9 @@ from uedp_ray.storage.files import (
 from uedp_ray.training.evaluate import TextSize
 from uedp_ray.training.rundir import MADE_ANEW, RunDir
 
+_MOST_BYTES = 1 << 28
+"""Of a file of a vocabulary; the largest published tokenizers take a seventh of it."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -102,5 +105,8 @@ def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Of the files of a folder, by name, but for marks of its storage."""
-    return {path.name: checksum(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
+    """Of the files of a folder, by name, but for marks of its storage. Raises: InputError for one that is none of ours."""
+    files = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    for path in files:
+        check_regular(path, "put the run's own back", most=_MOST_BYTES)
+    return {path.name: checksum(path) for path in files}

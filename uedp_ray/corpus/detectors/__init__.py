@@ -24,7 +24,7 @@ from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
 DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
-"""How each module of this room is asked for."""
+"""How each module of this room is asked for. One of them is named as a built-in: here ``list`` is that module."""
 
 
 def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
@@ -33,7 +33,7 @@ def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
     Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
     """
     if not specs:
-        raise InputError("detector", list(specs), f"name at least one of {', '.join(DETECTORS.values())}")
+        raise InputError("detector", [*specs], f"name at least one of {', '.join(DETECTORS.values())}")
     return tuple(_build(spec) for spec in specs)
 
 
