@@ -27,7 +27,7 @@ import spacy
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import regex
-from uedp_ray.corpus.detectors.spacy import SpacyPipeline
+from uedp_ray.corpus.detectors.spacy_model import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.corpus.readers.base import of_files

@@ -12,9 +12,8 @@ from optuna.trial import TrialState
 
 from tests.search.sweeps import sweep_config
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.selection import SEARCHERS, is_adaptive
+from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
 from uedp_ray.search.study import _SAMPLERS, NAME, Study, _seeded_sampler, refused
-from uedp_ray.search.sweep_config import Searcher
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 

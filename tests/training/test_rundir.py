@@ -27,7 +27,7 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import fix_terms
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.storage import mirror
+from uedp_ray.storage import base
 from uedp_ray.storage.files import make_folder, write_json
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.storage.open import open_storage
@@ -87,7 +87,7 @@ def content(folder):
 
 def _told(start, args, kwargs):
     """In another process: what the error, or the terminal, says."""
-    mirror._FOLDER_WAIT = 0.0
+    base._FOLDER_WAIT = 0.0
     with redirect_stderr(io.StringIO()) as screen, redirect_stdout(io.StringIO()):
         try:
             start(*args, **kwargs)

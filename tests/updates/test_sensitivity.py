@@ -23,10 +23,10 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.host import train
+from uedp_ray.training.network import make_model
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.run_vocabulary import draw_vocabulary
 from uedp_ray.training.rundir import RunDir, sampling_key
-from uedp_ray.training.worker import make_model
 from uedp_ray.updates.base import local_update
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
@@ -194,7 +194,7 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     train(config, run.root, workers=0)
     prepared = Prepared.open(run)
     words, corpus = prepared.vocabulary, prepared.corpus
-    model = make_model(config, vocab_size=words.size, bos_id=words.bos_id, eos_id=words.eos_id)
+    model = make_model(config, words)
     params = FlatParameters(model)
     start = params.get()
     task = NextWord.of(words, config.model.max_length)

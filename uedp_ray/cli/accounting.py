@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.console import (
-    emit,
-)
+from uedp_ray.console import emit
 from uedp_ray.errors import InputError
 
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}

@@ -11,14 +11,14 @@ from typing import Any
 from uedp_ray.errors import InputError
 
 
-def check_choices(section: Any, name: str) -> None:
+def check_choices(section: Any, name: str = "") -> None:
     """Raises: InputError unless every field of a dataclass that is annotated with a ``Literal`` has one of its values.
 
-    ``name``: of the section, which error messages put before that of the field.
+    ``name``: of the section, which error messages put before that of the field, if it has one.
     """
     cls: type = type(section)
     for field, annotation in _choices(cls):
-        choice(f"{name}.{field}", getattr(section, field), annotation)
+        choice(f"{name}.{field}" if name else field, getattr(section, field), annotation)
 
 
 @functools.cache

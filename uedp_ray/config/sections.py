@@ -10,7 +10,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from uedp_ray.config.limits import at_least, below_one, check_choices, choice, positive, probability, seed
+from uedp_ray.config.limits import at_least, below_one, check_choices, positive, probability, seed
 from uedp_ray.errors import InputError
 from uedp_ray.units import Unit
 
@@ -59,7 +59,7 @@ class SourceConfig:
         at_least("max_words", self.max_words, 2)
         at_least("num_users", self.num_users, 1)
         seed("seed", self.seed)
-        choice("part", self.part, Literal["private", "held_out", "public"])
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)

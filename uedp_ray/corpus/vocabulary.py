@@ -35,7 +35,7 @@ from uedp_ray.storage.files import check_regular, read_hub_json
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 SPECIAL = (UNKNOWN, END, PAD)
 _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
-_MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
 _OWN = "put the tokenizer's own back"
@@ -68,7 +68,7 @@ class Vocabulary:
         path = Path(directory)
         for file in path.iterdir() if path.is_dir() else (path,):
             if file.suffix in (".json", ".txt") and file.exists():  # it may be a hub name
-                check_regular(file, _OWN, most=_MOST_BYTES)
+                check_regular(file, _OWN, most=MOST_BYTES)
                 if file.name == "config.json":  # the network's, in which a tokenizer is looked for
                     read_hub_json(file, _OWN)
         vocabulary, sound = None, False

@@ -154,10 +154,10 @@ def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
     return {"hidden_size": ("one layer", layer), "num_layers": ("all layers", config.num_layers * layer)}
 
 
-_SHAPE = ("embedding_size", "hidden_size", "num_layers", "tie_embeddings")
+_SHAPE = ("num_layers", "hidden_size", "embedding_size", "tie_embeddings")
 ARCHITECTURE = Architecture(
     build=_build,
-    shape={name: name for name in ("num_layers", "hidden_size", "embedding_size", "tie_embeddings")},
+    shape={name: name for name in _SHAPE},
     uses=frozenset({*_SHAPE, *DROPOUTS, "init_range"}),
     why_ignored="the architecture is awd_lstm",
     largest=_largest,

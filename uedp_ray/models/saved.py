@@ -107,6 +107,11 @@ def _filled(folder: Path, hub: Any) -> nn.Module:
 
 def read_settings(folder: Path) -> Any:
     """What ``config.json`` says. Raises: InputError if it, or a file beside it, is not what it should be."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[Any, list[int]]:
+    """``read_settings``, and ``check_files``."""
     with unread("model", folder):
         stored = check_files(folder)
         settings = read_json(folder / "config.json", {"model_type": string()}, _OWN)
@@ -119,7 +124,7 @@ def read_settings(folder: Path) -> Any:
             except Exception as error:  # transformers: whatever a damaged file leads to
                 raise InputError("config.json", str(folder), f"is damaged ({type(error).__name__}): {_OWN}") from error
         check_filled(folder, hub, stored)
-    return hub
+    return hub, stored
 
 
 def _of_own(own: OwnNetwork, folder: Path, settings: dict[str, Any]) -> Any:
@@ -140,9 +145,7 @@ def unfilled(hub: Any) -> nn.Module:
 
 def check_whole(folder: Path) -> None:
     """Raises: InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
-    hub = read_settings(folder)
-    with unread("model", folder):
-        stored = check_files(folder)
+    hub, stored = _read(folder)
     if sum(stored) < max(1, _size(hub)[0]):  # a tied matrix is stored once, and counted once
         raise _not_read("model", folder, "weights are missing")
 

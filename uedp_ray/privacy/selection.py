@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
@@ -39,8 +39,10 @@ from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
 RULES = ("public", "repeat_and_select", "composition")
-LAWS = ("logarithmic", "geometric", "poisson")
-SEARCHERS = ("random", "grid", "tpe", "nsga2", "gp")
+Law = Literal["logarithmic", "geometric", "poisson"]
+LAWS: tuple[str, ...] = get_args(Law)
+Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
+SEARCHERS: tuple[str, ...] = get_args(Searcher)
 
 Event = Mapping[str, Any]
 

@@ -24,15 +24,14 @@ from uedp_ray.config.limits import at_least, check_choices, choice, positive
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
+from uedp_ray.privacy.selection import Law, Searcher
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.units import Unit
 
-Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 Selection = Literal["default", "public", "repeat_and_select", "composition"]
-Law = Literal["logarithmic", "geometric", "poisson"]
 Tracker = Literal["mlflow", "wandb"]
 DEFAULT_TRIALS = 32
 MAX_SEEDS = 1_000

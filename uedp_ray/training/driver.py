@@ -19,7 +19,6 @@ import torch
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
-from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
 from uedp_ray.storage.files import write_atomically, write_json
@@ -28,7 +27,7 @@ from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpo
 from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
-from uedp_ray.training.rundir import COMMIT, RunDir, ledger_digest
+from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.units import UNITS
 
 Observe = Callable[[dict[str, Any]], None]
@@ -52,8 +51,7 @@ class RunDriver:
         config = self.plan.config
         self._training = config.training
         self._digest = config.digest()
-        self._ledger = Ledger.open(self.run.ledger, config_digest=ledger_digest(self.run, config))
-        self.run.check_uncut(len(self._ledger.events))
+        self._ledger = self.run.open_ledger(config)
         self.plan.check_header(self._ledger.header, self.run.setup)
         self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)

@@ -28,9 +28,9 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model
 from uedp_ray.reporting import Say
 from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.units import UNITS
@@ -170,14 +170,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     """
     config = for_use(config)
     vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
-    model = build_model(
-        config.model,
-        vocab_size=vocabulary.size,
-        bos_id=vocabulary.bos_id,
-        eos_id=vocabulary.eos_id,
-        seed=config.training.seed,
-        replace_embeddings=config.vocabulary.replace_embeddings,
-    ).to(device)
+    model = initial_model(config, vocabulary).to(device)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]

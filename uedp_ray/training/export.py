@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from uedp_ray.answers import export_epsilon
 from uedp_ray.config import RunConfig, dump_config, to_dict
-from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, epsilons
@@ -48,8 +48,6 @@ _FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "me
 _OF_THE_RUN = (
     "# Settings of this run: privacy.target_epsilon is of it alone. What the model costs in all: privacy.md.\n"
 )
-_MOST_BYTES = 1 << 28
-"""Of a file that is copied as it is; the largest published tokenizers take a seventh of it."""
 _PLAY = 1 + 1e-9
 
 
@@ -224,7 +222,7 @@ def _write_model(model: Path, into: Path) -> None:
                 raise InputError(name, str(model / name), "is damaged: put the run's own back") from None
     for name in _AS_THEY_ARE:
         if (model / name).exists():
-            check_regular(model / name, "put the run's own back", most=_MOST_BYTES)
+            check_regular(model / name, "put the run's own back", most=MOST_BYTES)
             shutil.copyfile(model / name, into / name)
     for weights in sorted(model.glob("*.safetensors")):
         check_regular(weights, "put the run's own back")

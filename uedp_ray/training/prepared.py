@@ -12,7 +12,7 @@ import numpy as np
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
-from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.mechanism import RoundMechanism
@@ -25,9 +25,6 @@ from uedp_ray.storage.files import (
 )
 from uedp_ray.training.evaluate import TextSize
 from uedp_ray.training.rundir import MADE_ANEW, RunDir
-
-_MOST_BYTES = 1 << 28
-"""Of a file of a vocabulary; the largest published tokenizers take a seventh of it."""
 
 
 @dataclass(frozen=True)
@@ -108,5 +105,5 @@ def checksums(folder: Path) -> dict[str, str]:
     """Of the files of a folder, by name, but for marks of its storage. Raises: InputError for one that is none of ours."""
     files = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
     for path in files:
-        check_regular(path, "put the run's own back", most=_MOST_BYTES)
+        check_regular(path, "put the run's own back", most=MOST_BYTES)
     return {path.name: checksum(path) for path in files}

@@ -22,7 +22,6 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
@@ -32,6 +31,7 @@ from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.evaluate import perplexity, text_size
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
+from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.run_vocabulary import make_vocabulary, public_sentences
@@ -83,14 +83,7 @@ def pretrain_into(
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
     with _seeded(device, settings.seed):
-        model = build_model(
-            config.model,
-            vocab_size=vocabulary.size,
-            bos_id=vocabulary.bos_id,
-            eos_id=vocabulary.eos_id,
-            seed=config.training.seed,
-            replace_embeddings=config.vocabulary.replace_embeddings,
-        ).to(device)
+        model = initial_model(config, vocabulary).to(device)
         before = perplexity(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):
             _fit(config, model, task, train, device, progress)

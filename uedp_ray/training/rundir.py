@@ -17,21 +17,14 @@ from typing import Any
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
-from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.reporting import Say
 from uedp_ray.storage.base import IN_PLACE, Storage
-from uedp_ray.storage.files import (
-    check_regular,
-    read_json,
-    settle,
-    unusable,
-)
+from uedp_ray.storage.files import check_regular, read_json, settle, unusable
 from uedp_ray.storage.locks import locked
 from uedp_ray.training.evaluate import TextSize
-from uedp_ray.training.guard import (
-    Compared,
-)
+from uedp_ray.training.guard import Compared
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.texts import copies_told
 from uedp_ray.units import UNITS
@@ -41,8 +34,6 @@ COMMIT = "state.json"
 
 DRIVER_WAIT = 120.0
 """Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
-
-CLEARED = "cleared"
 
 MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
 
@@ -141,6 +132,12 @@ class RunDir:
     def charged(self) -> Path:
         """As many bytes as the ledger had lines when a round was released last: a ledger that has fewer was cut."""
         return self.private / "charged"
+
+    def open_ledger(self, config: RunConfig) -> Ledger:
+        """The run's own ledger, to go on with. Raises: InputError if it is another's, damaged, or was cut."""
+        ledger = Ledger.open(self.ledger, config_digest=ledger_digest(self, config))
+        self.check_uncut(len(ledger.events))
+        return ledger
 
     def check_uncut(self, num_events: int) -> None:
         """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""

@@ -55,12 +55,13 @@ from uedp_ray.training.guard import (
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import checksums, encode, planned, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
-from uedp_ray.training.rundir import CLEARED, MADE_ANEW, RunDir, ledger_digest, settle_run, unused
+from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
 
 _NO_WORDS = "no-words"
 """Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
 
+_CLEARED = "cleared"
 _NO_RUN = "is not empty and holds no run: name another folder"
 
 
@@ -173,7 +174,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
 def _open_again(run: RunDir, asked: _Asked) -> None:
     """Holds a run that was set up against its ledger and its text."""
     with run.driving():  # a line that a killed start's worker is still writing is not a torn one
-        ledger = Ledger.open(run.ledger, config_digest=ledger_digest(run, asked.config))
+        ledger = run.open_ledger(asked.config)
     setup = run.load_setup()
     planned(asked.config, setup).check_header(ledger.header, run.setup)
     if (setup["evaluation"] is None) != (asked.named is None):
@@ -255,7 +256,7 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
 
 def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
     if run.ledger.exists():
-        return Ledger.open(run.ledger, config_digest=ledger_digest(run, asked.config))
+        return run.open_ledger(asked.config)
     # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
     write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
     run.storage.put(run.key)
@@ -355,7 +356,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
             )
     elif run.root.exists() and holds_others(run.root, (run.private.name, INSIDE)):
         raise InputError("--out", str(run.root), _NO_RUN)
-    elif run.private.is_dir() and holds_others(run.private, (run.used.name, run.lock.name, CLEARED)):
+    elif run.private.is_dir() and holds_others(run.private, (run.used.name, run.lock.name, _CLEARED)):
         raise InputError("--out", str(run.root), _NO_RUN)  # a folder of the user's own of that name
 
 
@@ -365,7 +366,7 @@ def _clear(run: RunDir) -> None:
     with run.driving():  # a worker of a killed process may be about to charge the first round
         if not unused(run):
             return
-        aside = to_be_removed(run.private / CLEARED)
+        aside = to_be_removed(run.private / _CLEARED)
         make_folder(aside, private=True)
         kept = {run.lock, aside, run.used}
         public = (run.ledger, run.progress, run.vocabulary)

@@ -23,9 +23,7 @@ from uedp_ray.storage.files import (
     settle,
     write_json,
 )
-from uedp_ray.training.guard import (
-    check_evaluation,
-)
+from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.paths import TEXT, for_use
 
 

@@ -13,11 +13,8 @@ from functools import partial
 
 import torch
 
-from uedp_ray.config import RunConfig
-from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import longest_input, save_model
-from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.storage.files import replacing, write_atomically
@@ -25,25 +22,13 @@ from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.driver import Observe, RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE
+from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
 from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
-
-
-def make_model(config: RunConfig, *, vocab_size: int, bos_id: int, eos_id: int) -> torch.nn.Module:
-    """The configured network, warm-started where asked, with its trainable part selected."""
-    model = build_model(
-        config.model,
-        vocab_size=vocab_size,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        seed=config.training.seed,
-        replace_embeddings=config.vocabulary.replace_embeddings,
-    )
-    return select_trainable(model, config.model, seed=config.training.seed)
 
 
 def run_worker(
@@ -71,9 +56,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
     task = NextWord.of(vocabulary, config.model.max_length)
-    model = make_model(
-        prepared.used, vocab_size=vocabulary.size, bos_id=vocabulary.bos_id, eos_id=vocabulary.eos_id
-    ).to(device)
+    model = make_model(prepared.used, vocabulary).to(device)
     params = FlatParameters(model)
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))

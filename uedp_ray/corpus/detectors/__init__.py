@@ -24,7 +24,7 @@ from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
 DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
-"""How each module of this room is asked for. One of them is named as a built-in: here ``list`` is that module."""
+"""How each is asked for; its module is named as that: ``list_file``."""
 
 
 def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
@@ -33,15 +33,16 @@ def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
     Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
     """
     if not specs:
-        raise InputError("detector", [*specs], f"name at least one of {', '.join(DETECTORS.values())}")
+        raise InputError("detector", list(specs), f"name at least one of {', '.join(DETECTORS.values())}")
     return tuple(_build(spec) for spec in specs)
 
 
 def _build(spec: str) -> Detector:
     kind, _, argument = spec.partition(":")
-    if kind not in DETECTORS or (":" in DETECTORS[kind]) != bool(argument):
+    form = DETECTORS.get(kind)
+    if form is None or (":" in form) != bool(argument):
         raise InputError("detector", spec, f"choose among {', '.join(DETECTORS.values())}")
-    found: Detector = import_module(f"uedp_ray.corpus.detectors.{kind}").build(spec, argument)
+    found: Detector = import_module(f"uedp_ray.corpus.detectors.{form.lower().replace(':', '_')}").build(spec, argument)
     return found
 
 
