@@ -118,7 +118,7 @@ def test_an_upload_that_fails_releases_nothing_and_says_what_is_safe(corpora, ur
     assert charged(url) == [(0, 0), (1, 0), (2, 0)]
     assert len(events(open_storage(url).root)) == 4, "the node's own ledger has more, and does not count"
     train(run_config(corpora), url, workers=0, resume=True)
-    assert charged(url) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)], "as many as were planned"
 
 
 @pytest.mark.parametrize("step", ["write", "list"])
@@ -158,7 +158,7 @@ def test_what_fails_once_is_tried_again(monkeypatch, tmp_path):
 
 
 def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
-    config = run_config(corpora)
+    config = run_config(corpora, training={"num_rounds": 9})
     crash(config, url, charges=4)  # node a: rounds 0 to 3 are charged; its checkpoint is of round 2
     stale = (open_storage(url).root / "ledger.jsonl").read_bytes()
     node("b")
@@ -168,9 +168,9 @@ def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
     root = open_storage(url).root
     (root / "result.json").write_text('{"epsilon": "a lie"}')
     (root / "trials").mkdir()
-    assert train(config, url, workers=0, resume=True)["rounds"] == 5
+    assert train(config, url, workers=0, resume=True)["rounds"] == 6
     assert not (root / "trials").exists()
-    assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0), (4, 1)]
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0), (4, 1), (5, 0)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -195,7 +195,7 @@ def test_of_two_starts_the_later_goes_on_and_the_earlier_releases_nothing_more(c
     with pytest.raises(InputError, match="another start has taken it over"):
         train(config, url, workers=0)
     late = [(2, 1)] if after else []  # charged before the later start looked, so it has it too
-    assert charged(url) == [(0, 0), (1, 0), (2, 0), *late, (3, 0), (4, 0)]
+    assert charged(url) == [(0, 0), (1, 0), (2, 0), *late, (3, 0), (4, 0)][:5], "as many as were planned"
     assert len(released) <= len(charged(url)), "nothing was released that is not charged"
     assert events(local_copy(url)) == kept_events(url)
 

@@ -101,15 +101,14 @@ def test_a_private_crash_is_charged_and_its_replay_is_another_draw_charged_again
     assert [(e["round"], e["attempt"]) for e in events(out)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     result = train(config, out, workers=0, resume=True)
     charged = [(e["round"], e["attempt"]) for e in events(out)]
-    assert charged == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)]
+    assert charged == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1)], "as many as were planned, whichever they are"
+    assert (result["rounds"], result["planned_rounds"]) == (3, 5)
     assert drawn.users.keys() == set(charged), "nothing is drawn that is not charged"
     assert drawn.users[2, 0] != drawn.users[2, 1]
-    assert drawn.users[3, 0] != drawn.users[3, 1]
     every = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
     assert result["epsilon"]["user-entity"] == pytest.approx(epsilon_of_events(every, delta=1e-4), rel=1e-12)
-    once = [event for event in every if event.get("attempt", 0) == 0]
-    assert result["epsilon"]["user-entity"] > 1.02 * epsilon_of_events(once, delta=1e-4)
-    assert "charged again: 2." in (out / "privacy.md").read_text()
+    assert result["epsilon"]["user-entity"] == pytest.approx(epsilon_of_events(every[:1], delta=1e-4), rel=1e-12)
+    assert "charged again: 1." in (out / "privacy.md").read_text()
 
 
 TARGET = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
@@ -245,7 +244,7 @@ def test_another_config_is_refused_and_both_are_named(crashed, corpora):
 
 def test_machine_settings_may_change_on_resume(crashed, corpora):
     config = run_config(corpora, training={**runs.TREE["training"], "checkpoint_every": 3, "evaluate_every": 1})
-    assert train(config, crashed, workers=0, resume=True)["rounds"] == 5
+    assert train(config, crashed, workers=0, resume=True)["rounds"] == 3
 
 
 def test_without_resume_a_run_is_never_touched(crashed, corpora):
@@ -286,8 +285,8 @@ def cut(ledger: Path, keep: int) -> None:
 def test_a_torn_last_line_was_never_released_and_is_cut(crashed, corpora):
     with (crashed / "ledger.jsonl").open("a") as file:
         file.write('{"kind":"round","round":4,"att')
-    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
-    assert [(e["round"], e["attempt"]) for e in events(crashed)][4:] == [(2, 1), (3, 1), (4, 0)]
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 3
+    assert [(e["round"], e["attempt"]) for e in events(crashed)][4:] == [(2, 1)]
 
 
 def test_the_ledger_of_another_config_is_refused(crashed, corpora, uninterrupted):
@@ -304,9 +303,8 @@ def test_the_ledger_of_another_run_of_the_same_config_is_refused(crashed, corpor
 
 def test_a_lost_checkpoint_starts_over_and_charges_everything_again(crashed, corpora):
     shutil.rmtree(crashed / "checkpoint")
-    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
-    replayed = [(t, 1) for t in range(4)]
-    assert [(e["round"], e["attempt"]) for e in events(crashed)] == [(t, 0) for t in range(4)] + replayed + [(4, 0)]
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 1
+    assert [(e["round"], e["attempt"]) for e in events(crashed)] == [(t, 0) for t in range(4)] + [(0, 1)]
 
 
 def test_a_corpus_that_changed_meanwhile_is_refused(tmp_path, corpora):
@@ -354,7 +352,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(crashed, corpora, private_
     with pytest.raises(InputError, match=r"ledger.jsonl.*put the run's own, complete ledger back"):
         train(run_config(corpora), crashed, workers=0, resume=True)
     (crashed / "ledger.jsonl").write_text("".join(lines))
-    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 5
+    assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 3
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])

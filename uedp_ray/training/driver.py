@@ -94,11 +94,11 @@ class RunDriver:
         return rows if rows and rows[0]["round"] == 0 and all(map(_is_row, rows)) else []
 
     def _affordable(self) -> int:
-        """How many more rounds there are. Under a target no more are charged, in all, than were planned: a crashed round
-        that was charged already takes one away.
+        """How many more rounds there are. No more are charged, in all, than were planned: a crashed round that was charged
+        already takes one away.
         """
         remaining = self._training.num_rounds - self.state.next_round
-        if not self.plan.private or self.plan.config.privacy.target_epsilon is None:
+        if not self.plan.private:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
