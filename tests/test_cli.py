@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from importlib.metadata import version
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from tests.training.runs import TREE, crash, events, run_config, run_tree
 from uedp_ray import interrupts
 from uedp_ray.analysis.style import perplexity_text
 from uedp_ray.errors import InputError
+from uedp_ray.search.layout import corpora_at
 from uedp_ray.training.host import train
 
 
@@ -75,6 +77,34 @@ def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, t
     assert answer("epsilon", "--export", tmp_path / "out")["epsilon"] == told["epsilon"]
     refused("export", private_run.out, "--out", tmp_path / "out", parts=["--out", "is not empty"])
     refused("epsilon", "--export", private_run.out, parts=["--export", "is not a folder that uedp-ray export wrote"])
+
+
+PREPARE = ("prepare", "", "--format", "synthetic", "--num-users", 5)
+APART = "holds a run, a comparison or a sweep of its own: name a folder outside"
+
+
+def test_nothing_is_written_into_a_run_or_a_comparison(command, refused, private_run, run_file, tmp_path):
+    """What lies there under a name is taken for the run's own: a corpus put there would be its private text."""
+    (tmp_path / "link").symlink_to(private_run.out)
+    for folder in (Path(private_run.out), tmp_path / "link"):
+        refused(*PREPARE, "--out", folder / "private" / "corpus", parts=["--out", APART])
+        refused("train", run_file, "--out", folder / "model", "--resume", parts=["--out", APART])
+        refused("pretrain", run_file, "--out", folder / "again", parts=["--out", APART])
+        refused("export", folder, "--out", folder / "handed-on", parts=["--out", APART])
+        refused("export", folder, "--out", folder, parts=["--out", "is what is to be exported: name a new folder"])
+    assert not {"again", "handed-on"} & {path.name for path in Path(private_run.out).iterdir()}
+    text, *corpora = corpora_at(tmp_path / "compared" / "corpora")
+    for corpus in corpora:
+        assert command(*PREPARE, "--out", corpus)[0] == 0, "nobody's yet"
+    text.write_text("{}")
+    refused(*PREPARE, "--out", corpora[0], parts=["--out", APART])
+
+
+def test_only_train_and_sweep_keep_things_at_a_url(refused, run_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in (PREPARE, ("pretrain", run_file), ("export", "runs"), ("report", "runs")):
+        refused(*line, "--out", "s3://bucket/out.html", parts=["--out", "only train and sweep keep things at a URL"])
+    assert not Path("s3:").exists()
 
 
 PARAMETERS = ("--q-u", 0.05, "--q-e", 0.5, "--rounds", 20, "--max-holders", 3, "--entity-clip", 0.1)
@@ -519,6 +549,20 @@ def test_sweep_and_report(answer, command, tmp_path, corpora):
     assert "Price of choosing (composition)" in told
     assert "2 done" in told
     assert re.search(r"trials: 2 done of 2; best so far \d+: perplexity \S+ \(\S+ bits/byte\)", error)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_which_nothing_came_fails_and_nobody_adds_a_run_to_it(command, refused, run_file, tmp_path, corpora):
+    tree = sweep_tree(corpora, space={"training.server_learning_rate": {"choice": [1e30]}})
+    tree["search"] = {"searcher": "grid"}
+    path, out = write_sweep(tree, tmp_path), tmp_path / "out"
+    code, told, error = command("sweep", path, "--out", out)
+    assert code == 1
+    assert "No trial was trained to its end" in told
+    assert "May be published: nothing" in told
+    assert "no trial was trained to its end: the reasons are in trials.parquet" in error
+    for run in ("0000", "stranger"):
+        refused("train", run_file, "--out", out / "trials" / run, "--resume", parts=["--out", APART])
 
 
 def test_a_bad_sweep_is_refused(refused, tmp_path, corpora):

@@ -34,6 +34,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.redact import published
 from uedp_ray.storage.files import check_regular, replacing
 from uedp_ray.storage.locks import locked
+from uedp_ray.storage.open import folder_only
 from uedp_ray.target import check_length, check_name
 
 _MARKDOWN = (
@@ -77,12 +78,13 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
     """
     if not paths:
         raise InputError("sweeps", [], "name at least one sweep directory")
+    out = None if out is None else folder_only(out)
     sweeps = [load_sweep(path) for path in paths]
     if publish:
         sweeps = [_published(sweep) for sweep in sweeps]
     if out is None and len(sweeps) > 1:
         raise InputError("--out", None, "name a file for the page of several sweeps")
-    page = Path(out) if out is not None else sweeps[0].path / "report.html"
+    page = out if out is not None else sweeps[0].path / "report.html"
     if out is not None:
         check_length(check_name(page))
     if page.is_dir() and not page.is_symlink():

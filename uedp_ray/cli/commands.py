@@ -69,7 +69,7 @@ def prepare(
         check_workers("workers", workers, here=True)
         statistics = run(
             settings,
-            check_target(out),
+            _folder(out),
             workers=workers,
             progress=lambda stage, done, total: show(
                 done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
@@ -90,7 +90,7 @@ def pretrain(
 
     loaded = load_config(config, settings)
     with progress_line() as show:
-        answer = run(loaded, check_target(out or Path("runs") / f"{loaded.name}-pretrained"), progress=on_step(show))
+        answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), progress=on_step(show))
     emit(answer, as_json)
 
 
@@ -137,7 +137,7 @@ def compare(
     with progress_line() as show:
         answer = run(
             loaded,
-            check_target(out or Path("runs") / loaded.base.name),
+            _folder(out or Path("runs") / loaded.base.name),
             workers=workers,
             resume=resume,
             say=say,
@@ -183,6 +183,8 @@ def sweep(
         emit(answer, as_json)
     else:
         print_sweep(answer)
+    if answer["best"] is None and answer["counts"]["asked"]:  # a random number of trials may be 0
+        raise RuntimeError("no trial was trained to its end: the reasons are in trials.parquet")
     refuse_short([*([answer["best"]] if answer["best"] else []), *answer["references"]])
 
 
@@ -212,7 +214,7 @@ def export(
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
     from uedp_ray.search.export import export as run
 
-    emit(run(source, _target(out)), as_json)
+    emit(run(source, _folder(out)), as_json)
 
 
 @app.command()
@@ -229,7 +231,15 @@ def predict(
 
 
 def _target(out: Path) -> Path:
-    """``out``, checked if it is not a URL."""
+    """``out``, which is a URL, or such a folder."""
     from uedp_ray.storage.objects import as_url
 
-    return check_name(out) if as_url(out) else check_target(out)
+    return check_name(out) if as_url(out) else _folder(out)
+
+
+def _folder(out: Path) -> Path:
+    """``out``, which can be written to, and lies in nothing of ours."""
+    from uedp_ray.search.layout import check_apart
+    from uedp_ray.storage.open import folder_only
+
+    return check_apart(check_target(folder_only(out)))

@@ -47,6 +47,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
 from uedp_ray.storage.files import checksum, make_folder, replacing
 from uedp_ray.storage.locks import INSIDE, folder_locked
+from uedp_ray.storage.open import folder_only
 
 Progress = Callable[[str, int, int | None], None]
 """Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""
@@ -88,7 +89,7 @@ def prepare(
         raise InputError("workers", workers, "must be 1 or more")
     if num_shards is not None and num_shards < 1:
         raise InputError("num_shards", num_shards, "must be 1 or more")
-    out = Path(out).resolve()
+    out = folder_only(out).resolve()
     specs = tuple(_absolute(spec) for spec in source.detector)
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}

@@ -19,7 +19,7 @@ from uedp_ray.fields import list_of
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.search.ended import holds_all
-from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.layout import SweepDir, sweep_above
 from uedp_ray.search.results import Row, best, read_columns, read_rows
 from uedp_ray.search.selection_cost import PART, charged_runs, planned_charges_of, price
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
@@ -46,9 +46,11 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
     with storage.exclusive():
         folder = SweepDir(storage.root, storage)
         storage.get(folder.config, folder.terms)
-        if _holds_sweep(folder.root):
+        if out.resolve() == storage.root.resolve():
+            raise InputError("--out", str(out), "is what is to be exported: name a new folder")
+        if folder.is_sweep:
             return _of_sweep(folder, None, out)
-        above = None if storage.is_copy else _sweep_above(storage.root)  # at a URL the ledger tells, below
+        above = None if storage.is_copy else sweep_above(storage.root)  # at a URL the ledger tells, below
         if above is not None:
             return _of_sweep(SweepDir(above), storage.root, out)
         found = Finished.open(RunDir(storage.root, storage))
@@ -92,16 +94,6 @@ _RECOMPUTE = {
     "stayed within a candidate's bound, only the owner can check.",
     "public": "Recompute: `uedp-ray epsilon --export .`, from `ledger.jsonl`.",
 }
-
-
-def _sweep_above(run: Path) -> Path | None:
-    """The sweep that a folder lies in, symbolic links followed."""
-    return next(filter(_holds_sweep, run.resolve().parents), None)
-
-
-def _holds_sweep(folder: Path) -> bool:
-    """Both files: a sweep file of the user's may have the name of one of them."""
-    return SweepDir(folder).config.exists() and SweepDir(folder).terms.exists()
 
 
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import make_folder
 from uedp_ray.storage.locks import locked
 from uedp_ray.training.paths import TEXT
+from uedp_ray.training.rundir import RunDir
 
 _WAIT = 5.0
 """Seconds: what was killed holds no lock."""
@@ -113,6 +114,11 @@ class SweepDir:
     def tokens(self) -> Path:
         return self.private / "tokens"
 
+    @property
+    def is_sweep(self) -> bool:
+        """Both files: a sweep file of the user's may have the name of one of them."""
+        return self.config.exists() and self.terms.exists()
+
     def runs(self, number: int, seeds: int) -> list[Path]:
         """The run directories of a trial, one a seed."""
         name = trial_id(number)
@@ -154,6 +160,27 @@ class SweepDir:
 def corpora_at(folder: Path) -> tuple[Path, Path, Path]:
     """What ``prepare_corpora`` makes there: which text it is, the private text, and the evaluation text."""
     return folder / TEXT, folder / "private", folder / "evaluation"
+
+
+def sweep_above(path: Path) -> Path | None:
+    """The sweep that a path lies in, symbolic links followed."""
+    return next((folder for folder in path.resolve().parents if SweepDir(folder).is_sweep), None)
+
+
+def check_apart(out: Path) -> Path:
+    """``out``, for a command of the user's to write to. Raises: InputError within a run, a comparison or a sweep, where what
+    lies under a name is taken for its own: another text for the private one, a stranger for a trial.
+    """
+    for folder in out.resolve().parents:
+        run, comparison = RunDir(folder), corpora_at(folder / "corpora")
+        if (
+            (run.config.exists() and run.key.exists())
+            or SweepDir(folder).is_sweep
+            or all(map(Path.exists, comparison[:2]))
+        ):
+            remedy = f"lies in {folder}, which holds a run, a comparison or a sweep of its own: name a folder outside"
+            raise InputError("--out", str(out), remedy)
+    return out
 
 
 _NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")

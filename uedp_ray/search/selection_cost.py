@@ -30,7 +30,7 @@ from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choo
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.feasibility import judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.results import Row
+from uedp_ray.search.results import Row, best
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import read_json, write_json
@@ -146,7 +146,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
         "accountant": _accountant(rule, sweep.search.adaptive),
-        "releasable": RELEASABLE[rule],
+        "releasable": RELEASABLE[rule] if best(rows) else "nothing: no trial was trained to its end",
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
     }
 
@@ -223,7 +223,7 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
-    return f"All {runs} runs together cost {shown}: so does the best of them, since results decided which it is."
+    return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."
 
 
 def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:
