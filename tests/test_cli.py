@@ -484,7 +484,8 @@ def test_a_foreign_checkpoint_or_ledger_is_refused(refused, command, crashed):
     refused(*resume, parts=["ledger", "is gone"])
     shutil.copy(out / "mine", ledger)
     (out / "mine").unlink()
-    assert command(*resume)[0] == 0
+    code, _, error = command(*resume)
+    assert (code, "ended after 3 of 5 rounds" in error) == (1, True), "of five that are charged, two were played again"
 
 
 def test_a_full_disk_under_the_ledger_releases_nothing(command, run_file, tmp_path, monkeypatch):
