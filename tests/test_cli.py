@@ -529,7 +529,9 @@ def test_a_full_disk_under_a_checkpoint_says_how_to_go_on(command, run_file, tmp
     assert (code, stdout) == (1, "")
     assert "state.json" in err.splitlines()[-1]
     assert "--resume" in err.splitlines()[-1]
-    assert command("train", run_file, *flags, "--resume")[0] == 0
+    code, stdout, err = command("train", run_file, *flags, "--resume")
+    assert (code, json.loads(stdout)["rounds"]) == (1, 0), "both of two are charged, and neither was kept"
+    assert "ended after 0 of 2 rounds" in err
 
 
 def test_a_run_that_does_not_exist_predicts_nothing(refused, tmp_path):

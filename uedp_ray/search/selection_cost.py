@@ -30,7 +30,7 @@ from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choo
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.feasibility import judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.results import Row, best
+from uedp_ray.search.results import Row
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import read_json, write_json
@@ -146,7 +146,9 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
         "accountant": _accountant(rule, sweep.search.adaptive),
-        "releasable": RELEASABLE[rule] if best(rows) else "nothing: no trial was trained to its end",
+        "releasable": RELEASABLE[rule]
+        if any(row["state"] == "done" for row in rows)
+        else "nothing: no trial was trained to its end",
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
     }
 
