@@ -77,7 +77,7 @@ def main() -> None:
         ("Renyi epsilon, K = 50", *seconds(lambda: renyi.epsilon([(many, 50)], delta=1e-5))),
         ("repeated call", *seconds(lambda: accounting.epsilon(BASE, **CALL), cold=False, repeat=101)),
     ]
-    ours = seconds(lambda: accounting.epsilon(one, **CALL, accountant="entity", kind="entity"))
+    ours = seconds(lambda: accounting.epsilon(one, **CALL, unit="entity", kind="entity"))
     theirs = seconds(library, repeat=1)
     rows += [("K = 1, entity only: here", *ours), ("K = 1, entity only: dp_accounting's mixtures", *theirs)]
     for name, taken, answer in rows:

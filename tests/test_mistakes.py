@@ -172,7 +172,12 @@ MISTAKES = {
     "a folder as ledger": (mistake("epsilon --ledger ."), "--ledger = '.': is a folder: name the file ledger.jsonl"),
     "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
                                    "--ledger = 'x': does not go with --q-u, --rounds: "),
-    "an accountant beside an export": (mistake("epsilon --export x --accountant user"), "--export = 'x': does not go with --accountant"),
+    "a unit beside an export": (mistake("epsilon --export x --unit user"), "--export = 'x': does not go with --unit"),
+    "a unit for an accountant": (mistake(f"{EPSILON} --accountant user"), "--accountant = 'user': is a unit: give it as that"),
+    "no such accountant": (mistake(f"{EPSILON} --accountant gdp"), "--accountant = 'gdp': choose one of pld, renyi"),
+    "no such unit": (mistake(f"{EPSILON} --unit record"), "--unit = 'record': choose one of user-entity, user, entity"),
+    "the paper's figures to calibrate to": (
+        mistake("calibrate --target-epsilon 8 --q-u 0.1 --rounds 9 --accountant published"), "no guarantee to calibrate to"),
     "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': does not go with --ledger"),
     "a chance of two": (mistake("epsilon --noise-multiplier 1 --rounds 1 --q-u 2"), "--q-u = 2.0: a probability"),
 }  # fmt: skip

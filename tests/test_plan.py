@@ -214,7 +214,7 @@ PRIVACY = {
         ({"estimator": "f_e"}, {}, {"extended_sampling_prob": 0.0}),
         ({}, {"holder_bound": "truncate"}, {"holder_bound": "truncate"}),
         ({}, {"mode": "declared"}, {"holder_bound": "truncate"}),
-        ({"protect": "user"}, {"mode": "none"}, {"max_holders": None, "holder_bound": "truncate"}),
+        ({"unit": "user"}, {"mode": "none"}, {"max_holders": None, "holder_bound": "truncate"}),
         (
             {"sentence_clip_norm": None},
             {"holder_bound": "truncate", "entity_bound": "truncate"},

@@ -138,4 +138,4 @@ def test_a_method(monkeypatch):
     base = from_dict(RunConfig, {"corpus": {"declared_num_users": NUM_USERS}})
     found = methods.apply(base, "quiet")
     assert found.privacy.l2_clip_norm == 0.5
-    assert found.privacy.protect == base.privacy.protect, "it has the privacy that its settings have"
+    assert found.privacy.unit == base.privacy.unit, "it has the privacy that its settings have"

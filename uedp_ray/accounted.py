@@ -59,13 +59,13 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
     """The mechanism with the least noise whose rounds, and the vocabulary if it is private, meet the target."""
     privacy, rounds = config.privacy, config.training.num_rounds
     z = accounting.calibrate(
-        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, accountant=privacy.protect
+        mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, unit=privacy.unit
     )
     if config.vocabulary.kind == "noisy-threshold":
 
         def fits(z: float) -> bool:
             planned = planned_charges(config, z)
-            return epsilon_of_charges(planned, delta=privacy.delta, accountant=privacy.protect) <= target_epsilon
+            return epsilon_of_charges(planned, delta=privacy.delta, unit=privacy.unit) <= target_epsilon
 
         low, high = z, 2 * z
         while not fits(high):

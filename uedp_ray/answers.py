@@ -22,7 +22,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
-from uedp_ray.privacy.selection import epsilon_of_choosing
+from uedp_ray.privacy.selection import accountant_of, epsilon_of_choosing
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
 from uedp_ray.storage.files import check_regular
 
@@ -41,7 +41,8 @@ def parameter_epsilon(
     *,
     rounds: int,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
+    accountant: str = "pld",
     kind: str = "both",
     method: str = "uedp",
     sensitive_fraction: float = 1.0,
@@ -60,16 +61,15 @@ def parameter_epsilon(
             max_order=max_order,
         )
     else:
-        value = accounting.epsilon(mechanism, rounds=rounds, delta=delta, accountant=accountant, kind=kind)
+        settings: dict[str, Any] = {"rounds": rounds, "delta": delta, "unit": unit, "kind": kind}
+        value = accounting.epsilon(mechanism, accountant=accountant, **settings)
     if accountant == "published":  # the paper's own terms
         mechanism = dataclasses.replace(mechanism, selection_rule="any")
-        answer = _answer(mechanism, value, delta, accountant, unit=published_unit(method))
+        answer = _answer(mechanism, value, delta, published_unit(method), accountant)
     else:
-        infinite = math.isinf(value)
-        why = accounting.why_infinite([(mechanism, rounds)], accountant=accountant, kind=kind) if infinite else ""
-        answer = _answer(
-            mechanism, value, delta, accountant, nothing=why, kind=kind, note=_parameters(mechanism, rounds)
-        )
+        why = accounting.why_infinite([(mechanism, rounds)], unit=unit, kind=kind) if math.isinf(value) else ""
+        claims = {"nothing": why, "kind": kind, "note": _parameters(mechanism, rounds)}
+        answer = _answer(mechanism, value, delta, unit, accountant, **claims)
         if mechanism.max_users is not None:
             answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
     return answer | {"rounds": rounds, "kind": kind}
@@ -81,22 +81,25 @@ def _parameters(mechanism: RoundMechanism, rounds: int) -> str:
     return f" Of these parameters, if they hold: {', '.join(f'{name} {value}' for name, value in given.items())}."
 
 
-def ledger_epsilon(path: Path, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> dict[str, Any]:
+def ledger_epsilon(
+    path: Path, *, delta: float, unit: str = "user-entity", accountant: str = "pld", kind: str = "both"
+) -> dict[str, Any]:
     """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough.
 
     No guarantee for one run of a sweep or comparison: the choice among them is not in its ledger.
     """
     if accountant == "published":
-        raise InputError("--accountant", accountant, "a ledger is bounded by user-entity, user or entity")
+        raise InputError("--accountant", accountant, "a ledger is bounded by pld or renyi")
     events = read_ledger(path)
-    answer = _of_ledger(events, delta, accountant, kind, chosen=part_of(events) is not None)
+    answer = _of_ledger(events, delta, unit, accountant, kind, chosen=part_of(events) is not None)
     return answer | {"kind": kind, "events": len(events)}
 
 
 def _of_ledger(
     events: Sequence[Mapping[str, Any]],
     delta: float,
-    accountant: str,
+    unit: str,
+    accountant: str = "pld",
     kind: str = "both",
     *,
     least: float = 0.0,
@@ -109,11 +112,11 @@ def _of_ledger(
     """
     charged = charges(events)
     whole = to_planned_end(charged)
-    value = max(least, epsilon_of_charges(whole, delta=delta, accountant=accountant, kind=kind))
+    value = max(least, epsilon_of_charges(whole, delta=delta, unit=unit, kind=kind, accountant=accountant))
     if not charged.bounded:
         nothing = _UNPLANNED
     elif math.isinf(value):
-        nothing = accounting.why_infinite(whole.rounds, accountant=accountant, kind=kind)
+        nothing = accounting.why_infinite(whole.rounds, unit=unit, kind=kind)
     else:
         nothing = ""
     mechanism = whole.rounds[-1][0] if whole.rounds else None
@@ -126,7 +129,7 @@ def _of_ledger(
         )
     if chosen:
         claims["note"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
-    return _answer(mechanism, value, delta, accountant, **claims) | {
+    return _answer(mechanism, value, delta, unit, accountant, **claims) | {
         "rounds": charged.num_rounds,
         "planned_rounds": None if charged.plan is None else charged.plan.rounds,
     }
@@ -141,11 +144,11 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     try:
         check_regular(folder / "selection.json", "export it again", most=_MOST_BYTES)
         terms = json.loads((folder / "selection.json").read_text())
-        rule, delta, accountant = terms["rule"], float(terms["delta"]), str(terms["unit"])
+        rule, delta, unit = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = read_ledger(folder / "ledger.jsonl")
-        alone = epsilon_of_events(events, delta=delta, accountant=accountant)
-        total = max(alone, _choosing(terms, folder / "ledgers", delta, accountant))
-        unit = narrowed(accountant, None if rule in ("none", "public") else terms["categories"])
+        alone = epsilon_of_events(events, delta=delta, unit=unit)
+        total = max(alone, _choosing(terms, folder / "ledgers", delta, unit))
+        covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -155,14 +158,15 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
-    answer = _of_ledger(events, delta, accountant, least=total, chosen=chosen, note=note)
-    if unit != accountant:
-        which = unit.removeprefix(f"{accountant}; ")
-        answer |= {"unit": unit, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
+    accountant = "pld" if rule in ("none", "public") else accountant_of(rule, adaptive="odometer" in terms)
+    answer = _of_ledger(events, delta, unit, accountant, least=total, chosen=chosen, note=note)
+    if covered != unit:
+        which = covered.removeprefix(f"{unit}; ")
+        answer |= {"unit": covered, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
     return answer | {"rule": rule, "epsilon_of_run": alone}
 
 
-def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant: str) -> float:
+def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, unit: str) -> float:
     """What the rule charges; 0 where it is the run alone."""
     rule = terms["rule"]
     if rule in ("none", "public"):
@@ -181,7 +185,7 @@ def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, accountant:
         settings["ledgers"] = [_run(ledgers, position, terms["without_ledger"]) for position in range(terms["runs"])]
         settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
-    return epsilon_of_choosing(rule, **settings, delta=delta, accountant=accountant)
+    return epsilon_of_choosing(rule, **settings, delta=delta, unit=unit)
 
 
 def _run(ledgers: Path, position: int, without: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:
@@ -196,19 +200,27 @@ def _run(ledgers: Path, position: int, without: Mapping[str, Any]) -> list[dict[
 
 
 def calibrated(
-    mechanism: RoundMechanism, *, target_epsilon: float, rounds: int, delta: float, accountant: str, kind: str
+    mechanism: RoundMechanism,
+    *,
+    target_epsilon: float,
+    rounds: int,
+    delta: float,
+    unit: str,
+    accountant: str = "pld",
+    kind: str = "both",
 ) -> dict[str, Any]:
     """The smallest noise multiplier whose epsilon is at most the target, and that epsilon."""
     if accountant == "published":
-        raise InputError("--accountant", accountant, "no guarantee to calibrate to: use user-entity, user or entity")
-    settings: dict[str, Any] = {"rounds": rounds, "delta": delta, "accountant": accountant, "kind": kind}
+        raise InputError("--accountant", accountant, "no guarantee to calibrate to: use pld or renyi")
+    settings: dict[str, Any] = {"rounds": rounds, "delta": delta, "unit": unit, "kind": kind, "accountant": accountant}
     noise_multiplier = accounting.calibrate(mechanism, target_epsilon=target_epsilon, **settings)
     mechanism = dataclasses.replace(mechanism, noise_multiplier=noise_multiplier)
     return {"noise_multiplier": noise_multiplier, **parameter_epsilon(mechanism, **settings)}
 
 
 def _answer(
-    mechanism: RoundMechanism | None, value: float, delta: float, accountant: str, **claims: Any
+    mechanism: RoundMechanism | None, value: float, delta: float, unit: str, accountant: str, **claims: Any
 ) -> dict[str, Any]:
-    stated = state(mechanism, epsilon=value, delta=delta, accountant=accountant, **({"declared": False} | claims))
+    settings: dict[str, Any] = {"unit": unit, "accountant": accountant, "declared": False} | claims
+    stated = state(mechanism, epsilon=value, delta=delta, **settings)
     return dataclasses.asdict(stated)

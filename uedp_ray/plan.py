@@ -317,7 +317,7 @@ class Plan:
 
         def exceeds(rounds: int) -> bool:
             whole = charged._replace(rounds=((mechanism, rounds),))
-            return epsilon_of_charges(whole, delta=privacy.delta, accountant=privacy.protect) > target
+            return epsilon_of_charges(whole, delta=privacy.delta, unit=privacy.unit) > target
 
         if not exceeds(planned):
             return planned
@@ -364,4 +364,4 @@ def epsilons(plan: Plan, charged: Charges | Sequence[dict[str, Any]], units: Seq
     """
     delta = plan.config.privacy.delta
     whole = to_planned_end(charged if isinstance(charged, Charges) else charges(charged))
-    return {unit: epsilon_of_charges(whole, delta=delta, accountant=unit) for unit in units}
+    return {unit: epsilon_of_charges(whole, delta=delta, unit=unit) for unit in units}

@@ -74,7 +74,7 @@ def write_sweep(
     space = SPACE if space is None else space
     free = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.5} if noise == "free" else {}
     base = methods.overlay(
-        from_dict(RunConfig, BASE), {"privacy.protect": unit, "privacy.delta": delta, **free, **(fixed or {})}
+        from_dict(RunConfig, BASE), {"privacy.unit": unit, "privacy.delta": delta, **free, **(fixed or {})}
     )
     rows = [_trial(path, number, base, space, noise, seeds, finished) for number in range(trials)]
     done = sorted((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"])
@@ -113,7 +113,7 @@ def _result(
 ) -> dict[str, Any]:
     choice = {"composition": 41.2345, "repeat_and_select": 16.5432, "public": 0.0}[rule]
     states = [row["state"] for row in rows]
-    price = {"delta": best["delta"], "unit": best["unit"], "accountant": best["unit"]}
+    price = {"delta": best["delta"], "unit": best["unit"], "accountant": "composition"}
     return {
         "best": {
             **{key: best[key] for key in ("trial", *_SCORES, "perplexity_std", "seeds", "delta", "unit")},
@@ -187,7 +187,7 @@ def _trial(
         "pareto": False,
         **dict.fromkeys(("epsilon", *(f"epsilon_{name}" for name in UNITS)), None),
         "delta": base.privacy.delta,
-        "unit": base.privacy.protect,
+        "unit": base.privacy.unit,
         **dict.fromkeys(("noise_multiplier", "rounds", "planned_rounds", "charged", "seconds"), None),
         "run_dirs": [],
     }
@@ -208,7 +208,7 @@ def _trial(
         final = _perplexity(run_config, rounds, number, seed)
         perplexities.append(final)
         spent = _write_run(path / folder, run_config, plan, rounds, final, started=started)
-    row |= {"epsilon": spent[base.privacy.protect], **{f"epsilon_{name}": value for name, value in spent.items()}}
+    row |= {"epsilon": spent[base.privacy.unit], **{f"epsilon_{name}": value for name, value in spent.items()}}
     row |= {
         "charged": rounds * seeds,
         "rounds": rounds,

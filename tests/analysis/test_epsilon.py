@@ -27,14 +27,14 @@ def curves(axes) -> dict[str, tuple[list[float], list[float]]]:
     return {each.get_label(): (np.array(each.get_xdata()).tolist(), list(each.get_ydata())) for each in axes.lines}
 
 
-def test_each_accountant_has_its_own_axis_and_the_accountants_values():
+def test_each_unit_has_its_own_axis_and_the_accountants_values():
     figure = epsilon_over_rounds(MECHANISM, rounds=20, delta=1e-5, target_epsilon=1.0)
-    for axes, accountant in zip(figure.axes, ("user-entity", "user", "entity"), strict=True):
+    for axes, unit in zip(figure.axes, ("user-entity", "user", "entity"), strict=True):
         rounds, values = curves(axes)["sound accountant: an upper bound"]
-        expected = [epsilon(MECHANISM, rounds=count, delta=1e-5, accountant=accountant) for count in rounds]
+        expected = [epsilon(MECHANISM, rounds=count, delta=1e-5, unit=unit) for count in rounds]
         assert values == expected
         assert curves(axes)["this run"][0] == [20]
-        assert axes.get_title().startswith(f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = ")
+        assert axes.get_title().startswith(f"unit: {unit.replace('-', ' and ')}\nthis run alone: ε = ")
         assert axes.get_title().endswith("zero-out, δ = 1e-05")
     assert len({axes.get_ylim() for axes in figure.axes}) == 3
     assert "the budget" in curves(figure.axes[0])
@@ -62,12 +62,12 @@ def test_a_unit_without_bounds_says_so():
 
 def test_holders_raise_epsilon_at_the_same_noise():
     figure = epsilon_over_holders(MECHANISM, rounds=20, delta=1e-5)
-    for axes, accountant in zip(figure.axes, ("user-entity", "entity"), strict=True):
+    for axes, unit in zip(figure.axes, ("user-entity", "entity"), strict=True):
         holders, values = curves(axes)["same noise, other K"]
         assert {1, 2, 10, 100} == set(holders) & {1, 2, 10, 100, 1000}
         assert values == sorted(values)
         assert values[0] < values[-1]
-        assert values[holders.index(2)] == epsilon(MECHANISM, rounds=20, delta=1e-5, accountant=accountant)
+        assert values[holders.index(2)] == epsilon(MECHANISM, rounds=20, delta=1e-5, unit=unit)
         (held_by,), (value,) = curves(axes)["this run"]
         assert (held_by, value) == (2, values[holders.index(2)])
 
@@ -86,12 +86,12 @@ def test_without_bounded_entities_there_is_no_figure_of_holders(holders):
 
 def test_a_private_vocabulary_is_charged_with_its_own_holders():
     event = {"kind": "round", "mechanism": MECHANISM.to_dict(), "private": True}
-    expected = epsilon_of_events([VOCABULARY, *[event] * 5], delta=1e-5, accountant="entity")
+    expected = epsilon_of_events([VOCABULARY, *[event] * 5], delta=1e-5, unit="entity")
     figure = epsilon_over_rounds(MECHANISM, rounds=5, delta=1e-5, others=[VOCABULARY])
     assert curves(figure.axes[2])["this run"][1] == [expected]
     holders, values = curves(epsilon_over_holders(MECHANISM, rounds=5, delta=1e-5, others=[VOCABULARY]).axes[1])[
         "same noise, other K"
     ]
     ten = {**event, "mechanism": {**event["mechanism"], "max_holders": 10}}
-    changed = epsilon_of_events([{**VOCABULARY, "max_holders": 10}, *[ten] * 5], delta=1e-5, accountant="entity")
+    changed = epsilon_of_events([{**VOCABULARY, "max_holders": 10}, *[ten] * 5], delta=1e-5, unit="entity")
     assert values[holders.index(10)] == changed

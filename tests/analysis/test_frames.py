@@ -230,7 +230,7 @@ def test_sweeps_join_for_reading_but_only_like_ones_are_ranked(small, seeded, ot
 @pytest.mark.parametrize(
     ("overrides", "field"),
     [
-        (["budget.unit=user", "base.privacy.protect=user"], "unit of small"),
+        (["budget.unit=user", "base.privacy.unit=user"], "unit of small"),
         (["base.bounds.mode=declared", "base.bounds.holder_bound=truncate"], "relation of small"),
         (["base.corpus.categories=[person]"], "protected categories of small"),
         (["base.corpus.evaluation.num_users=9"], "evaluation text of small"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 
 import pytest
@@ -145,6 +147,19 @@ def test_digest_covers_what_matters_and_not_the_machine():
     assert config(training__seed=5).digest() != base.digest()
     for key, value in {"training__num_workers": 4, "training__device": "cpu", "name": "other"}.items():
         assert config(**{key: value}).digest() == base.digest()
+
+
+def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_that_it_had():
+    tree = to_dict(config(privacy__unit="user"))
+    tree["privacy"]["protect"] = tree["privacy"].pop("unit")
+    earlier = from_dict(RunConfig, tree)
+    assert earlier == config(privacy__unit="user")
+    del tree["name"]
+    for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
+        del tree["training"][key]
+    assert earlier.digest() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(InputError, match=r"privacy\.protect = .user.: is now called unit, which is given too"):
+        from_dict(RunConfig, {"privacy": {"protect": "user", "unit": "user"}})
 
 
 def test_entity_clip_norm_is_m_sentences_or_the_diameter():

@@ -26,8 +26,8 @@ USERS_ONLY = {"max_holders": 0, "entity_clip": 0.0, "extended_clip": 0.0}
 CALL = {"rounds": 50, "delta": 1e-5}
 
 
-def fine_epsilon(mechanism: RoundMechanism, *, rounds: int, delta: float, accountant: str, gap: float) -> float:
-    one = pld(mechanism, accountant=accountant, gap=gap)
+def fine_epsilon(mechanism: RoundMechanism, *, rounds: int, delta: float, unit: str, gap: float) -> float:
+    one = pld(mechanism, unit=unit, gap=gap)
     return one.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
@@ -43,7 +43,7 @@ def test_reference_values(z, q_u, q_e, holders, clip, rounds, under_all, under_a
             selection_rule=rule,
         )
         value = epsilon(mechanism, rounds=rounds, delta=1e-5, kind="entity")
-        fine = fine_epsilon(mechanism, rounds=rounds, delta=1e-5, accountant="user-entity", gap=2.0**-11)
+        fine = fine_epsilon(mechanism, rounds=rounds, delta=1e-5, unit="user-entity", gap=2.0**-11)
         assert fine <= value <= 1.01 * fine
         assert value == pytest.approx(expected, rel=0.01)
 
@@ -79,7 +79,7 @@ def test_published_noise_table(rule, expected):
         value = epsilon(mechanism, **CALL, kind="entity")
         assert value <= printed + 0.51 * 10**-digits
         if holders <= 10:
-            coarse = fine_epsilon(mechanism, **CALL, accountant="user-entity", gap=2e-3)
+            coarse = fine_epsilon(mechanism, **CALL, unit="user-entity", gap=2e-3)
             assert 0.95 * printed < value <= coarse
             assert coarse == pytest.approx(printed, abs=1.1 * 10**-digits)
         else:
@@ -145,8 +145,8 @@ def test_plain_subsampled_gaussian_agrees_with_the_library():
     mechanism = RoundMechanism(noise_multiplier=1.1, user_sampling_prob=0.02, **USERS_ONLY)
     theirs = library.from_gaussian_mechanism(1.1, value_discretization_interval=1e-3, sampling_prob=0.02)
     expected = theirs.self_compose(300).get_epsilon_for_delta(1e-6)
-    for accountant in ("user", "user-entity"):
-        assert epsilon(mechanism, rounds=300, delta=1e-6, accountant=accountant) == pytest.approx(expected, rel=3e-3)
+    for unit in ("user", "user-entity"):
+        assert epsilon(mechanism, rounds=300, delta=1e-6, unit=unit) == pytest.approx(expected, rel=3e-3)
 
 
 def test_labelled_case_agrees_with_the_library():
@@ -155,7 +155,7 @@ def test_labelled_case_agrees_with_the_library():
         noise_multiplier=0.9, user_sampling_prob=0.3, entity_sampling_prob=0.4, max_holders=1, entity_clip=0.7
     )
     mixture = library.from_mixture_gaussian_mechanism(0.9, [0.0, 0.7], [0.6, 0.4], value_discretization_interval=1e-3)
-    one = pld(mechanism, accountant="entity", gap=1e-3)
+    one = pld(mechanism, unit="entity", gap=1e-3)
     for eps in (0.1, 0.3, 0.6):
         assert one.get_delta_for_epsilon(eps) == pytest.approx(0.3 * mixture.get_delta_for_epsilon(eps), rel=1e-4)
 
@@ -204,8 +204,8 @@ def test_monotone_in_rounds_delta_unit_and_kind():
     assert values[0] == 0.0
     assert values == sorted(values)
     assert epsilon(BASE, rounds=50, delta=1e-6) > epsilon(BASE, **CALL) > epsilon(BASE, rounds=50, delta=1e-4)
-    assert epsilon(BASE, **CALL) > epsilon(BASE, **CALL, accountant="entity")
-    assert epsilon(BASE, **CALL) > epsilon(BASE, **CALL, accountant="user")
+    assert epsilon(BASE, **CALL) > epsilon(BASE, **CALL, unit="entity")
+    assert epsilon(BASE, **CALL) > epsilon(BASE, **CALL, unit="user")
 
 
 def test_kinds():
@@ -235,9 +235,9 @@ def test_a_bound_that_is_left_out_bounds_nothing():
     [{"entity_sampling_prob": 0.0}, {"entity_clip": 0.0}, {"max_holders": 0}],
 )
 def test_without_an_entity_part_only_the_user_is_left(fields):
-    user = epsilon(BASE, **CALL, accountant="user")
+    user = epsilon(BASE, **CALL, unit="user")
     assert epsilon(change(**fields), **CALL) == pytest.approx(user, rel=1e-4)
-    assert epsilon(change(**fields), **CALL, accountant="entity") == 0.0
+    assert epsilon(change(**fields), **CALL, unit="entity") == 0.0
 
 
 @pytest.mark.filterwarnings("error")
@@ -249,7 +249,7 @@ def test_extremes():
     assert epsilon(change(noise_multiplier=1e-4), **CALL) == math.inf
     assert 0 < epsilon(change(noise_multiplier=1e4), **CALL) < 1e-3
     assert epsilon(change(max_holders=None), **CALL) == math.inf
-    assert epsilon(change(max_holders=None), **CALL, accountant="user") == epsilon(BASE, **CALL, accountant="user")
+    assert epsilon(change(max_holders=None), **CALL, unit="user") == epsilon(BASE, **CALL, unit="user")
     with pytest.raises(InputError, match="max_holders"):
         dominating.one_round(change(max_holders=None))
 
@@ -319,9 +319,9 @@ def at_holders(mechanism: RoundMechanism, holders: int) -> RoundMechanism:
         change(REWEIGHT, max_holders=120, user_sampling_prob=0.03),
     ],
 )
-@pytest.mark.parametrize("accountant", ["user-entity", "entity"])
-def test_reweighting_covers_every_number_of_holders(mechanism, accountant):
-    call = {"rounds": 20, "delta": 1e-5, "accountant": accountant, "kind": "entity"}
+@pytest.mark.parametrize("unit", ["user-entity", "entity"])
+def test_reweighting_covers_every_number_of_holders(mechanism, unit):
+    call = {"rounds": 20, "delta": 1e-5, "unit": unit, "kind": "entity"}
     value = epsilon(mechanism, **call)
     low, high = mechanism.max_holders, mechanism.max_users
     sizes = sorted({low, low + 1, low + 2, 2 * low, min(5 * low, high), min(20 * low, high), high})
@@ -347,7 +347,7 @@ def test_reweighting_can_cost():
     sharp = change(
         REWEIGHT, noise_multiplier=0.01, user_sampling_prob=1e-4, max_holders=1, entity_clip=1.9, max_users=8
     )
-    call = {"rounds": 1, "delta": 3e-4, "accountant": "entity", "kind": "entity"}
+    call = {"rounds": 1, "delta": 3e-4, "unit": "entity", "kind": "entity"}
     assert epsilon(at_holders(sharp, 1), **call) == 0.0
     value, worst = epsilon(sharp, **call), max(epsilon(at_holders(sharp, h), **call) for h in range(1, 9))
     assert worst > 10
@@ -358,7 +358,7 @@ def test_reweighting_that_costs_is_seen_beside_extended_entities_and_in_calibrat
     """With K = 1, m = 1 and q_e < q_s an extended entity is worse than an entity of K holders, but not than one of more."""
     fields = {"noise_multiplier": 0.01, "user_sampling_prob": 1e-4, "max_holders": 1, "max_users": 4}
     sharp = change(REWEIGHT, **fields, entity_clip=1.9, extended_clip=1.9)
-    call = {"rounds": 1, "delta": 1.2e-4, "accountant": "entity"}
+    call = {"rounds": 1, "delta": 1.2e-4, "unit": "entity"}
     assert epsilon(sharp, **call, kind="extended") == epsilon(at_holders(sharp, 1), **call, kind="entity") == 0.0
     assert epsilon(sharp, **call) == epsilon(sharp, **call, kind="entity") > 10
     everyone = change(sharp, user_sampling_prob=1.0, entity_sampling_prob=1e-4, entity_draw="per_user")
@@ -386,7 +386,7 @@ def test_reweighting_without_a_sentence_clip_bounds_nothing():
     void = change(REWEIGHT, entity_clip=2.0, max_users=50)
     everyone = change(void, holder_bound="truncate", max_holders=50)
     assert epsilon(void, **CALL) == epsilon(everyone, **CALL)
-    assert epsilon(void, **CALL, accountant="user") == epsilon(everyone, **CALL, accountant="user")
+    assert epsilon(void, **CALL, unit="user") == epsilon(everyone, **CALL, unit="user")
 
 
 def test_many_labels_are_bucketed_upwards():
@@ -430,7 +430,7 @@ def test_the_larger_direction_counts(monkeypatch):
         ({"rounds": 1.5, "delta": 1e-5}, "rounds"),
         ({"rounds": 1, "delta": 0.0}, "delta"),
         ({"rounds": 1, "delta": 1.0}, "delta"),
-        ({"rounds": 1, "delta": 1e-5, "accountant": "record"}, "accountant"),
+        ({"rounds": 1, "delta": 1e-5, "unit": "record"}, "unit"),
         ({"rounds": 1, "delta": 1e-5, "kind": "all"}, "kind"),
     ],
 )
@@ -496,14 +496,14 @@ def test_repeated_call_is_a_lookup():
 
 
 def test_statement():
-    call = {"delta": 1e-5, "accountant": "user-entity", "declared": False}
+    call = {"delta": 1e-5, "unit": "user-entity", "declared": False}
     sound = state(BASE, epsilon=2.0, **call)
     assert sound.guarantee
     assert sound.relation == "zero_out (fixed-graph)"
-    for word in ("user and entity", "1e-05", "user-entity", "all", "poisson", "zero_out"):
+    for word in ("user and entity", "1e-05", "pld", "all", "poisson", "zero_out"):
         assert word in sound.text
     assert not state(BASE, epsilon=math.inf, **call).guarantee
     assert not state(BASE, epsilon=2.0, **call, private=False).guarantee
-    published = state(BASE, epsilon=0.5, delta=1e-5, accountant="published", declared=True)
+    published = state(BASE, epsilon=0.5, delta=1e-5, unit="user", accountant="published", declared=True)
     assert not published.guarantee
     assert "not a guarantee" in published.text

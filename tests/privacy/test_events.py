@@ -44,10 +44,10 @@ def test_a_ledger_file_is_enough(tmp_path):
     for event in rounds(5):
         ledger.append(**event)
     events = read_ledger(tmp_path / "ledger.jsonl")
-    for accountant in ("user-entity", "user", "entity"):
+    for unit in ("user-entity", "user", "entity"):
         for kind in ("both", "entity", "extended"):
-            expected = epsilon(MECHANISM, rounds=5, delta=1e-5, accountant=accountant, kind=kind)
-            assert epsilon_of_events(events, delta=1e-5, accountant=accountant, kind=kind) == expected
+            expected = epsilon(MECHANISM, rounds=5, delta=1e-5, unit=unit, kind=kind)
+            assert epsilon_of_events(events, delta=1e-5, unit=unit, kind=kind) == expected
 
 
 def test_a_replayed_round_is_charged_again():
@@ -66,7 +66,7 @@ def test_nothing_costs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("accountant", "kind", "moved"),
+    ("unit", "kind", "moved"),
     [
         ("user", "both", 1),
         ("entity", "entity", 3),
@@ -76,11 +76,11 @@ def test_nothing_costs_nothing():
         ("user-entity", "both", 4),
     ],
 )
-def test_vocabulary(accountant, kind, moved):
-    value = epsilon_of_events([OPEN, VOCABULARY], delta=1e-5, accountant=accountant, kind=kind)
-    expected = compose([], delta=1e-5 - 1e-6, accountant=accountant, gaussians=[(float(moved), 20.0)])
+def test_vocabulary(unit, kind, moved):
+    value = epsilon_of_events([OPEN, VOCABULARY], delta=1e-5, unit=unit, kind=kind)
+    expected = compose([], delta=1e-5 - 1e-6, unit=unit, gaussians=[(float(moved), 20.0)])
     assert value == pytest.approx(expected, rel=1e-12)
-    assert epsilon_of_events([OPEN, VOCABULARY, *rounds(5)], delta=1e-5, accountant=accountant, kind=kind) > value
+    assert epsilon_of_events([OPEN, VOCABULARY, *rounds(5)], delta=1e-5, unit=unit, kind=kind) > value
 
 
 def test_vocabulary_limits():
@@ -88,10 +88,10 @@ def test_vocabulary_limits():
     assert epsilon_of_events([{**VOCABULARY, "threshold_delta": 6e-6}] * 2, delta=1e-5) == math.inf
     assert epsilon_of_events([{**VOCABULARY, "max_holders": None}], delta=1e-5) == math.inf
     for users in ({**VOCABULARY, "max_holders": 0}, {**VOCABULARY, "max_holders": None}):  # threshold for users alone
-        assert epsilon_of_events([users], delta=1e-5, accountant="user") < math.inf
-        for accountant in ("user-entity", "entity"):
+        assert epsilon_of_events([users], delta=1e-5, unit="user") < math.inf
+        for unit in ("user-entity", "entity"):
             for kind in ("both", "entity", "extended"):
-                assert epsilon_of_events([users], delta=1e-5, accountant=accountant, kind=kind) == math.inf
+                assert epsilon_of_events([users], delta=1e-5, unit=unit, kind=kind) == math.inf
     with pytest.raises(InputError, match="threshold_delta"):
         epsilon_of_events([{**VOCABULARY, "threshold_delta": -1.0}], delta=1e-5)
 
@@ -116,8 +116,8 @@ def test_what_is_not_understood_is_refused():
         epsilon_of_events([*rounds(1), {"kind": "histogram"}], delta=1e-5)
     with pytest.raises(InputError, match="mechanism"):
         epsilon_of_events([{"kind": "round"}], delta=1e-5)
-    with pytest.raises(InputError, match="accountant"):
-        epsilon_of_events([VOCABULARY], delta=1e-5, accountant="record")
+    with pytest.raises(InputError, match="unit"):
+        epsilon_of_events([VOCABULARY], delta=1e-5, unit="record")
 
 
 @given(
@@ -126,14 +126,14 @@ def test_what_is_not_understood_is_refused():
     replayed=st.integers(0, 3),
     words=st.booleans(),
     again=st.integers(0, 2),
-    accountant=st.sampled_from(["user-entity", "user", "entity"]),
+    unit=st.sampled_from(["user-entity", "user", "entity"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_run_is_charged_to_its_planned_end(planned, played, replayed, words, again, accountant):
+def test_a_run_is_charged_to_its_planned_end(planned, played, replayed, words, again, unit):
     head = opened(planned, vocabulary=VOCABULARY if words else None)
     events = [head, *[VOCABULARY] * again, *rounds(played), *rounds(min(played, replayed), attempt=1)]
     charged = played + min(played, replayed)
-    call = {"delta": 1e-5, "accountant": accountant}
+    call = {"delta": 1e-5, "unit": unit}
     found = epsilon_of_events(events, **call)
     paid = [*[VOCABULARY] * max(again, int(words)), *rounds(max(planned, charged))]
     assert found == epsilon_of_events(paid, **call)

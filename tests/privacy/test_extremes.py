@@ -19,12 +19,12 @@ from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
 
-@pytest.mark.parametrize("accountant", ["user-entity", "user", "entity"])
+@pytest.mark.parametrize("unit", ["user-entity", "user", "entity"])
 @pytest.mark.parametrize(("prob", "clip"), [(0.05, 2.0), (0.5, 1.0)])
-def test_epsilon_falls_as_noise_grows_where_it_is_large(accountant, prob, clip):
+def test_epsilon_falls_as_noise_grows_where_it_is_large(unit, prob, clip):
     """At epsilon about 745 exp(-loss) leaves the floating-point range: infinity was found between finite neighbours."""
     base = change(user_sampling_prob=prob, max_holders=4, entity_clip=clip)
-    call = {"rounds": 10, "delta": 1e-5, "accountant": accountant, "kind": "entity"}
+    call = {"rounds": 10, "delta": 1e-5, "unit": unit, "kind": "entity"}
     middle = calibrate(base, target_epsilon=750.0, **call)
     noises = middle * np.exp(np.linspace(-0.1, 0.1, 25))
     values = [epsilon(change(base, noise_multiplier=float(z)), **call) for z in noises]
@@ -43,7 +43,7 @@ def test_large_epsilons_are_those_of_one_gaussian(target):
 
     exact = optimize.brentq(lambda eps: delta_at(eps) - 1e-5, 1.0, 4 * target)
     mechanism = change(user_sampling_prob=1.0, max_holders=0, noise_multiplier=2.0 / mu)
-    found = epsilon(mechanism, rounds=4, delta=1e-5, accountant="user")
+    found = epsilon(mechanism, rounds=4, delta=1e-5, unit="user")
     assert exact <= found <= 1.003 * exact
 
 
@@ -122,9 +122,9 @@ def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
 @pytest.mark.parametrize(
     "harmless", [{"user_sampling_prob": 0.0}, {"user_sampling_prob": 1e-12}, {"noise_multiplier": 1e18}], ids=str
 )
-@pytest.mark.parametrize("accountant", ["user-entity", "user"])
-def test_rounds_that_lose_hardly_anything_add_hardly_anything(harmless, accountant):
-    base, call = change(), {"delta": 1e-5, "accountant": accountant}
+@pytest.mark.parametrize("unit", ["user-entity", "user"])
+def test_rounds_that_lose_hardly_anything_add_hardly_anything(harmless, unit):
+    base, call = change(), {"delta": 1e-5, "unit": unit}
     alone = compose([(base, 50)], **call)
     assert compose([(base, 50), (change(base, **harmless), 50)], **call) == pytest.approx(alone, rel=1e-4)
 
@@ -151,7 +151,7 @@ def test_rounding_in_the_convolution_is_paid_for_where_hardly_anything_is_drawn(
     accounting._epsilon.cache_clear()
     bounds = {"entity_sampling_prob": 1.0, "max_holders": 0, "entity_clip": 0.3, "extended_clip": 0.3}
     mechanism = RoundMechanism(noise_multiplier=z, user_sampling_prob=q_u, **bounds)
-    epsilon(mechanism, rounds=rounds, delta=delta, accountant="user", kind="entity")
+    epsilon(mechanism, rounds=rounds, delta=delta, unit="user", kind="entity")
     checked = 0
     for one, eps in zip(ones, composed, strict=True):
         one = one.to_dense_pmf()

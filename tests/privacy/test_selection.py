@@ -42,7 +42,7 @@ def test_the_example_of_the_specification():
         call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5}
         assert epsilon_of_choosing("repeat_and_select", **call) == pytest.approx(expected, abs=0.005)
     # The figure 20.5 for 32 trials composed is Renyi's; losses composed numerically are sharper.
-    assert renyi.epsilon([(ROUND, 32 * 500)], delta=1e-5) == pytest.approx(20.5, abs=0.05)
+    assert accounting.epsilon(ROUND, rounds=32 * 500, delta=1e-5, accountant="renyi") == pytest.approx(20.5, abs=0.05)
     trials = [ledger(ROUND, 500)] * 32
     planned = [charges(each[1:]) for each in trials]
     composed = epsilon_of_choosing("composition", **GRID, planned=planned, ledgers=trials, delta=1e-5)
@@ -122,7 +122,7 @@ def test_a_fixed_search_is_charged_to_its_planned_end():
     full = [ledger(ENTITY, 10), ledger(other, 4), ledger(ENTITY, 10)]
     planned = [charges(each[1:]) for each in full]
     whole = [(ENTITY, 20), (other, 4)]
-    for unit in ({}, {"accountant": "user"}, {"accountant": "entity", "kind": "entity"}):
+    for unit in ({}, {"unit": "user"}, {"unit": "entity", "kind": "entity"}):
         call = {**GRID, "delta": 1e-5, "planned": planned, **unit}
         for ledgers in (
             full,
@@ -160,7 +160,7 @@ def test_an_adaptive_search_is_charged_by_an_odometer_only(search):
         with pytest.raises(InputError, match="odometer"):
             epsilon_of_choosing("composition", **call)
         assert epsilon_of_choosing("composition", odometer=odometer, **call) == odometer.epsilon(ledgers)
-        for fields in ({"delta": 1e-6}, {"accountant": "user"}, {"kind": "entity"}):
+        for fields in ({"delta": 1e-6}, {"unit": "user"}, {"kind": "entity"}):
             with pytest.raises(InputError, match="odometer"):
                 epsilon_of_choosing("composition", odometer=odometer, **{**call, **fields})
         for name in ("searcher", "early_stopping"):
@@ -184,7 +184,7 @@ def test_one_bound_for_all_candidates():
 
 def test_mass_that_trials_leave_out_is_charged_to_delta():
     heavy = dataclasses.replace(ENTITY, max_holders=200)
-    bound = {"mean": 32, "delta": 1e-5, "accountant": "user-entity", "kind": "entity"}
+    bound = {"mean": 32, "delta": 1e-5, "unit": "user-entity", "kind": "entity"}
     rates, lost = selection.common_bound([[(heavy, 50)]], **bound)
     assert 0 < 32 * lost <= renyi.SHARE * 1e-5
     call = {**RANDOM, "candidates": [[(heavy, 50)]], "mean": 32, "law": "geometric"}

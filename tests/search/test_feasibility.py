@@ -51,7 +51,7 @@ def test_every_method_is_held_to_the_unit_of_the_budget(corpora, tmp_path):
     for method in ("uedp", "user_dp"):
         config = judge(sweep, {"method": method}).config
         assert config is not None
-        assert (config.privacy.protect, config.privacy.target_epsilon) == ("user", 8.0)
+        assert (config.privacy.unit, config.privacy.target_epsilon) == ("user", 8.0)
 
 
 def test_a_calibrated_point_may_ask_for_less_than_the_budget(corpora, tmp_path):

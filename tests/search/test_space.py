@@ -105,7 +105,7 @@ def test_bounds_are_searched_only_where_they_are_enforced():
     tree = {"bounds.max_holders": {"integer": [1, 6]}}
     with pytest.raises(InputError, match=r"set base.bounds.mode: enforced"):
         Space.parse(tree, dataclasses.replace(BASE, bounds=BoundsConfig(mode="declared")))
-    unprotected = PrivacyConfig(protect="user", sentence_clip_norm=None, noise_multiplier=1.0)
+    unprotected = PrivacyConfig(unit="user", sentence_clip_norm=None, noise_multiplier=1.0)
     unbounded = dataclasses.replace(BASE, bounds=BoundsConfig(mode="none"), privacy=unprotected)
     with pytest.raises(InputError, match="has no effect"):
         Space.parse(tree, unbounded)

@@ -74,7 +74,7 @@ def test_a_base_that_contradicts_the_budget_is_refused(corpora, tmp_path, name, 
 def test_the_budget_is_laid_into_the_base_and_survives_writing(corpora, tmp_path):
     sweep = sweep_config(corpora, tmp_path, budget={"unit": "user", "target_epsilon": 3})
     privacy = sweep.base.privacy
-    assert (privacy.target_epsilon, privacy.delta, privacy.protect) == (3.0, 1e-4, "user")
+    assert (privacy.target_epsilon, privacy.delta, privacy.unit) == (3.0, 1e-4, "user")
     dump_sweep_config(sweep, tmp_path / "again.yaml")
     assert load_sweep_config(tmp_path / "again.yaml") == sweep
 

@@ -21,7 +21,7 @@ from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpo
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.rounds import RoundState
 
-MINE = {"config_digest": "a" * 64, "accountant": "user-entity"}
+MINE = {"config_digest": "a" * 64}
 ASKED = MINE | {"num_rounds": 9}
 
 
@@ -149,20 +149,10 @@ def test_a_damaged_state_file_is_refused(saved, content):
         load_checkpoint(saved, fresh(), **ASKED)
 
 
-@pytest.mark.parametrize(
-    ("asked", "theirs", "ours"),
-    [
-        ({"config_digest": "b" * 64}, "aaaaaaaaaaaa", "bbbbbbbbbbbb"),
-        ({"accountant": "user"}, "user-entity", "'user'"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused_and_both_are_named(saved, asked, theirs, ours):
+def test_a_checkpoint_of_another_run_is_refused_and_both_are_named(saved):
     state = fresh()
-    with pytest.raises(InputError) as raised:
-        load_checkpoint(saved, state, **{**ASKED, **asked})
-    assert theirs in str(raised.value)
-    assert ours in str(raised.value)
-    assert next(iter(asked)) in raised.value.field
+    with pytest.raises(InputError, match="checkpoint config_digest = 'aaaaaaaaaaaa': this run has 'bbbbbbbbbbbb'"):
+        load_checkpoint(saved, state, **ASKED | {"config_digest": "b" * 64})
     assert not state.parameters.any(), "nothing of it was used"
 
 

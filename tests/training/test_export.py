@@ -336,7 +336,7 @@ def test_a_run_of_a_sweep_says_so_wherever_it_is_copied_and_has_no_price_of_its_
     result = train(run_config(corpora, training={"num_rounds": 1}), run, workers=0, part_of="sweep")
     assert "one run of a sweep, by itself" in result["covers"]
     text = (run / "privacy.md").read_text()
-    assert text.index("Not the price of a chosen model") < text.index("| accountant")
+    assert text.index("Not the price of a chosen model") < text.index("| figure")
     assert {name for name in table(text) if "alone" in name} == {
         f"this run alone: {unit}" for unit in ("user-entity", "user", "entity")
     }

@@ -24,7 +24,7 @@ def table(text):
     return {row[0]: row[1:] for row in rows}
 
 
-def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_run):
+def test_it_states_unit_relation_delta_and_epsilon_of_every_unit(private_run):
     text = (private_run.out / "privacy.md").read_text()
     rows = table(text)
     for name, value in private_run.result["epsilon"].items():
@@ -32,9 +32,7 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_accountant(private_r
         assert 0 <= float(shown) - value < 0.001, "rounded up: what is printed bounds too"
         assert (delta, guarantee) == ("0.0001", "yes")
         assert unit.startswith({"user-entity": "one user (all", "user": "one user:", "entity": "one entity:"}[name])
-    assert set(rows) == {"accountant", *private_run.result["epsilon"]}, (
-        "no figure that bounds nothing stands beside these"
-    )
+    assert set(rows) == {"figure", *private_run.result["epsilon"]}, "no figure that bounds nothing stands beside these"
     for expected in (
         "zero-out (fixed graph)",
         CHECKED,
@@ -60,7 +58,7 @@ def test_the_ledger_alone_gives_the_same_figures(private_run, tmp_path):
     ledger = tmp_path / "copied.jsonl"
     ledger.write_bytes((private_run.out / "ledger.jsonl").read_bytes())
     for name, value in private_run.result["epsilon"].items():
-        answer = ledger_epsilon(ledger, delta=1e-4, accountant=name)
+        answer = ledger_epsilon(ledger, delta=1e-4, unit=name)
         assert answer["epsilon"] == pytest.approx(value, rel=1e-12)
         assert (answer["rounds"], answer["guarantee"]) == (5, True)
 
@@ -87,7 +85,7 @@ def test_runs_that_claim_nothing_say_so(corpora, tmp_path, privacy, bounds, clai
     config = run_config(corpora, privacy=privacy, bounds=bounds, training={"num_rounds": 2})
     result = train(config, tmp_path / "run", workers=0)
     text = (tmp_path / "run" / "privacy.md").read_text()
-    assert text.index(claim) < text.index("| accountant"), "before any figure"
+    assert text.index(claim) < text.index("| figure"), "before any figure"
     assert result["epsilon"] == {"user-entity": None, "user": None, "entity": None}
     assert result["private"] is False
     rows = table(text)
@@ -162,7 +160,7 @@ def test_epsilon_is_said_to_be_of_the_rounds_that_it_is_of():
 
 
 def test_no_bound_is_stated_that_nothing_enforces():
-    privacy = {"protect": "user", "test_noise_seed": None}
+    privacy = {"unit": "user", "test_noise_seed": None}
     unbounded = of_rounds(tiny_config(bounds={"mode": "none"}, privacy=privacy), 3)
     assert "a sentence's gradient" in unbounded
     assert "one entity moves" not in unbounded

@@ -66,9 +66,7 @@ def test_a_killed_worker_is_replaced_and_its_rounds_are_charged_again(corpora, t
     assert {t for t, _ in charged} == set(range(result["rounds"]))
     assert {attempt for _, attempt in charged} == {0, 1}
     ledger = read_ledger(out / "ledger.jsonl")
-    assert result["epsilon"]["user"] == pytest.approx(
-        epsilon_of_events(ledger, delta=1e-4, accountant="user"), rel=1e-12
-    )
+    assert result["epsilon"]["user"] == pytest.approx(epsilon_of_events(ledger, delta=1e-4, unit="user"), rel=1e-12)
     assert "repeated after a crash" in (out / "privacy.md").read_text()
     assert torch.isfinite(parameters(out)).all()
 

@@ -148,7 +148,7 @@ def test_a_run_that_diverged_is_not_tried_again_until_it_does_not(corpora, tmp_p
 def killed_amid_its_words(corpora, tmp_path):
     """(config, run directory) of a start that charged a vocabulary of the private text, and never released it."""
     words = {"kind": "noisy-threshold", "noise_multiplier": 1.0, "threshold_delta": 1e-6, "max_words_per_user": 5}
-    users = {"protect": "user", "target_epsilon": 8.0}
+    users = {"unit": "user", "target_epsilon": 8.0}
     sections = {"privacy": TARGET | users, "bounds": {"mode": "none"}, "vocabulary": words}
     config, out = run_config(corpora, **sections), tmp_path / "run"
     crash_amid_its_words(config, out)
@@ -181,7 +181,7 @@ def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(killed_amid_its_words)
     assert len(events(out, "vocabulary")) == 2
     [plan] = events(out, "plan")
     assert plan["rounds"] == result["rounds"] == len(events(out)) < 5
-    paid = ledger_epsilon(out / "ledger.jsonl", delta=1e-4, accountant="user")
+    paid = ledger_epsilon(out / "ledger.jsonl", delta=1e-4, unit="user")
     assert 5.0 < result["epsilon"]["user"] == paid["epsilon"] <= 8.0
 
 

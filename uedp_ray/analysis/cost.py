@@ -68,7 +68,7 @@ def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:
     if spent is None or spent.others or sweep.best is None:
         return
     trials, rounds = sweep.sweep_config.num_trials, spent.rounds * sweep.best["seeds"]
-    settings: dict[str, Any] = {"delta": sweep.delta, "accountant": sweep.unit}
+    settings: dict[str, Any] = {"delta": sweep.delta, "unit": sweep.unit}
     if rule != "repeat_and_select":
         for law in ("logarithmic", "geometric"):
             epsilon = selection.epsilon_of_choosing(

@@ -43,11 +43,11 @@ _REACH = 50
 
 
 def epsilon_of_rounds(
-    mechanism: RoundMechanism, rounds: int, *, delta: float, accountant: str, others: Sequence[Event] = ()
+    mechanism: RoundMechanism, rounds: int, *, delta: float, unit: str, others: Sequence[Event] = ()
 ) -> float:
     """epsilon of ``rounds`` rounds and of ``others``: events of the ledger that are no rounds."""
     whole = charges(others)._replace(rounds=((mechanism, rounds),))
-    return epsilon_of_charges(whole, delta=delta, accountant=accountant)
+    return epsilon_of_charges(whole, delta=delta, unit=unit)
 
 
 def epsilon_over_rounds(
@@ -59,7 +59,7 @@ def epsilon_over_rounds(
     target_epsilon: float | None = None,
     others: Sequence[Event] = (),
 ) -> Figure:
-    """epsilon by accountant, a panel each, up to twice ``rounds``; ``published`` beside the unit that it claims.
+    """epsilon by unit, a panel each, up to twice ``rounds``; ``published`` beside the unit that it claims.
 
     Args:
       unit: the budget's; its panel shows ``target_epsilon``.
@@ -68,16 +68,16 @@ def epsilon_over_rounds(
     figure, panels = chart(9.0, 3.9, len(UNITS))
     counts = sorted({rounds, *np.unique(np.linspace(1, 2 * rounds, 9).round().astype(int)).tolist()})
     claimed = "user" if unit == "user" else "user-entity"
-    for axes, accountant in zip(panels, UNITS, strict=True):
+    for axes, each in zip(panels, UNITS, strict=True):
         axes.set_xlabel(f"rounds T (this run: {rounds})")
-        settings: dict[str, Any] = {"delta": delta, "accountant": accountant, "others": others}
+        settings: dict[str, Any] = {"delta": delta, "unit": each, "others": others}
         values = [epsilon_of_rounds(mechanism, count, **settings) for count in counts]
-        _draw(axes, accountant, delta, counts, values, rounds, "sound accountant: an upper bound")
-        if math.isinf(max(values)) and accountant != claimed:
+        _draw(axes, each, delta, counts, values, rounds, "sound accountant: an upper bound")
+        if math.isinf(max(values)) and each != claimed:
             axes.tick_params(labelleft=False, labelbottom=False)
-        if accountant == unit and target_epsilon is not None and target_epsilon < 2 * max(values):
+        if each == unit and target_epsilon is not None and target_epsilon < 2 * max(values):
             axes.axhline(target_epsilon, color=GREY, linestyle=(0, (1, 2)), label="the budget")
-        if accountant == claimed:
+        if each == claimed:
             paper = [_published(mechanism, count, delta, unit) for count in counts]
             axes.plot(
                 counts, paper, color=ORANGE, linestyle="--", marker="x", markersize=5, label=f"published: {PUBLISHED}"
@@ -103,14 +103,14 @@ def epsilon_over_holders(
     largest = min(_REACH * mechanism.max_holders, mechanism.max_users or _HOLDERS[-1])
     counts = sorted({mechanism.max_holders, *(k for k in _HOLDERS if k <= largest)})
     figure, panels = chart(7.4, 3.9, 2)
-    for axes, accountant in zip(panels, ("user-entity", "entity"), strict=True):
+    for axes, unit in zip(panels, ("user-entity", "entity"), strict=True):
         axes.set_xlabel(f"K: users who hold one entity (this run: {mechanism.max_holders})")
         values = []
         for held_by in counts:
             events = [{**event, "max_holders": held_by} if "max_holders" in event else event for event in others]
             changed = dataclasses.replace(mechanism, max_holders=held_by)
-            values.append(epsilon_of_rounds(changed, rounds, delta=delta, accountant=accountant, others=events))
-        _draw(axes, accountant, delta, counts, values, mechanism.max_holders, "same noise, other K")
+            values.append(epsilon_of_rounds(changed, rounds, delta=delta, unit=unit, others=events))
+        _draw(axes, unit, delta, counts, values, mechanism.max_holders, "same noise, other K")
         finite = [value for value in values if math.isfinite(value)]
         for which, low, high in (("x", counts[0], counts[-1]), ("y", min(finite), max(finite))):
             if high > low:
@@ -133,12 +133,12 @@ def _published(mechanism: RoundMechanism, rounds: int, delta: float, unit: str) 
 
 
 def _draw(
-    axes: Axes, accountant: str, delta: float, counts: Sequence[int], values: Sequence[float], at: int, label: str
+    axes: Axes, unit: str, delta: float, counts: Sequence[int], values: Sequence[float], at: int, label: str
 ) -> None:
     """The curve with the run itself on it, and its figure in the title; a word where the unit has no guarantee."""
     value = values[counts.index(at)]
     axes.set_title(
-        f"unit: {accountant.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\n"
+        f"unit: {unit.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\n"
         f"zero-out, δ = {show_delta(delta)}",
         fontsize=9,
     )

@@ -318,7 +318,7 @@ def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
             "epsilon": None,
             "delta": config.budget.delta,
             "unit": config.budget.unit,
-            "accountant": config.budget.unit,
+            "accountant": "none yet",
             "releasable": "nothing yet: the sweep is not finished, and its price is not settled",
             "text": "The price of choosing is computed when the sweep ends.",
         },

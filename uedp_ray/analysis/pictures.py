@@ -69,7 +69,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
         picture(
             "epsilon-rounds",
             "ε against rounds",
-            "The chosen run's mechanism with fewer and more rounds, by accountant; each unit has its own axis; "
+            "The chosen run's mechanism with fewer and more rounds; each unit has its own axis; "
             "the choice is not included. The dashed "
             f"curve is the paper's arithmetic: {epsilon.PUBLISHED}.",
             lambda: _over_rounds(sweep, _spent(sweep)),

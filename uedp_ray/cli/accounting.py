@@ -12,7 +12,8 @@ from uedp_ray.console import emit
 from uedp_ray.errors import InputError
 
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
-Accountant = Annotated[str, typer.Option(help="user-entity, user, entity or published.")]
+Unit = Annotated[str, typer.Option(help="Whose part is hidden: user-entity, user or entity.")]
+Accountant = Annotated[str, typer.Option(help="pld, renyi, or published (the paper's figures, no guarantee).")]
 UserProb = Annotated[float | None, typer.Option("--q-u", help="User sampling probability.")]
 EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
 ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
@@ -26,7 +27,10 @@ ExtendedClip = Annotated[
     float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
 ]
 Rule = Annotated[str, typer.Option(help="Selection rule: all or any.")]
-Draw = Annotated[str, typer.Option(help="Entities are drawn once for everyone (global) or by each user (per-user).")]
+Draw = Annotated[
+    str | None,
+    typer.Option(help="Entities are drawn once for everyone (global) or by each user (per-user). Needed for rule all."),
+]
 Kind = Annotated[
     str,
     typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
@@ -50,7 +54,8 @@ def _refuse_others(context: typer.Context, flag: str, value: object, allowed: se
 @app.command()
 def epsilon(
     context: typer.Context,
-    accountant: Accountant = "user-entity",
+    unit: Unit = "user-entity",
+    accountant: Accountant = "pld",
     q_u: UserProb = None,
     q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
@@ -61,7 +66,7 @@ def epsilon(
     entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
     rule: Rule = "any",
-    entity_draw: Draw = "global",
+    entity_draw: Draw = None,
     kind: Kind = "both",
     holder_bound: HolderBound = "truncate",
     max_users: MaxUsers = None,
@@ -83,14 +88,15 @@ def epsilon(
             _refuse_others(context, "--export", exported, {"exported", "as_json"})
             answer = export_epsilon(exported)
         elif ledger is not None:
-            _refuse_others(context, "--ledger", ledger, {"ledger", "accountant", "delta", "kind", "as_json"})
-            answer = ledger_epsilon(ledger, accountant=accountant, delta=delta, kind=kind)
+            _refuse_others(context, "--ledger", ledger, {"ledger", "unit", "accountant", "delta", "kind", "as_json"})
+            answer = ledger_epsilon(ledger, unit=unit, accountant=accountant, delta=delta, kind=kind)
         else:
             _check_given(flags, "q_u", "noise_multiplier", "rounds")
             answer = parameter_epsilon(
                 _mechanism(flags),
                 rounds=flags["rounds"],
                 delta=delta,
+                unit=unit,
                 accountant=accountant,
                 kind=kind,
                 method=method,
@@ -103,7 +109,8 @@ def epsilon(
 @app.command()
 def calibrate(
     target_epsilon: Annotated[float, typer.Option(help="The budget.")],
-    accountant: Accountant = "user-entity",
+    unit: Unit = "user-entity",
+    accountant: Accountant = "pld",
     q_u: UserProb = None,
     q_e: EntityProb = 1.0,
     q_s: ExtendedProb = 1.0,
@@ -113,7 +120,7 @@ def calibrate(
     entity_clip: EntityClip = 2.0,
     extended_clip: ExtendedClip = None,
     rule: Rule = "any",
-    entity_draw: Draw = "global",
+    entity_draw: Draw = None,
     kind: Kind = "both",
     holder_bound: HolderBound = "truncate",
     max_users: MaxUsers = None,
@@ -130,6 +137,7 @@ def calibrate(
             target_epsilon=target_epsilon,
             rounds=flags["rounds"],
             delta=delta,
+            unit=unit,
             accountant=accountant,
             kind=kind,
         )
@@ -146,14 +154,15 @@ def _check_given(flags: dict[str, Any], *names: str) -> None:
 def _mechanism(flags: dict[str, Any]) -> Any:
     from uedp_ray.privacy.mechanism import RoundMechanism
 
-    extended = flags["extended_clip"]
+    extended: float | None = flags["extended_clip"]
+    draw: Any = (flags["entity_draw"] or "global").replace("-", "_")
     return RoundMechanism(
         noise_multiplier=flags["noise_multiplier"],
         user_sampling_prob=flags["q_u"],
         entity_sampling_prob=flags["q_e"],
         extended_sampling_prob=flags["q_s"],
         selection_rule=flags["rule"],
-        entity_draw=flags["entity_draw"].replace("-", "_"),
+        entity_draw=draw,
         max_holders=flags["max_holders"],
         entity_clip=flags["entity_clip"],
         extended_clip=flags["entity_clip"] if extended is None else extended,

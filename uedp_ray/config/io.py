@@ -180,11 +180,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Builds ``cls`` from nested mappings. Texts are kept as written; ``expand`` is for whoever opens one as a path.
 
-    Raises: InputError for unknown keys and wrong types, whatever ``tree`` holds.
+    A field's ``was``, in its metadata, is the key that files of earlier versions have. Raises: InputError for unknown keys
+    and wrong types, whatever ``tree`` holds.
     """
     if not isinstance(tree, Mapping):
         raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
     hints = typing.get_type_hints(cls)
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        earlier = each.metadata.get("was", each.name)
+        if earlier != each.name and earlier in tree:
+            if each.name in tree:
+                raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {each.name}, which is given too")
+            tree = {each.name if key == earlier else key: value for key, value in tree.items()}
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:
             name = key if isinstance(key, str) else shown(key)

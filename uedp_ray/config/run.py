@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -43,7 +44,7 @@ class RunConfig:
         if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):
             raise InputError("name", self.name, "names a folder under runs/: leave out / and $")
         private = self.privacy.noise == "calibrated"
-        if private and self.bounds.mode == "none" and self.privacy.protect != "user":
+        if private and self.bounds.mode == "none" and self.privacy.unit != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
         for name, source in ((name, source) for name, sources in public.items() for source in sources):
@@ -151,7 +152,13 @@ class RunConfig:
         del tree["name"]
         for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(as_first_named(tree), sort_keys=True).encode()).hexdigest()
+
+
+def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree of a run's settings under the names that digests know, so that what an earlier version began goes on."""
+    tree["privacy"]["protect"] = tree["privacy"].pop("unit")
+    return tree
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

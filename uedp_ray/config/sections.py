@@ -147,7 +147,8 @@ class BoundsConfig:
 class PrivacyConfig:
     """The mechanism. Give exactly one of ``target_epsilon`` and ``noise_multiplier``, unless noise is ``none``."""
 
-    protect: Unit = "user-entity"
+    unit: Unit = field(default="user-entity", metadata={"was": "protect"})
+    """Whose part in the text is hidden: ``units.Unit``."""
     target_epsilon: float | None = None
     noise_multiplier: float | None = None
     """z: std of the noise in the SUM of user updates, in units of ``l2_clip_norm``."""

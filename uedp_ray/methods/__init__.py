@@ -22,20 +22,20 @@ _PUBLISHED = {
 }
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
-    "uedp": {"privacy.protect": "user-entity", "privacy.estimator": "f_e_plus"},
-    "uedp_fe": {"privacy.protect": "user-entity", "privacy.estimator": "f_e"},
+    "uedp": {"privacy.unit": "user-entity", "privacy.estimator": "f_e_plus"},
+    "uedp_fe": {"privacy.unit": "user-entity", "privacy.estimator": "f_e"},
     "user_dp": {
-        "privacy.protect": "user",
+        "privacy.unit": "user",
         "privacy.entity_sampling_prob": 1.0,
         "privacy.extended_sampling_prob": 1.0,
         "privacy.sentence_clip_norm": None,
         "bounds.mode": "none",
     },
-    "entity_dp": {"privacy.protect": "entity"},
+    "entity_dp": {"privacy.unit": "entity"},
     "published": _PUBLISHED,
     "published_literal": {
         **_PUBLISHED,
-        "privacy.protect": "user-entity",
+        "privacy.unit": "user-entity",
         "privacy.estimator": "f_e_plus",
         "privacy.entity_draw": "global",
         "privacy.normalizer": "published",

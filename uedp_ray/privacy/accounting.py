@@ -7,7 +7,7 @@
 Every number is an upper bound; within 1 % of what a fine grid gives where epsilon is 0.1 to 30 and delta is not near rounds
 times 2^-40, up to 6 % above it at epsilons of hundreds, where losses lie in humps that halving the grid may miss. Beyond
 200,000 rounds, or with delta below 2^-48 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
-least 0.1 and user_sampling_prob 0.001, several times above it where they are far less or rounds few. Unit: the accountant's
+least 0.1 and user_sampling_prob 0.001, several times above it where they are far less or rounds few. Unit: as asked
 (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
 docs/accounting.md holds theorem and proof.
 References: Doroshenko et al., "Connect the Dots", arXiv 2207.04380 (discretisation); dp_accounting (convolution).
@@ -26,43 +26,55 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import composition, dominating, renyi
 from uedp_ray.privacy.dominating import check_arguments
 from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
-from uedp_ray.units import KINDS
+from uedp_ray.units import KINDS, UNITS
 
+ACCOUNTANTS = ("pld", "renyi")
+"""Numerical composition of privacy loss distributions, or of Renyi divergences alone: faster, and never tighter by much."""
 _MOST_DELTA = 0.9
 _MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, growing with the rounds
 
 
 def epsilon(
-    mechanism: RoundMechanism, *, rounds: int, delta: float, accountant: str = "user-entity", kind: str = "both"
+    mechanism: RoundMechanism,
+    *,
+    rounds: int,
+    delta: float,
+    unit: str = "user-entity",
+    kind: str = "both",
+    accountant: str = "pld",
 ) -> float:
     """The smallest epsilon we can prove for ``rounds`` rounds. 0 without rounds; infinity where nothing is protected.
 
     ``kind`` both: the larger of an entity's and an extended entity's. Raises: InputError for values out of range.
     """
-    return compose([(mechanism, rounds)], delta=delta, accountant=accountant, kind=kind)
+    return compose([(mechanism, rounds)], delta=delta, unit=unit, kind=kind, accountant=accountant)
 
 
 def compose(
     parts: Sequence[tuple[RoundMechanism, int]],
     *,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "both",
     gaussians: Sequence[tuple[float, float]] = (),
+    accountant: str = "pld",
 ) -> float:
     """epsilon of different mechanisms, each with a count, and of plain Gaussian releases (sensitivity, noise std).
 
-    ``sensitivity`` must be the one of the accountant's unit and kind. Raises: InputError for values out of range.
+    ``sensitivity`` must be the one of the unit and kind. Raises: InputError for values out of range.
     """
-    check_arguments(accountant, kind, delta)
+    check_arguments(unit, kind, delta)
     check_rounds(parts)
+    if accountant not in ACCOUNTANTS:
+        remedy = "is a unit: give it as that" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
+        raise InputError("accountant", accountant, remedy)
     counts: dict[RoundMechanism, int] = {}
     for mechanism, count in parts:
         if count:
             counts[mechanism] = counts.get(mechanism, 0) + count
     key = tuple(sorted(counts.items(), key=repr))
-    kinds = _needed_kinds(tuple(counts), accountant) if kind == "both" else (kind,)
-    return max(_epsilon(key, tuple(gaussians), delta, accountant, each) for each in kinds)
+    kinds = _needed_kinds(tuple(counts), unit) if kind == "both" else (kind,)
+    return max(_epsilon(key, tuple(gaussians), delta, unit, each, accountant) for each in kinds)
 
 
 def calibrate(
@@ -71,8 +83,9 @@ def calibrate(
     target_epsilon: float,
     rounds: int,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "both",
+    accountant: str = "pld",
 ) -> float:
     """The smallest noise multiplier (within a thousandth) whose epsilon is at most ``target_epsilon``, never above it.
 
@@ -83,7 +96,7 @@ def calibrate(
         raise InputError("delta", delta, f"{_MOST_DELTA:g} at most, to solve noise for: a larger one promises nothing")
     if not math.isfinite(target_epsilon) or target_epsilon <= 0:
         raise InputError("target_epsilon", target_epsilon, "must be a finite number above 0")
-    if accountant != "user" and kind != "extended":
+    if unit != "user" and kind != "extended":
         if mechanism.max_holders is None:
             raise InputError("max_holders", None, "entities are protected only within bounds: declare or enforce them")
         if mechanism.holder_bound == "reweight" and mechanism.max_holders and mechanism.entity_clip >= 2.0:
@@ -95,7 +108,7 @@ def calibrate(
         if not full:  # H = K: a lower bound that is usually the answer
             changes |= {"holder_bound": "truncate"}
         trial = dataclasses.replace(mechanism, **changes)  # type: ignore[arg-type]
-        return epsilon(trial, rounds=rounds, delta=delta, accountant=accountant, kind=kind)
+        return epsilon(trial, rounds=rounds, delta=delta, unit=unit, kind=kind, accountant=accountant)
 
     high = _smallest_noise(functools.partial(at, full=False), target_epsilon, math.log(0.5), math.log(2.0))
     if at(high) > target_epsilon:
@@ -124,24 +137,21 @@ def _smallest_noise(at: Callable[[float], float], target: float, low: float, hig
     return root
 
 
-def why_infinite(parts: Sequence[tuple[RoundMechanism, int]], *, accountant: str, kind: str) -> str:
+def why_infinite(parts: Sequence[tuple[RoundMechanism, int]], *, unit: str, kind: str) -> str:
     """What to say beside an epsilon of these rounds that is infinite."""
     needed = [(m, each) for m, _ in parts for each in dominating.kinds(kind)]
-    if any(dominating.entity_part(m, accountant, each)[0] == dominating.UNBOUNDED for m, each in needed):
+    if any(dominating.entity_part(m, unit, each)[0] == dominating.UNBOUNDED for m, each in needed):
         return "no guarantee: entities are protected only within bounds, and none are declared or enforced"
     return "no guarantee: a part of delta goes elsewhere, or the noise is so little that epsilon is beyond computing"
 
 
-def _needed_kinds(mechanisms: Sequence[RoundMechanism], accountant: str) -> tuple[str, ...]:
+def _needed_kinds(mechanisms: Sequence[RoundMechanism], unit: str) -> tuple[str, ...]:
     """Leaves out a kind that the other dominates in every mechanism (fewer holders, smaller shifts, rarer draws)."""
 
     def below(kind: str, other: str) -> bool:
-        if any(dominating.depends_on_holders(m, accountant, kind) for m in mechanisms):
+        if any(dominating.depends_on_holders(m, unit, kind) for m in mechanisms):
             return False  # more than K holders who move less each may be worse than K
-        pairs = (
-            (dominating.entity_part(m, accountant, kind), dominating.entity_part(m, accountant, other))
-            for m in mechanisms
-        )
+        pairs = ((dominating.entity_part(m, unit, kind), dominating.entity_part(m, unit, other)) for m in mechanisms)
         return all(a[0] == 0 or all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
     if below("extended", "entity"):
@@ -154,22 +164,23 @@ def _epsilon(
     counts: tuple[tuple[RoundMechanism, int], ...],
     gaussians: tuple[tuple[float, float], ...],
     delta: float,
-    accountant: str,
+    unit: str,
     kind: str,
+    accountant: str,
 ) -> float:
-    """By composition, by moments where that cannot be computed, and the less of the two where rounding takes much."""
+    """By moments where that is asked for, or composition cannot be computed; else by composition, and the less of the two
+    where rounding takes much."""
     total = sum(count for _, count in counts) + len(gaussians)
     if not total:
         return 0.0
-    if any(dominating.entity_part(m, accountant, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
+    if any(dominating.entity_part(m, unit, kind)[0] == dominating.UNBOUNDED for m, _ in counts):
         return math.inf
 
     def by_moments() -> float:
-        return renyi.of_releases(counts, gaussians, delta=delta, accountant=accountant, kind=kind)
+        return renyi.of_releases(counts, gaussians, delta=delta, unit=unit, kind=kind)
 
-    if (
-        total > _MAX_ROUNDS or delta < 16 * composition.ROUNDING * total
-    ):  # of which more than half would be lost on any grid
+    lost = delta < 16 * composition.ROUNDING * total  # more than half of it, on any grid
+    if accountant == "renyi" or total > _MAX_ROUNDS or lost:
         return by_moments()
-    value = composition.over_holders(counts, gaussians, delta, accountant, kind)
+    value = composition.over_holders(counts, gaussians, delta, unit, kind)
     return min(value, by_moments()) if delta < composition.TINY * total else value

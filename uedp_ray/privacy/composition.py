@@ -34,12 +34,12 @@ _MAX_LOSS = 1e5  # one round's; beyond it the answer is infinity
 def pld(
     mechanism: RoundMechanism,
     *,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "entity",
     gap: float,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """One round as dp_accounting's object, on a grid of the given ``gap``; under ``reweight`` that of H = K holders."""
-    profiles = [dominating.one_round(mechanism, accountant, kind, tail=1e-16)]
+    profiles = [dominating.one_round(mechanism, unit, kind, tail=1e-16)]
     add, remove = (_pmf(profiles, gap, side, 1e-14, _reach(profiles, 1e-14)) for side in (0, 1))
     return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
 
@@ -48,7 +48,7 @@ def over_holders(
     counts: tuple[tuple[RoundMechanism, int], ...],
     gaussians: tuple[tuple[float, float], ...],
     delta: float,
-    accountant: str,
+    unit: str,
     kind: str,
 ) -> float:
     """The largest epsilon over every number of holders H (fixed over rounds) that the mechanisms allow."""
@@ -59,21 +59,21 @@ def over_holders(
 
     def at(least: int) -> list[tuple[list[Profile], int]]:
         held_by = (least, least)
-        return plain + [([_one_round(m, accountant, kind, tail, held_by)], c) for m, c in counts]
+        return plain + [([_one_round(m, unit, kind, tail, held_by)], c) for m, c in counts]
 
-    free = [m for m, _ in counts if dominating.depends_on_holders(m, accountant, kind)]
+    free = [m for m, _ in counts if dominating.depends_on_holders(m, unit, kind)]
     if not free:
         return _composed_epsilon(at(1), delta)
     least, most = min(m.max_holders or 0 for m in free), max(m.max_users or 0 for m in free)
     best = _composed_epsilon(at(least), delta)  # fewer holders are dominated by K
     if math.isinf(best):
         return best
-    groups = {m: _holder_groups(m, accountant, kind, tail, most) for m in free}
+    groups = {m: _holder_groups(m, unit, kind, tail, most) for m in free}
 
     def bound(low: int, high: int, ratio: float, exact: bool) -> float:
         intervals = holder_intervals(least, low, high, ratio)
         rest = [(m, c) for m, c in counts if m not in groups]
-        parts = plain + [([_one_round(m, accountant, kind, tail, None)], c) for m, c in rest]
+        parts = plain + [([_one_round(m, unit, kind, tail, None)], c) for m, c in rest]
         parts += [
             (groups[m].profiles(intervals, exact=exact or len(intervals) <= 4), c) for m, c in counts if m in groups
         ]
@@ -104,14 +104,14 @@ def over_holders(
 
 @functools.lru_cache(maxsize=64)
 def _one_round(
-    mechanism: RoundMechanism, accountant: str, kind: str, tail: float, held_by: tuple[int, int] | None
+    mechanism: RoundMechanism, unit: str, kind: str, tail: float, held_by: tuple[int, int] | None
 ) -> Profile:
-    return dominating.one_round(mechanism, accountant, kind, tail=tail, held_by=held_by)
+    return dominating.one_round(mechanism, unit, kind, tail=tail, held_by=held_by)
 
 
 @functools.lru_cache(maxsize=3)
-def _holder_groups(mechanism: RoundMechanism, accountant: str, kind: str, tail: float, most: int) -> HolderGroups:
-    return HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
+def _holder_groups(mechanism: RoundMechanism, unit: str, kind: str, tail: float, most: int) -> HolderGroups:
+    return HolderGroups(mechanism, unit, kind, tail=tail, most=most)
 
 
 def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enough: float = 0.0) -> float:

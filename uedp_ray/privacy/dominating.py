@@ -36,9 +36,9 @@ def kinds(kind: str) -> tuple[str, ...]:
     return KINDS if kind == "both" else (kind,)
 
 
-def check_arguments(accountant: str, kind: str, delta: float) -> None:
-    if accountant not in UNITS:
-        raise InputError("accountant", accountant, f"choose one of {', '.join(UNITS)}")
+def check_arguments(unit: str, kind: str, delta: float) -> None:
+    if unit not in UNITS:
+        raise InputError("unit", unit, f"choose one of {', '.join(UNITS)}")
     if kind not in ("both", *KINDS):
         raise InputError("kind", kind, "choose one of both, entity, extended")
     if not MIN_DELTA <= delta < 1.0:
@@ -146,7 +146,7 @@ def gaussian(sensitivity: float, noise_std: float) -> Profile:
     return Profile(Family(np.array([[sensitivity]]), np.ones((1, 1)), noise_std), np.ones((1, 1)), np.zeros(1))
 
 
-def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[int, float, float]:
+def entity_part(mechanism: RoundMechanism, unit: str, kind: str) -> tuple[int, float, float]:
     """(K, q, clip) of the protected entity; K = 0 where it cannot move anything."""
     if kind == "extended":  # a sentence has one holder; q_s = 0: no such sentence is ever used
         holders, prob, clip = 1, mechanism.extended_sampling_prob, mechanism.extended_clip
@@ -155,7 +155,7 @@ def entity_part(mechanism: RoundMechanism, accountant: str, kind: str) -> tuple[
         prob, clip = mechanism.entity_sampling_prob, mechanism.entity_clip
         if holders and _reweighting_is_void(mechanism):
             holders = mechanism.max_users or 0
-    if accountant == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
+    if unit == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
         holders = 0
     return holders, float(prob), float(clip)  # numpy multiplies by no larger int than its own
 
@@ -173,9 +173,9 @@ def _reweighting_is_void(mechanism: RoundMechanism) -> bool:
     return _reweights(mechanism) and mechanism.entity_clip >= 2.0
 
 
-def depends_on_holders(mechanism: RoundMechanism, accountant: str, kind: str) -> bool:
+def depends_on_holders(mechanism: RoundMechanism, unit: str, kind: str) -> bool:
     """Whether the number of holders H is free above K, and matters."""
-    holders, prob, _ = entity_part(mechanism, accountant, kind)
+    holders, prob, _ = entity_part(mechanism, unit, kind)
     always = mechanism.user_sampling_prob == 1.0 and not _entity_draw(mechanism, prob).by_each  # then H (K/H) = K moves
     free = kind == "entity" and _reweights(mechanism) and not _reweighting_is_void(mechanism)
     return free and holders not in (0, UNBOUNDED, mechanism.max_users) and not always
@@ -206,7 +206,7 @@ def _entity_draw(mechanism: RoundMechanism, prob: float) -> _EntityDraw:
 @np.errstate(over="ignore")  # of shifts beyond all numbers: they count as lost
 def one_round(
     mechanism: RoundMechanism,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "entity",
     *,
     tail: float = 1e-15,
@@ -217,14 +217,14 @@ def one_round(
     For it n ~ Binomial(H2, q_u) and each holder moves clip K / H1: both only overstate (docs, "monotone").
     ``tail`` bounds the label mass that is cut.
     """
-    trials, prob, unit = entity_part(mechanism, accountant, kind)
+    trials, prob, shift = entity_part(mechanism, unit, kind)
     if trials == UNBOUNDED:
         raise InputError("max_holders", None, "entities are protected only within bounds: declare or enforce them")
-    if held_by is not None and trials and depends_on_holders(mechanism, accountant, kind):
-        unit *= min(1.0, trials / held_by[0])
+    if held_by is not None and trials and depends_on_holders(mechanism, unit, kind):
+        shift *= min(1.0, trials / held_by[0])
         trials = max(trials, held_by[1])
     count_L, weight_L, cut = _counts(trials, mechanism.user_sampling_prob, tail, _MAX_LABELS)
-    user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
+    user_prob = 0.0 if unit == "entity" else mechanism.user_sampling_prob
     draw = _entity_draw(mechanism, prob)
     if draw.by_each:
         # Components that are cut count as loss infinity, like labels.
@@ -233,9 +233,9 @@ def one_round(
         drawn_LJ = np.stack([np.pad(row, (0, width - len(row))) for row in values])
         probs_LJ = np.stack([np.pad(row, (0, width - len(row))) for row in masses])
         cut += float(weight_L @ np.array(cuts))
-        shifts_LJ = drawn_LJ * unit
+        shifts_LJ = drawn_LJ * shift
     else:
-        shifts_LJ, probs_LJ = _all_or_none(count_L * unit, draw.for_all)
+        shifts_LJ, probs_LJ = _all_or_none(count_L * shift, draw.for_all)
     family = Family(*_with_user(shifts_LJ, probs_LJ, user_prob), mechanism.noise_multiplier)
     return Profile(family, weight_L[None, :], np.array([cut]))
 
@@ -286,11 +286,11 @@ class HolderGroups:
     only raise the profile). ``exact`` takes each interval by itself and does neither.
     """
 
-    def __init__(self, mechanism: RoundMechanism, accountant: str, kind: str, *, tail: float, most: int):
-        self._round = (mechanism, accountant, kind)
+    def __init__(self, mechanism: RoundMechanism, unit: str, kind: str, *, tail: float, most: int):
+        self._round = (mechanism, unit, kind)
         self._tail = tail
         self._exact: dict[tuple[int, int], Profile] = {}
-        self._holders, prob, clip = entity_part(mechanism, accountant, kind)
+        self._holders, prob, clip = entity_part(mechanism, unit, kind)
         draw = _entity_draw(mechanism, prob)
         self.relaxed = draw.by_each
         # Rounded upwards, so that no product of them is nothing.
@@ -303,7 +303,7 @@ class HolderGroups:
         large = mean / 2 * np.exp(np.arange(0.0, math.log(max(2 * top / mean, 1.0)) + step, step))
         self._shift_L = np.append(np.concatenate([small, large]), top)
         self._shift_L = np.unique(self._shift_L[self._shift_L <= top])
-        user_prob = 0.0 if accountant == "entity" else mechanism.user_sampling_prob
+        user_prob = 0.0 if unit == "entity" else mechanism.user_sampling_prob
         parts = _with_user(*_all_or_none(self._shift_L, 1.0 if draw.by_each else draw.for_all), user_prob)
         self._family = Family(*parts, mechanism.noise_multiplier)
 

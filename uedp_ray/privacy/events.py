@@ -1,6 +1,6 @@
 """epsilon of what happened: from the events of a ledger, and nothing else.
 
-    epsilon_of_events(read_ledger("run/ledger.jsonl"), delta=1e-5, accountant="user-entity")
+    epsilon_of_events(read_ledger("run/ledger.jsonl"), delta=1e-5, unit="user-entity")
 
 A round counts every time it was noised, and a run counts to its planned end: when it broke off may have depended on what
 it had released. Events that are not understood are refused, never skipped. Inputs are public.
@@ -36,14 +36,14 @@ class Vocabulary(NamedTuple):
     threshold_delta: float
     """Probability that a word appears which only the protected user and entity hold; to be taken off delta."""
 
-    def sensitivity(self, accountant: str, kind: str) -> float:
+    def sensitivity(self, unit: str, kind: str) -> float:
         """L2 norm by which the word counts move: 1 for the user, 1 for each holder of the entity."""
-        if accountant == "user":
+        if unit == "user":
             return 1.0
         if not self.max_holders:  # counted, and its threshold set, for users alone
             return math.inf
         holders = 1.0 if kind == "extended" else float(self.max_holders)
-        return holders if accountant == "entity" else 1.0 + holders
+        return holders if unit == "entity" else 1.0 + holders
 
 
 class Plan(NamedTuple):
@@ -173,8 +173,9 @@ def epsilon_of_events(
     events: Iterable[Mapping[str, Any]],
     *,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "both",
+    accountant: str = "pld",
 ) -> float:
     """epsilon at ``delta`` of all ``events``, every ledger among them to its planned end; infinity if any was not private
     or does not say what was planned. Source: accounting.md, "A run is charged to its planned end".
@@ -182,10 +183,12 @@ def epsilon_of_events(
     Raises: as ``charges``, and InputError for values out of range.
     """
     whole = together(to_planned_end(charges(ledger)) for ledger in _ledgers(events))
-    return epsilon_of_charges(whole, delta=delta, accountant=accountant, kind=kind)
+    return epsilon_of_charges(whole, delta=delta, unit=unit, kind=kind, accountant=accountant)
 
 
-def epsilon_of_charges(charged: Charges, *, delta: float, accountant: str, kind: str = "both") -> float:
+def epsilon_of_charges(
+    charged: Charges, *, delta: float, unit: str, kind: str = "both", accountant: str = "pld"
+) -> float:
     """epsilon at ``delta`` of releases whose number and parameters do not depend on what was released."""
     delta -= sum(vocabulary.threshold_delta for vocabulary in charged.vocabularies)
     if not (charged.private and charged.bounded) or delta < MIN_DELTA:
@@ -193,10 +196,11 @@ def epsilon_of_charges(charged: Charges, *, delta: float, accountant: str, kind:
     parts = list(_counted(charged).items())
     found = 0.0
     for each in dominating.kinds(kind) if charged.vocabularies else (kind,):
-        gaussians = [(v.sensitivity(accountant, each), v.noise_multiplier) for v in charged.vocabularies]
+        gaussians = [(v.sensitivity(unit, each), v.noise_multiplier) for v in charged.vocabularies]
         if any(math.isinf(sensitivity) for sensitivity, _ in gaussians):
             return math.inf
-        found = max(found, compose(parts, delta=delta, accountant=accountant, kind=each, gaussians=gaussians))
+        settings: dict[str, Any] = {"delta": delta, "unit": unit, "kind": each, "accountant": accountant}
+        found = max(found, compose(parts, gaussians=gaussians, **settings))
     return found
 
 

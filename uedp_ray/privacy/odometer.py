@@ -48,13 +48,13 @@ class Odometer:
     runs: int
     """How many runs are planned: trials times seeds."""
     delta: float
-    accountant: str = "user-entity"
+    unit: str = "user-entity"
     kind: str = "both"
     threshold_delta: float = 0.0
     """Of delta, put aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
 
     def __post_init__(self) -> None:
-        dominating.check_arguments(self.accountant, self.kind, self.delta)
+        dominating.check_arguments(self.unit, self.kind, self.delta)
         check_rounds(self.planned)
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
@@ -102,7 +102,7 @@ class Odometer:
         for kind in dominating.kinds(self.kind):
             rates_A = self._rates(parts, kind)
             for vocabulary in vocabularies:
-                sensitivity = vocabulary.sensitivity(self.accountant, kind)
+                sensitivity = vocabulary.sensitivity(self.unit, kind)
                 rates_A = rates_A + _ORDERS_A * sensitivity**2 / (2 * vocabulary.noise_multiplier**2)
             largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
         return largest
@@ -119,7 +119,7 @@ class Odometer:
     def _rates(self, parts: Mapping[tuple[RoundMechanism, float], int], kind: str) -> np.ndarray:
         """Renyi divergences at ``ORDERS``; infinity if more had to be cut than the limits say."""
         rates_A = np.zeros(len(ORDERS))
-        rdp = functools.partial(renyi.rdp, accountant=self.accountant, kind=kind, orders=ORDERS)
+        rdp = functools.partial(renyi.rdp, unit=self.unit, kind=kind, orders=ORDERS)
         for (mechanism, limit), count in parts.items():
             asked = limit * count / 2  # as tails of labels and components may add up to twice what is asked for
             part_A, cut = rdp([(mechanism, count)], lost=asked)
@@ -134,17 +134,20 @@ class Odometer:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Odometer:
-        """Reads what ``to_dict`` wrote. Raises: InputError, KeyError, TypeError for anything else."""
+        """Reads what ``to_dict`` wrote, of older versions too. Raises: InputError, KeyError, TypeError for anything else."""
+        values = {_RENAMED.get(name, name): value for name, value in values.items()}
         parts = tuple((RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in values["planned"])
         return cls(**{**values, "planned": parts})
+
+
+_RENAMED = {"accountant": "unit"}
 
 
 @functools.lru_cache(maxsize=16)
 def _log_weights(odometer: Odometer, kind: str) -> np.ndarray:
     """log weights of the orders, largest where the plan converts best; weights sum to 1."""
     parts = [(mechanism, odometer.runs * count) for mechanism, count in odometer.planned]
-    unit = odometer.accountant
-    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, accountant=unit, kind=kind, orders=ORDERS)
+    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, unit=odometer.unit, kind=kind, orders=ORDERS)
     log_room_A = math.log(odometer._loss_delta) + np.log(_ORDERS_A)
     best = np.argmin(rates_A - log_room_A / _SLOPES_A + np.log(_SLOPES_A / _ORDERS_A))
     weights_A = (1.0 + np.abs(np.arange(len(ORDERS)) - best)) ** -2

@@ -1,6 +1,6 @@
 """Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules rest on.
 
-    epsilon([(mechanism, 500)], delta=1e-5)
+    accounting.epsilon(mechanism, rounds=500, delta=1e-5, accountant="renyi")
     rates, lost = rdp([(mechanism, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta
 
 A round is dominated by the labelled pairs of ``dominating.one_round``. Its moments are means of convex functions of the
@@ -44,21 +44,11 @@ _MAX_NODES = 1 << 14
 _WIDTH = 0.01  # of an interval of numbers of holders
 
 
-def epsilon(parts: Parts, *, delta: float, accountant: str = "user-entity", kind: str = "both") -> float:
-    """epsilon of all ``parts`` (mechanism, rounds) composed. 0 without rounds; infinity where nothing is protected.
-
-    Raises: InputError for values out of range.
+def of_releases(parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta: float, unit: str, kind: str) -> float:
+    """epsilon of all ``parts`` (mechanism, rounds) and of plain Gaussian releases (sensitivity, noise std) composed, of one
+    ``kind``; infinity where nothing is protected. Its cost does not grow with rounds.
     """
-    dominating.check_arguments(accountant, kind, delta)
-    kinds = dominating.kinds(kind)
-    return max(of_releases(parts, (), delta=delta, accountant=accountant, kind=each) for each in kinds)
-
-
-def of_releases(
-    parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta: float, accountant: str, kind: str
-) -> float:
-    """The same of one kind, and of plain Gaussian releases (sensitivity, noise std). Its cost does not grow with rounds."""
-    rates_A, lost = rdp(parts, lost=SHARE * delta, accountant=accountant, kind=kind)
+    rates_A, lost = rdp(parts, lost=SHARE * delta, unit=unit, kind=kind)
     for sensitivity, noise_std in gaussians:
         rates_A = rates_A + np.array(ORDERS) * (sensitivity / noise_std) ** 2 / 2
     return to_epsilon(rates_A, delta - lost)
@@ -75,7 +65,7 @@ def rdp(
     parts: Parts,
     *,
     lost: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "entity",
     orders: tuple[float, ...] = ORDERS,
     over: int | None = None,
@@ -93,23 +83,23 @@ def rdp(
     rates_A, cut = np.zeros(len(orders)), 0.0
     for mechanism, count in parts:
         if count:
-            one_A, cut_one = _one_round(mechanism, accountant, kind, tail, orders)
+            one_A, cut_one = _one_round(mechanism, unit, kind, tail, orders)
             rates_A, cut = rates_A + count * one_A, cut + count * cut_one
     return rates_A, cut
 
 
 @functools.lru_cache(maxsize=1024)
 def _one_round(
-    mechanism: RoundMechanism, accountant: str, kind: str, tail: float, orders: tuple[float, ...]
+    mechanism: RoundMechanism, unit: str, kind: str, tail: float, orders: tuple[float, ...]
 ) -> tuple[np.ndarray, float]:
-    if dominating.entity_part(mechanism, accountant, kind)[0] == dominating.UNBOUNDED:
+    if dominating.entity_part(mechanism, unit, kind)[0] == dominating.UNBOUNDED:
         return np.full(len(orders), math.inf), 0.0
-    if not dominating.depends_on_holders(mechanism, accountant, kind):
-        return of_profile(dominating.one_round(mechanism, accountant, kind, tail=tail), orders)
+    if not dominating.depends_on_holders(mechanism, unit, kind):
+        return of_profile(dominating.one_round(mechanism, unit, kind, tail=tail), orders)
     least, most = mechanism.max_holders or 0, mechanism.max_users or 0
     # Every H lies in an interval, whose pair dominates it: the pointwise maximum holds for every H.
     intervals = [(least, least), *dominating.holder_intervals(least, least + 1, most, _WIDTH)]
-    groups = HolderGroups(mechanism, accountant, kind, tail=tail, most=most)
+    groups = HolderGroups(mechanism, unit, kind, tail=tail, most=most)
     return of_profile(groups.profiles(intervals)[0], orders)
 
 

@@ -75,13 +75,22 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
         raise InputError("selection", rule, f"{why}: use composition")
 
 
+def accountant_of(rule: str, *, adaptive: bool) -> str:
+    """What ``epsilon_of_choosing`` computes by."""
+    if rule == "public":
+        return "none: the search is declared to have read no protected text"
+    if rule == "repeat_and_select":
+        return "repeat and select (Papernot and Steinke)"
+    return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
+
+
 def epsilon_of_choosing(
     rule: str,
     *,
     searcher: str,
     early_stopping: bool,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "both",
     ledgers: Sequence[Iterable[Event] | Charges] = (),
     planned: Sequence[Charges] = (),
@@ -104,23 +113,23 @@ def epsilon_of_choosing(
     Raises: InputError for values out of range, and where the searcher does not allow the rule.
     """
     check_rule(rule, searcher=searcher, early_stopping=early_stopping)
-    dominating.check_arguments(accountant, kind, delta)
+    dominating.check_arguments(unit, kind, delta)
     if rule == "public":
         return 0.0
     if rule == "composition":
         if not is_adaptive(searcher, early_stopping=early_stopping):
             charged = _whole(planned, ledgers)
-            return epsilon_of_charges(charged, delta=delta, accountant=accountant, kind=kind)
+            return epsilon_of_charges(charged, delta=delta, unit=unit, kind=kind)
         if odometer is None:
             raise InputError("odometer", None, "an adaptive search needs one that was fixed before its first run")
-        if (odometer.delta, odometer.accountant, odometer.kind) != (delta, accountant, kind):
-            stated = f"{odometer.delta:g}, {odometer.accountant}, {odometer.kind}"
-            raise InputError("odometer", stated, f"was asked for {delta:g}, {accountant}, {kind}: use its own")
+        if (odometer.delta, odometer.unit, odometer.kind) != (delta, unit, kind):
+            stated = f"{odometer.delta:g}, {odometer.unit}, {odometer.kind}"
+            raise InputError("odometer", stated, f"was asked for {delta:g}, {unit}, {kind}: use its own")
         return odometer.epsilon(ledgers)
     _check_law(mean, law)
     found = 0.0
     for each in dominating.kinds(kind):
-        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, accountant=accountant, kind=each)
+        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, unit=unit, kind=each)
         chosen_A = selected(rates_A, mean=mean, law=law)
         found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
     return found
@@ -138,7 +147,7 @@ def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event] | Charg
 
 
 def common_bound(
-    candidates: Sequence[Parts], *, mean: float, delta: float, accountant: str, kind: str
+    candidates: Sequence[Parts], *, mean: float, delta: float, unit: str, kind: str
 ) -> tuple[np.ndarray, float]:
     """Renyi divergences at ``renyi.ORDERS`` that hold for every candidate, and the mass a trial leaves out.
 
@@ -148,7 +157,7 @@ def common_bound(
     if not candidates:
         raise InputError("candidates", [], "needs at least one")
     lost = renyi.SHARE * delta / mean
-    each = [renyi.rdp(parts, lost=lost, accountant=accountant, kind=kind) for parts in candidates]
+    each = [renyi.rdp(parts, lost=lost, unit=unit, kind=kind) for parts in candidates]
     return np.maximum.reduce([rates_A for rates_A, _ in each]), max(mass for _, mass in each)
 
 
@@ -158,7 +167,7 @@ def check_trial(
     *,
     mean: float,
     delta: float,
-    accountant: str = "user-entity",
+    unit: str = "user-entity",
     kind: str = "both",
 ) -> None:
     """Whether a trial's ledger, replayed rounds included, stayed within the bound common to all ``candidates``.
@@ -170,11 +179,9 @@ def check_trial(
     parts = _rounds(events)
     plans = {sum(count for _, count in candidate) for candidate in candidates}
     for each in dominating.kinds(kind):
-        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, accountant=accountant, kind=each)
+        rates_A, lost = common_bound(candidates, mean=mean, delta=delta, unit=unit, kind=each)
         for rounds in plans:
-            trial_A, trial_lost = renyi.rdp(
-                parts, lost=renyi.SHARE * delta / mean, accountant=accountant, kind=each, over=rounds
-            )
+            trial_A, trial_lost = renyi.rdp(parts, lost=renyi.SHARE * delta / mean, unit=unit, kind=each, over=rounds)
             if (trial_A <= rates_A * (1 + 1e-9)).all() and trial_lost <= lost * (1 + 1e-9):
                 break
         else:

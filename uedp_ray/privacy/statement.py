@@ -1,6 +1,6 @@
 """What an epsilon says: its unit, relation, delta, accountant, selection rule and sampling, in one object.
 
-    state(mechanism, epsilon=2.01, delta=1e-5, accountant="user-entity", declared=False).text
+    state(mechanism, epsilon=2.01, delta=1e-5, unit="user-entity", declared=False).text
 
 All inputs are public.
 """
@@ -79,8 +79,8 @@ class Statement:
 
     epsilon: float
     delta: float
-    accountant: str
     unit: str
+    accountant: str
     relation: str
     guarantee: bool
     selection_rule: str
@@ -93,10 +93,10 @@ def state(
     *,
     epsilon: float,
     delta: float,
-    accountant: str,
+    unit: str,
+    accountant: str = "pld",
     declared: bool,
     private: bool = True,
-    unit: str | None = None,
     nothing: str = "",
     note: str = "",
     kind: str = "both",
@@ -106,15 +106,14 @@ def state(
 
     ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
-    published claims nothing, and has no unit of its own: ``unit`` says which its figure was printed for. ``nothing``: why
-    there is no guarantee. ``note``: a further sentence. ``kind``: of entities, where it is one
-    (``dominating.kinds``): that is a part of the unit, and no guarantee of it. ``chosen``: whether the run is one of
-    several, whose choice ``epsilon`` leaves out: no guarantee of the model then.
+    published claims nothing: ``unit`` says which its figure was printed for. ``nothing``: why there is no guarantee.
+    ``note``: a further sentence. ``kind``: of entities, where it is one (``dominating.kinds``): that is a part of the unit,
+    and no guarantee of it. ``chosen``: whether the run is one of several, whose choice ``epsilon`` leaves out: no guarantee
+    of the model then.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
-    part = _PARTS.get(kind, "") if accountant in ("user-entity", "entity") else ""
+    part = _PARTS.get(kind, "") if accountant != "published" and unit != "user" else ""
     guarantee = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
-    unit = unit or ("user-entity" if accountant == "published" else accountant)
     rule = "none" if mechanism is None else mechanism.selection_rule
     if accountant == "published":
         claim = "as published, not a guarantee"
@@ -133,8 +132,8 @@ def state(
     return Statement(
         epsilon=epsilon,
         delta=delta,
-        accountant=accountant,
         unit=unit,
+        accountant=accountant,
         relation=relation,
         guarantee=guarantee,
         selection_rule=rule,

@@ -53,7 +53,7 @@ def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
     method, settings = settings_of(point, sweep.base)
     if method is None:
         return methods.overlay(sweep.base, settings)
-    return methods.apply(sweep.base, method, {"privacy.protect": sweep.budget.unit, **settings})
+    return methods.apply(sweep.base, method, {"privacy.unit": sweep.budget.unit, **settings})
 
 
 def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
@@ -61,7 +61,7 @@ def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
     if config.privacy.noise != "calibrated":
         return math.inf
     planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
-    return epsilon_of_charges(planned, delta=sweep.budget.delta, accountant=sweep.budget.unit)
+    return epsilon_of_charges(planned, delta=sweep.budget.delta, unit=sweep.budget.unit)
 
 
 def judge(sweep: SweepConfig, point: Point) -> Verdict:
@@ -111,7 +111,7 @@ def check_reachable(sweep: SweepConfig) -> None:
 def budget_cautions(sweep: SweepConfig) -> list[str]:
     """What to tell before the search, of its base with as much noise as the budget asks for; nothing if none does."""
     budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
-    budget |= {"privacy.delta": sweep.budget.delta, "privacy.protect": sweep.budget.unit}
+    budget |= {"privacy.delta": sweep.budget.delta, "privacy.unit": sweep.budget.unit}
     try:
         return cautions(methods.overlay(sweep.base, budget))
     except InputError:  # points may meet what the base does not

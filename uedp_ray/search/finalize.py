@@ -132,7 +132,7 @@ def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
     if method is None:
         again = methods.overlay(trained, settings)
     else:
-        again = methods.apply(trained, method, {"privacy.protect": config.budget.unit, **settings})
+        again = methods.apply(trained, method, {"privacy.unit": config.budget.unit, **settings})
     return with_absolute_paths(again).digest() == trained.digest()
 
 

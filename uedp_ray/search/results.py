@@ -133,9 +133,7 @@ def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
     ledgers = [read_ledger(run / "ledger.jsonl") for run in runs]
     rounds = [[event for event in events if event["kind"] == "round"] for events in ledgers]
     delta = sweep.budget.delta
-    by_unit = {
-        unit: max(epsilon_of_events(events, delta=delta, accountant=unit) for events in ledgers) for unit in UNITS
-    }
+    by_unit = {unit: max(epsilon_of_events(events, delta=delta, unit=unit) for events in ledgers) for unit in UNITS}
     return {
         "epsilon": by_unit[sweep.budget.unit],
         **{f"epsilon_{unit}": epsilon for unit, epsilon in by_unit.items()},

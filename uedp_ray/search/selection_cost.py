@@ -26,7 +26,7 @@ from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
-from uedp_ray.privacy.selection import check_trial, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.selection import accountant_of, check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.feasibility import judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
@@ -138,6 +138,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
         epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
+    ended = any(row["state"] == "done" for row in rows)
     return {
         "rule": rule,
         "covers": COVERS[rule],
@@ -145,10 +146,8 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
-        "accountant": _accountant(rule, sweep.search.adaptive),
-        "releasable": RELEASABLE[rule]
-        if any(row["state"] == "done" for row in rows)
-        else "nothing: no trial was trained to its end",
+        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive),
+        "releasable": RELEASABLE[rule] if ended else "nothing: no trial was trained to its end",
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
     }
 
@@ -191,7 +190,7 @@ def _together(
         planned=planned,
         odometer=odometer,
         delta=sweep.budget.delta,
-        accountant=sweep.budget.unit,
+        unit=sweep.budget.unit,
     )
 
 
@@ -206,14 +205,6 @@ def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
     """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
     planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
     return planned or sum(map(bool, ledgers))  # ``Charges`` are true
-
-
-def _accountant(rule: str, adaptive: bool) -> str:
-    if rule == "public":
-        return "none: the search is declared to have read no protected text"
-    if rule == "repeat_and_select":
-        return "repeat and select (Papernot and Steinke)"
-    return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
 
 
 def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
@@ -319,7 +310,7 @@ def _odometer(sweep: SweepConfig) -> Odometer:
         planned=tuple(_parts(config, 1)),
         runs=runs,
         delta=sweep.budget.delta,
-        accountant=sweep.budget.unit,
+        unit=sweep.budget.unit,
         threshold_delta=runs * (config.vocabulary.threshold_delta or 0.0) if noisy else 0.0,
     )
 
@@ -345,7 +336,7 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
         mean=mean,
         law=search.law,
         delta=budget.delta,
-        accountant=budget.unit,
+        unit=budget.unit,
     )
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [
@@ -376,4 +367,4 @@ def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], 
     seeds = sweep.search.seeds_per_trial
     for first in range(0, len(ledgers), seeds):
         events = [event for ledger in ledgers[first : first + seeds] for event in ledger]
-        check_trial(events, candidates, mean=mean, delta=sweep.budget.delta, accountant=sweep.budget.unit)
+        check_trial(events, candidates, mean=mean, delta=sweep.budget.delta, unit=sweep.budget.unit)

@@ -47,7 +47,7 @@ _FIXED = {
     "pretrain.text": _CHECKED,
     "pretrain.max_words": _CHECKED,
     "privacy.delta": "the budget says it",
-    "privacy.protect": "the budget says it",
+    "privacy.unit": "the budget says it",
     "privacy.noise": "search method: it says which noise",
     "privacy.test_noise_seed": "trials have private keys",
     "training.seed": "use search.seeds_per_trial",

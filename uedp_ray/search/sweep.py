@@ -1,7 +1,7 @@
 """``sweep``: from a sweep file to the best model under a budget, on Ray Tune.
 
     answer = sweep(load_sweep_config("sweeps/quickstart.yaml"), Path("runs/quickstart"))
-    answer["best"]["perplexity"], answer["selection"]["epsilon"]
+    answer["best"]["perplexity"], answer["best"]["epsilon_with_choice"]
 
 Everything can be killed: the study's journal and each trial's own ledger and checkpoints are the state, never Ray's.
 """

@@ -21,6 +21,7 @@ import yaml
 
 from uedp_ray.config import RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.limits import at_least, check_choices, choice, positive
+from uedp_ray.config.run import as_first_named
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -268,6 +269,7 @@ class SweepConfig:
         """
         tree = to_dict(self)
         del tree["resources"], tree["trackers"], tree["base"]["name"]
+        as_first_named(tree["base"])
         charged = self.search.rule == "composition" and self.search.adaptive and not self._private_words
         if self.search.rule == "public" or charged:
             del tree["search"]["trials"]
@@ -292,7 +294,8 @@ def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
     """The base's privacy section with the budget in it. Raises: InputError where the two contradict each other."""
     if not isinstance(privacy, dict):
         raise InputError("base.privacy", privacy, "expected a mapping of keys")
-    stated: dict[str, Any] = {"delta": budget.delta, "protect": budget.unit}
+    privacy = {"unit" if name == "protect" else name: value for name, value in privacy.items()}  # of an earlier version
+    stated: dict[str, Any] = {"delta": budget.delta, "unit": budget.unit}
     if budget.noise == "calibrated":
         stated |= {"target_epsilon": budget.target_epsilon, "noise_multiplier": None}
     else:

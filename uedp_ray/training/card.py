@@ -89,7 +89,7 @@ def card(
 # {config.name}
 
 A language model ({config.model.architecture}) that predicts the next word, trained on private text with
-{privacy.protect} differential privacy{f" ({narrowed})" if narrowed else ""}.
+{privacy.unit} differential privacy{f" ({narrowed})" if narrowed else ""}.
 
 | | |
 |---|---|
@@ -108,7 +108,7 @@ where it was chosen among others by its results.
 ## Limits
 
 The guarantee compares the private text that this model was trained on, as its owner declared it, with the same text in
-which the sentences of one {privacy.protect.replace("-", " and one ")} say nothing
+which the sentences of one {privacy.unit.replace("-", " and one ")} say nothing
 ({relation}{separator}{narrowed}). It says nothing of the public text and the public model
 that training may have started from, nor of text that is typed into it.
 {CHECKED}

@@ -1,7 +1,7 @@
 """Atomic checkpoints: one safetensors file of tensors and one JSON of state, the JSON's rename being the commit.
 
     checkpoint/round-000050.safetensors     trainable parameters and the server optimizer's tensors
-    checkpoint/state.json                   next round, ledger position, config digest, accountant, tensor file, SHA-256
+    checkpoint/state.json                   next round, ledger position, config digest, tensor file, SHA-256
 
 Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last whole checkpoint.
 """
@@ -27,7 +27,7 @@ _RESTORE = "restore it or use another --out"
 _MOST_COPIES, _MOST_BESIDE = 4, 1 << 20
 """Of the parameters, which Adam holds thrice, and bytes of headers and step counts."""
 _FIELDS: dict[str, Check] = {
-    **dict.fromkeys(("config_digest", "accountant", "ledger_digest", "tensors", "sha256"), string()),
+    **dict.fromkeys(("config_digest", "ledger_digest", "tensors", "sha256"), string()),
     **dict.fromkeys(("format", "next_round", "ledger_seq"), number(0, whole=True)),
 }
 
@@ -38,7 +38,6 @@ class Position:
 
     next_round: int
     config_digest: str
-    accountant: str
     ledger_seq: int
     ledger_digest: str
 
@@ -72,18 +71,16 @@ def kept_rounds(folder: Path) -> int:
     return read_json(path, _FIELDS, _RESTORE)["next_round"] if path.exists() else 0
 
 
-def load_checkpoint(
-    folder: Path, state: RoundState, *, config_digest: str, accountant: str, num_rounds: int
-) -> Position | None:
+def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, num_rounds: int) -> Position | None:
     """Fills ``state`` from the last whole checkpoint, of ``num_rounds`` rounds at most; None if there is none.
 
-    Raises: InputError for a checkpoint of another config or accountant, or one that is damaged.
+    Raises: InputError for a checkpoint of another config, or one that is damaged.
     """
     path = folder / "state.json"
     if not path.exists():
         return None
     commit = read_json(path, _FIELDS, _RESTORE)
-    for name, wanted in (("format", _FORMAT), ("config_digest", config_digest), ("accountant", accountant)):
+    for name, wanted in (("format", _FORMAT), ("config_digest", config_digest)):
         if commit.get(name) != wanted:
             raise InputError(
                 f"checkpoint {name}",

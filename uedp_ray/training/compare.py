@@ -87,7 +87,7 @@ def compare(
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
     ``out/table.json``.
 
-    A row holds name, perplexity, bits_per_byte, unk_share, epsilon by accountant (None: no guarantee), delta, unit, rounds
+    A row holds name, perplexity, bits_per_byte, unk_share, epsilon by unit (None: no guarantee), delta, unit, rounds
     and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
     storage = Storage(folder_only(out).resolve())

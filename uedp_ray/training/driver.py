@@ -70,7 +70,6 @@ class RunDriver:
             self.run.checkpoint,
             self.state,
             config_digest=self._digest,
-            accountant=self.plan.config.privacy.protect,
             num_rounds=self._training.num_rounds,
         )
         if position is not None:
@@ -176,10 +175,7 @@ class RunDriver:
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
         seq, digest = self._ledger.position
-        accountant = self.plan.config.privacy.protect
-        save_checkpoint(
-            self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, accountant, seq, digest)
-        )
+        save_checkpoint(self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, seq, digest))
         self.run.storage.put(self.run.rounds)
         self.run.storage.put(self.run.checkpoint, commit=COMMIT)
 
@@ -203,7 +199,7 @@ class RunDriver:
 
         Its epsilon is, from the first round on, that of the planned end: what is paid even if the run is broken off here.
         """
-        latest, unit = self.rows[-1], self.plan.config.privacy.protect
+        latest, unit = self.rows[-1], self.plan.config.privacy.unit
         progress = {
             "round": self.state.next_round,
             "num_rounds": self._training.num_rounds,
@@ -229,7 +225,7 @@ class RunDriver:
             "unk_share": self.rows[-1]["unk_share"],
             "epsilon": spent,
             "delta": config.privacy.delta,
-            "unit": config.privacy.protect,
+            "unit": config.privacy.unit,
             "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,
             "rounds": self.state.next_round,
             "planned_rounds": self._training.num_rounds,

@@ -182,7 +182,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
         **size.scores(perplexity(model, task, sentences, device=device)),
         "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
-        "unit": config.privacy.protect,
+        "unit": config.privacy.unit,
         "noise_multiplier": None,
         "rounds": 0,
         "planned_rounds": 0,

@@ -53,7 +53,7 @@ _PLAY = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended and has a guarantee, with its epsilon by accountant as its own ledger has it."""
+    """A run that ended and has a guarantee, with its epsilon by unit as its own ledger has it."""
 
     run: RunDir
     config: RunConfig
@@ -66,7 +66,7 @@ class Finished:
     @property
     def epsilon(self) -> float:
         """Of the unit that the run protects."""
-        return self.spent[self.config.privacy.protect]
+        return self.spent[self.config.privacy.unit]
 
     @classmethod
     def open(cls, run: RunDir) -> Finished:
@@ -96,7 +96,7 @@ class Finished:
         if len({event.get("round") for event in events if event["kind"] == "round"}) < result["rounds"]:
             remedy = f"holds fewer rounds than the {result['rounds']} that result.json says: put the whole ledger back"
             raise InputError("ledger.jsonl", str(run.ledger), remedy)
-        stated = result["epsilon"].get(config.privacy.protect)
+        stated = result["epsilon"].get(config.privacy.unit)
         if stated is None or found.epsilon * _PLAY < stated:
             remedy = f"its ledger gives less than the {stated} of result.json: put the whole ledger back"
             raise InputError("ledger.jsonl", found.epsilon, remedy)
@@ -116,7 +116,7 @@ def own_total(found: Finished) -> Total:
         "The total is that of this run. If it was chosen by its results among others, tried by hand or otherwise, that "
         "choice is not included: compose their ledgers. Recompute: `uedp-ray epsilon --export .`"
     )
-    return Total(found.epsilon, found.config.privacy.protect, "none", text)
+    return Total(found.epsilon, found.config.privacy.unit, "none", text)
 
 
 def export_run(
@@ -184,7 +184,7 @@ def _write(
     stated = {
         "rule": total.rule,
         "delta": config.privacy.delta,
-        "unit": config.privacy.protect,
+        "unit": config.privacy.unit,
         "epsilon": total.epsilon,
     }
     write_json(new / "selection.json", stated | dict(terms))

@@ -138,7 +138,7 @@ def statement(
     """The statement as Markdown.
 
     Args:
-      events: the whole ledger. ``spent``: its epsilon by accountant.
+      events: the whole ledger. ``spent``: its epsilon by unit.
       rounds: those that the model has (None: all planned).
       detectors, categories (None: all found): as the corpus was prepared.
       compared: what of the private and the evaluation text could be compared (``guard.Compared``); None: no perplexity.
@@ -164,7 +164,7 @@ def statement(
     claim = OF_ONE_RUN if part_of(events) else "yes"
     replayed = len(charged) - len({event["round"] for event in charged})
     lines += [
-        "| accountant | unit | ε | δ | guarantee |",
+        "| figure | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
         *([_row(total.row, total.unit, total.epsilon, privacy.delta)] if total else []),
         *(_row(f"{alone}{name}", name, value, privacy.delta, claim) for name, value in spent.items()),
@@ -172,7 +172,7 @@ def statement(
     lines += [
         "",
         *([f"- {total.text}"] if total else []),
-        f"- Protected unit asked for: {privacy.protect}. Neighbouring relation: zero-out "
+        f"- Protected unit asked for: {privacy.unit}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
         "public text.",
@@ -204,9 +204,9 @@ def statement(
             f"{bounds.max_holders}{beyond['K']}."
         )
     delta = show_delta(privacy.delta)
-    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --accountant {privacy.protect}"
+    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --unit {privacy.unit}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"
-    if total and total.unit != privacy.protect:
+    if total and total.unit != privacy.unit:
         shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
@@ -214,7 +214,7 @@ def statement(
         "",
         "## Not covered",
         "",
-        (_NARROWED if total and total.unit != privacy.protect else "")
+        (_NARROWED if total and total.unit != privacy.unit else "")
         + _NOT_COVERED
         + _NOT_CHOSEN[total is not None and total.rule != "none"],
         f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",

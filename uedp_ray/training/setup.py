@@ -378,7 +378,7 @@ def _clear(run: RunDir) -> None:
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, say: Say) -> None:
     """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
-    if not corpus.num_entities and config.privacy.protect != "user":
+    if not corpus.num_entities and config.privacy.unit != "user":
         what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
         say(f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)")
     if bounded.dropped_share >= 0.05:
