@@ -179,6 +179,8 @@ MISTAKES = {
     "the paper's figures to calibrate to": (
         mistake("calibrate --target-epsilon 8 --q-u 0.1 --rounds 9 --accountant published"), "no guarantee to calibrate to"),
     "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': does not go with --ledger"),
+    "entities drawn one way or the other": (
+        mistake(f"{EPSILON} --q-e 0.5 --max-holders 3 --rule all"), "--entity-draw = None: is missing: with rule all it matters"),
     "a chance of two": (mistake("epsilon --noise-multiplier 1 --rounds 1 --q-u 2"), "--q-u = 2.0: a probability"),
 }  # fmt: skip
 

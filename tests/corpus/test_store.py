@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from uedp_ray.config import SourceConfig
+from uedp_ray.config import SourceConfig, VocabularyConfig
 from uedp_ray.corpus._spill import stable_hash
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.tokens import encode_corpus
+from uedp_ray.corpus.vocabulary import build_vocabulary
 from uedp_ray.errors import InputError
 
 NAMES = ["Ann", "Bob", "Cleo"]
@@ -148,6 +150,53 @@ def test_a_flipped_bit_of_any_array_is_told(corpus: Corpus, tmp_path: Path) -> N
         with pytest.raises(InputError, match=f"its {file.stem} is missing or damaged: run prepare again"):
             open_corpus(tmp_path / "copy")
         file.write_bytes(whole)
+
+
+def _corpus_of(folder: Path, marked: range) -> Path:
+    """Twelve users; those who are ``marked`` say who Zorro is, in the same words as all."""
+    folder.mkdir()
+    rows = [
+        {
+            "user": f"u{user}",
+            "text": f"Zorro wrote note {slot}",
+            "entities": [{"category": "person", "start": 0, "end": 5}],
+        }
+        for slot in range(9)
+        for user in range(12)
+    ]
+    for row in rows:
+        if int(row["user"][1:]) not in marked:
+            row["entities"] = [{"category": "misc", "start": 0, "end": 5}]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prepare(SourceConfig(path=str(folder / "rows.jsonl"), format="jsonl"), folder / "out", num_shards=3)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["", "an older version's"])
+def test_another_text_under_the_same_graph_is_not_read(tmp_path: Path, listed: bool) -> None:
+    """As a copy leaves it that was broken off: bounds and draws would be those of the one, and the text of the other."""
+    one, other = _corpus_of(tmp_path / "one", range(12)), _corpus_of(tmp_path / "other", range(3))
+    if not listed:
+        manifest = json.loads((one / "corpus.json").read_text())
+        del manifest["shards"], manifest["checksums"]["entities"]
+        (one / "corpus.json").write_text(json.dumps(manifest))
+    vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: ["Zorro wrote note 1 2 3"])
+    for name in ("shards/part-00000.parquet", "shards/part-00001.parquet"):
+        opened, whole = open_corpus(one), (one / name).read_bytes()
+        assert len(list(opened.texts())) == 12
+        (one / name).write_bytes((other / name).read_bytes())
+        for corpus in (opened, open_corpus(one)):
+            with pytest.raises(InputError, match=r"(shards|part-0000.).* is missing or damaged: run prepare again"):
+                list(corpus.texts())
+        with pytest.raises(InputError, match="is missing or damaged"):
+            encode_corpus(open_corpus(one), vocabulary, tmp_path / "tokens", max_length=8)
+        (one / name).write_bytes(whole)
+    store = encode_corpus(open_corpus(one), vocabulary, tmp_path / "tokens", max_length=8)
+    assert store.lengths.tolist() == [4] * 12 * 9
+    (one / "entities.parquet").write_bytes((other / "entities.parquet").read_bytes())
+    if listed:
+        with pytest.raises(InputError, match=r"entities\.parquet is missing or damaged"):
+            open_corpus(one, ["person"])
 
 
 def test_a_prepared_corpus_is_a_source(corpus: Corpus) -> None:

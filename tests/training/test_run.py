@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, events, parameters, run_config
+from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, crash, events, parameters, run_config
 from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
@@ -240,6 +242,43 @@ def test_public_training_starts_from_the_warm_start(pretrained, corpora, tmp_pat
     result = train(run_config(corpora, model=warm, training={"num_rounds": 1}), tmp_path / "run", workers=0)
     cold = train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "cold", workers=0)
     assert result["initial_perplexity"] < 0.7 * cold["initial_perplexity"]
+
+
+@pytest.mark.parametrize("again", ["public", "private"])
+def test_a_run_goes_on_from_the_model_that_it_began_from(pretrained, corpora, tmp_path, again):
+    """Weights that are not trained are loaded at every start, and whether they are public was asked at the first."""
+    start = shutil.copytree(pretrained.out / "model", tmp_path / "public" / "model")
+    config = run_config(corpora, model={**TREE["model"], "warm_start": str(start), "trainable": "lora", "lora_rank": 2})
+    out = tmp_path / "run"
+    crash(config, out, charges=3)
+    shutil.copytree(start, tmp_path / "kept")
+    if again == "public":
+        weights = start / "model.safetensors"
+        tensors = load_file(weights)
+        save_file({name: 2 * tensor for name, tensor in tensors.items()}, weights, {"format": "pt"})
+        remedy = "model.warm_start = .*has changed since the run began"
+    else:
+        private = np.unique(np.asarray(open_corpus(corpora / "private").text_sketch))
+        np.save(start / "text_sketch.npy", private)
+        remedy = "model.warm_start = .*shares .* of its running text"
+    before = events(out)
+    with pytest.raises(InputError, match=remedy):
+        train(config, out, workers=0, resume=True)
+    assert events(out) == before
+    shutil.rmtree(start)
+    shutil.copytree(tmp_path / "kept", start)
+    assert train(config, out, workers=0, resume=True)["rounds"] == 4
+
+
+def test_runs_in_threads_of_one_process_wait_for_each_other(corpora, tmp_path):
+    """A sentence's dropout masks come from the process's generator."""
+    model = {**TREE["model"], "dropout_hidden": 0.3, "dropout_output": 0.3}
+    config = run_config(corpora, model=model, privacy={**TREE["privacy"], "test_noise_seed": 3})
+    alone = train(config, tmp_path / "alone", workers=0)
+    with ThreadPoolExecutor(2) as pool:
+        outs = [tmp_path / "one", tmp_path / "two"]
+        found = list(pool.map(lambda out: train(config, out, workers=0), outs))
+    assert [each["perplexity"] for each in found] == [alone["perplexity"]] * 2
 
 
 def test_a_noisy_vocabulary_is_in_the_ledger_before_it_is_used(corpora, tmp_path):

@@ -149,6 +149,8 @@ def _check_given(flags: dict[str, Any], *names: str) -> None:
     for name in names:
         if flags[name] is None:
             raise InputError(f"--{name.replace('_', '-')}", None, "is missing: no value is safe to assume, name it")
+    if flags["entity_draw"] is None and flags["rule"] == "all" and flags["q_e"] != 1.0 and flags["max_holders"]:
+        raise InputError("--entity-draw", None, "is missing: with rule all it matters, and neither is always the worse")
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:

@@ -156,12 +156,11 @@ class _Index:
     """Joins shard after shard: entities get global ids in the order of their first shard, the rest goes to disk."""
 
     def __init__(self, work: Path):
-        self._folder = folder = work / "index"
+        self._folder, self._table = work / "index", work / "entities.parquet"
+        folder = self._folder
         folder.mkdir()
         with ExitStack() as files:
-            self._entities = files.enter_context(
-                pq.ParquetWriter(work / "entities.parquet", _ENTITIES, write_page_checksum=True)
-            )
+            self._entities = files.enter_context(pq.ParquetWriter(self._table, _ENTITIES, write_page_checksum=True))
             names = ("entity_ids", "entity_counts", "sentence_words")
             self._files = {name: files.enter_context((folder / name).open("w+b")) for name in names}
             self._open = files.pop_all()
@@ -177,7 +176,7 @@ class _Index:
         self._mentions: Counter[str] = Counter()
         self._sensitive: Counter[str] = Counter()
         self._tokens = self._divided = self._divided_words = 0
-        self._digest = hashlib.sha256()
+        self._shards: list[str] = []
         self._has_labels = self._has_tags = False
         self.found: list[int] = []
         """Mentions by detector, before categories are looked at."""
@@ -198,7 +197,7 @@ class _Index:
         self._tokens += int(result.sentence_words.sum())
         self._divided += result.divided
         self._divided_words += result.divided_words
-        self._digest.update(result.digest.encode())
+        self._shards.append(result.digest)
         self._has_labels |= result.has_labels
         self._has_tags |= result.has_tags
         self.found = [a + b for a, b in zip(self.found or [0] * len(result.found), result.found, strict=True)]
@@ -258,8 +257,9 @@ class _Index:
             },
         }
         return {
-            "digest": self._digest.hexdigest(),
-            "checksums": {path.stem: checksum(path) for path in sorted(self._folder.iterdir())},
+            "digest": hashlib.sha256("".join(self._shards).encode()).hexdigest(),
+            "shards": self._shards,
+            "checksums": {path.stem: checksum(path) for path in (*sorted(self._folder.iterdir()), self._table)},
             "has_labels": self._has_labels,
             "has_tags": self._has_tags,
             "statistics": statistics,

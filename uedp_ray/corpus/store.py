@@ -13,6 +13,8 @@ Users are 0..U-1, shard by shard; sentences 0..N-1, so that user u owns ``user_o
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,6 +68,7 @@ class Corpus:
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
         self.digest: str = manifest["digest"]
+        self._listed: list[str] | None = manifest.get("shards")
         self.names_users: bool = manifest["names_users"]
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]
@@ -121,7 +124,8 @@ class Corpus:
     def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
         """(user, texts of its sentences in slot order), users ascending and each once; None is everyone.
 
-        Memory: one row group (2,048 sentences) and one user. Only the row groups that hold the users are read.
+        Memory: one row group (2,048 sentences) and one user. Only the row groups that hold the users are read, once the
+        shard is seen to be the one that was prepared. Raises: InputError if it is not.
         """
         return self._read(users, ["text"], lambda table: table["text"].to_pylist())
 
@@ -150,10 +154,7 @@ class Corpus:
 
     def entity_table(self) -> pa.Table:
         """Rows in the order of entity ids: category, form, holders."""
-        with self._reading("entities.parquet"):
-            table = pq.read_table(
-                self.path / "entities.parquet", columns=["category", "form"], page_checksum_verification=True
-            )
+        table = self._entities(["category", "form"])
         if table.num_rows != (self.num_entities if self._kept is None else len(self._kept)):
             raise self._damaged("entities.parquet")
         if self._kept is not None:
@@ -162,10 +163,7 @@ class Corpus:
 
     def _keep(self, categories: Sequence[str]) -> None:
         """Takes entities of all other categories out of the graph. Raises: InputError for a category that is not in it."""
-        with self._reading("entities.parquet"):
-            column = pq.read_table(
-                self.path / "entities.parquet", columns=["category"], page_checksum_verification=True
-            )["category"]
+        column = self._entities(["category"])["category"]
         if len(column) != self.num_entities:
             raise self._damaged("entities.parquet")
         prepared = set(column.unique().to_pylist() if self.categories is None else self.categories)
@@ -203,6 +201,28 @@ class Corpus:
             "sensitive_sentences": dict(sorted(sensitive.items()))
             | {"all": int(np.count_nonzero(np.diff(self.entity_offsets)))},
         }
+
+    def _entities(self, columns: list[str]) -> pa.Table:
+        name = "entities.parquet"
+        with self._reading(name):
+            known = self._checksums.get("entities")  # None: of an older version
+            if known is not None and not has_checksum(self.path / name, known):
+                raise self._damaged(name)
+            return pq.read_table(self.path / name, columns=columns, page_checksum_verification=True)
+
+    @functools.cached_property
+    def _shard_digests(self) -> list[str]:
+        """SHA-256 of each shard. Raises: InputError if they are not those of ``digest``."""
+        names = map(_shard_name, range(len(self.shard_users) - 1))
+        digests = self._listed
+        if digests is None:  # of an older version
+            digests = []
+            for name in names:
+                with self._reading(name), (self.path / name).open("rb") as file:
+                    digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        if hashlib.sha256("".join(digests).encode()).hexdigest() != self.digest:
+            raise self._damaged("shards")
+        return digests
 
     def _load(self, name: str) -> NDArray[Any]:
         path = self.path / "index" / f"{name}.npy"
@@ -244,10 +264,13 @@ class Corpus:
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < self.num_users:
             raise IndexError(f"users are numbered 0 to {self.num_users - 1}")
         cuts = np.searchsorted(wanted, self.shard_users)
-        for shard in np.flatnonzero(np.diff(cuts)):
+        for shard in np.flatnonzero(np.diff(cuts)).tolist():
             first_row = self.user_offsets[self.shard_users[shard]]
-            name = f"shards/part-{shard:05d}.parquet"
-            with self._reading(name), pq.ParquetFile(self.path / name, page_checksum_verification=True) as file:
+            name, expected = _shard_name(shard), self._shard_digests[shard]
+            with self._reading(name), (self.path / name).open("rb") as content, pq.ParquetFile(content) as file:
+                content.seek(0)
+                if hashlib.file_digest(content, "sha256").hexdigest() != expected:  # of the very file that is read
+                    raise self._damaged(name)
                 whole = file.metadata.num_rows == self.user_offsets[self.shard_users[shard + 1]] - first_row
                 if not (whole and file.schema_arrow.equals(SHARD_SCHEMA)):
                     raise self._damaged(name)
@@ -269,6 +292,10 @@ class Corpus:
                         if group == len(sizes):
                             break
                     yield user, values
+
+
+def _shard_name(number: int) -> str:
+    return f"shards/part-{number:05d}.parquet"
 
 
 def _fixed(array: NDArray[Any]) -> NDArray[Any]:

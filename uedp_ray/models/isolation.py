@@ -23,6 +23,7 @@ import operator
 import pathlib
 import random
 import re
+import threading
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -35,6 +36,10 @@ import torch
 from torch import Tensor, nn
 
 from uedp_ray.errors import InputError
+
+ALONE = threading.Lock()
+"""Held while this process trains or scores: torch's generator and number of threads are the process's, and initial weights
+and a sentence's dropout masks would depend on what another thread draws."""
 
 _VALUES = (
     *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, type),

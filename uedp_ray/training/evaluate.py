@@ -28,6 +28,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.isolation import ALONE
 from uedp_ray.reporting import Say
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.network import initial_model
@@ -170,16 +171,17 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     """
     config = for_use(config)
     vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
-    model = initial_model(config, vocabulary).to(device)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
     sentences = encode_texts(texts, vocabulary, config.model.max_length)
     task = NextWord.of(vocabulary, config.model.max_length)
     size = text_size(texts, vocabulary, config.model.max_length)
+    with ALONE:
+        found = perplexity(initial_model(config, vocabulary).to(device), task, sentences, device=device)
     return {
         "name": name,
-        **size.scores(perplexity(model, task, sentences, device=device)),
+        **size.scores(found),
         "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.unit,

@@ -14,6 +14,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.storage.files import (
@@ -25,6 +26,9 @@ from uedp_ray.storage.files import (
 )
 from uedp_ray.training.evaluate import TextSize
 from uedp_ray.training.rundir import MADE_ANEW, RunDir
+
+_OF_A_MODEL = (".json", ".safetensors", ".bin", ".npy")
+"""Files of a model folder that are read, or that tell which text it has seen."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,14 @@ class Prepared:
         config, setup = run.load_config(), run.load_setup()
         if setup.get("vocabulary") not in (None, checksums(run.vocabulary)):  # None: of an older version
             raise InputError("vocabulary", str(run.vocabulary), "has changed since the run began: put it back")
+        used = load_config(run.used)
+        _check_starts(used, setup.get("starts") or {})
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
-            used=load_config(run.used),
+            used=used,
             plan=planned(config, setup),
             corpus=corpus,
             tokens=encode(tokens, corpus, vocabulary, config),
@@ -78,6 +84,35 @@ def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequenc
         key = {"corpus": "corpus.source", "evaluation": "corpus.evaluation"}[name]
         raise InputError(key, setup[name], "has changed since the run began: put it back")
     return corpus
+
+
+def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
+    """What the network is loaded from, by setting: checksums of a folder's files, or the commit of a model of the hub.
+
+    Frozen weights are loaded again at every start, and it was looked at once whether the model is public.
+    """
+    model = used.model
+    named = {
+        "model.warm_start": model.warm_start,
+        "model.path": model.path if model.architecture == "pretrained" else "",
+    }
+    found = {}
+    for setting, path in ((setting, Path(path)) for setting, path in named.items() if path):
+        if path.is_dir():
+            files = [file for file in sorted(path.iterdir()) if file.suffix in _OF_A_MODEL and file.is_file()]
+            found[setting] = {file.name: checksum(file) for file in files}
+        else:
+            found[setting] = {"commit": str(pretrained_config(model)._commit_hash)}
+    return found
+
+
+def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises: InputError if the network would be loaded from another model than the one that the run was set up with."""
+    found = starts_of(used) if known else {}
+    for setting, files in known.items():
+        if found.get(setting) != files:
+            path = used.model.warm_start if setting == "model.warm_start" else used.model.path
+            raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
 
 
 def encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:

@@ -22,6 +22,7 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
@@ -82,7 +83,7 @@ def pretrain_into(
     task = NextWord.of(vocabulary, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
-    with _seeded(device, settings.seed):
+    with ALONE, _seeded(device, settings.seed):
         model = initial_model(config, vocabulary).to(device)
         before = perplexity(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):

@@ -53,7 +53,7 @@ from uedp_ray.training.guard import (
     check_warm_start,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import checksums, encode, planned, unchanged
+from uedp_ray.training.prepared import checksums, encode, planned, starts_of, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
@@ -181,7 +181,9 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
         raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
     for name in ("corpus", "evaluation"):
         if setup[name] is not None:
-            unchanged(run, setup, name)
+            corpus = unchanged(run, setup, name)
+            if name == "corpus" and asked.guarded:
+                check_warm_start(corpus, asked.used.model.warm_start)
 
 
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
@@ -218,6 +220,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "compared": None if text.compared is None else dataclasses.asdict(text.compared),
             "tokens": _within(run, tokens),
             "vocabulary": checksums(run.vocabulary),
+            "starts": starts_of(asked.used),
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "detectors": text.corpus.detectors,

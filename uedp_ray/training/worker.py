@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.plan import owned_users
@@ -44,7 +45,7 @@ def run_worker(
 
     ``observe`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
     """
-    with run.driving() if reducer.is_driver else nullcontext():
+    with ALONE, run.driving() if reducer.is_driver else nullcontext():
         if reducer.is_driver and not run.storage.owned:
             run.own()
         _run(run, rank, num_workers, reducer, device, observe)
