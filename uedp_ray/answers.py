@@ -103,12 +103,14 @@ def _of_ledger(
     kind: str = "both",
     *,
     least: float = 0.0,
+    by: str = "",
     chosen: bool,
     note: str = "",
 ) -> dict[str, Any]:
     """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger.
 
-    ``chosen``: whether that leaves out a choice of the run among others. ``note``: a further sentence.
+    ``by``: what ``least`` was computed by. ``chosen``: whether that leaves out a choice of the run among others. ``note``: a
+    further sentence.
     """
     charged = charges(events)
     whole = to_planned_end(charged)
@@ -129,7 +131,7 @@ def _of_ledger(
         )
     if chosen:
         claims["note"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
-    return _answer(mechanism, value, delta, unit, accountant, **claims) | {
+    return _answer(mechanism, value, delta, unit, by or accountant, **claims) | {
         "rounds": charged.num_rounds,
         "planned_rounds": None if charged.plan is None else charged.plan.rounds,
     }
@@ -158,8 +160,8 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
-    accountant = "pld" if rule in ("none", "public") else accountant_of(rule, adaptive="odometer" in terms)
-    answer = _of_ledger(events, delta, unit, accountant, least=total, chosen=chosen, note=note)
+    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive="odometer" in terms)
+    answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, note=note)
     if covered != unit:
         which = covered.removeprefix(f"{unit}; ")
         answer |= {"unit": covered, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
