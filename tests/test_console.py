@@ -47,10 +47,10 @@ def test_a_run_whose_progress_nobody_reads_ends_and_answers(kind, command, corpo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_screens_that_nobody_sees_stop_nothing(kind):
-    with unread(kind), sweep_screen() as (show, show_status):
-        show_status(STATUS)
-        show(1, 2, "round 1/2")
-        show_status(STATUS | {"asked": 4})
+    with unread(kind), sweep_screen() as reporter:
+        reporter.trials(STATUS)
+        reporter.step(1, 2, 0.5)
+        reporter.trials(STATUS | {"asked": 4})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_screens_that_nobody_sees_stop_nothing(kind):
 def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
     reader, writer = os.pipe()
     os.close(reader)
-    told = "from uedp_ray.console import say; say('progress'); from uedp_ray.cli import main; main()"
+    told = "from uedp_ray.console import Lines; Lines().say('progress'); from uedp_ray.cli import main; main()"
     command = [sys.executable, "-c", told, "epsilon", "--rounds", "0", "--noise-multiplier", "1", *flags, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer)
     os.close(writer)

@@ -16,6 +16,7 @@ import yaml
 
 from tests.models.helpers import tiny_llama
 from tests.search.sweeps import sweep_tree
+from tests.told import Told
 from tests.training.runs import run_tree
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.saved import save_model
@@ -209,7 +210,7 @@ def test_nothing_to_resume_is_told_before_the_noise_is_solved(command, files):
 def test_a_warm_start_beside_which_shapes_are_searched_is_left_to_the_points(files):
     space = "space={model.warm_start: {choice: [warm]}, model.num_layers: {choice: [1, 2]}}"
     sweep = load_sweep_config(files / "sweep.yaml", ["base.pretrain.text=[]", "base.model.num_layers=2", space])
-    check_sweep(sweep, sweep.base, pytest.fail)
+    check_sweep(sweep, sweep.base, Told(say=pytest.fail))
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):

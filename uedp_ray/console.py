@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, cast
 
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
+from uedp_ray.reporting import Reporter
 
 
 class _Spared:
@@ -96,54 +97,77 @@ def write_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-Show = Callable[[int, int | None, str], None]
-"""show(done, total, text)"""
+class Lines(Reporter):
+    """Lines on standard error."""
+
+    def say(self, line: str) -> None:
+        err.print(line, style="dim", markup=False, soft_wrap=True)
 
 
-def say(message: str) -> None:
-    err.print(message, style="dim", markup=False, soft_wrap=True)
+class Screen(Lines):
+    """And a live bar on a terminal, elsewhere a line at every fifth of the way."""
+
+    def __init__(self, bar: Progress):
+        self._bar, self._task = bar, bar.add_task("starting", total=None)
+        self._printed = (0, "")
+
+    def prepared(self, stage: str, done: int, total: int | None) -> None:
+        self._show(done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}")
+
+    def step(self, step: int, steps: int, loss: float) -> None:
+        self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
+
+    def round(self, row: dict[str, Any]) -> None:
+        """Shows round, rounds a second, epsilon of the planned end, last perplexity, bits per byte and time left."""
+        spent, perplexity = row["epsilon"], row["perplexity"]
+        parts = [
+            f"round {row['round']}/{row['num_rounds']}",
+            f"{row['rounds_per_second']:.2f} rounds/s",
+            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
+            "" if perplexity is None else f"perplexity {perplexity:.1f} ({row['bits_per_byte']:.3f} bits/byte)",
+            f"{row['seconds_left']:.0f} s left",
+        ]
+        self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
+
+    def _show(self, done: int, total: int | None, text: str) -> None:
+        self._bar.update(self._task, completed=done, total=total, description=text)
+        fifth = (done * 5 // total if total else 0, text.split()[0])
+        if not err.is_terminal and fifth != self._printed and fifth[0]:
+            self._printed = fifth
+            err.print(text, markup=False, highlight=False)
+
+
+class SweepScreen(Screen):
+    """And a live table of trials on a terminal, elsewhere a line as trials end."""
+
+    def __init__(self, bar: Progress, live: Live | None):
+        super().__init__(bar)
+        self._live, self._ended = live, 0
+
+    def trials(self, status: dict[str, Any]) -> None:
+        if self._live is not None:
+            self._live.update(Group(_status_table(status), self._bar))
+        elif self._ended != (count := status["asked"] - status["running"]):
+            self._ended = count
+            err.print(_status_line(status), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress_line() -> Iterator[Show]:
-    """Yields show(done, total, text): a live bar on a terminal, elsewhere a line at every fifth of the way."""
+def screen() -> Iterator[Screen]:
     bar = _bar()
     with bar if err.is_terminal else nullcontext():
-        yield _shown_on(bar)
+        yield Screen(bar)
 
 
 @contextmanager
-def sweep_screen() -> Iterator[tuple[Show, Callable[[dict[str, Any]], None]]]:
-    """Yields a progress line, and show(status) for a sweep: a live table on a terminal, elsewhere a line as trials end."""
-    bar, ended = _bar(), [0]
+def sweep_screen() -> Iterator[SweepScreen]:
+    bar = _bar()
     with Live(bar, console=err, transient=True) if err.is_terminal else nullcontext() as live:
-
-        def show_status(status: dict[str, Any]) -> None:
-            if live is not None:
-                live.update(Group(_status_table(status), bar))
-            elif ended[0] != (count := status["asked"] - status["running"]):
-                ended[0] = count
-                err.print(_status_line(status), markup=False, highlight=False, soft_wrap=True)
-
-        yield _shown_on(bar), show_status
+        yield SweepScreen(bar, live)
 
 
 def _bar() -> Progress:
     return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=err, transient=True)
-
-
-def _shown_on(bar: Progress) -> Show:
-    task = bar.add_task("starting", total=None)
-    printed = [(0, "")]
-
-    def show(done: int, total: int | None, text: str) -> None:
-        bar.update(task, completed=done, total=total, description=text)
-        fifth = (done * 5 // total if total else 0, text.split()[0])
-        if not err.is_terminal and fifth != printed[0] and fifth[0]:
-            printed[0] = fifth
-            err.print(text, markup=False, highlight=False)
-
-    return show
 
 
 def _status_table(status: dict[str, Any]) -> Table:
@@ -172,27 +196,6 @@ _STATES = ("done", "running", "stopped", "failed", "refused")
 def _best_cells(best: dict[str, Any]) -> list[str]:
     scores = f"{best['perplexity']:.1f}", f"{best['bits_per_byte']:.3f}"
     return [best["trial"], *scores, show_epsilon(best["epsilon"], "∞")]
-
-
-def on_round(show: Show) -> Callable[[dict[str, Any]], None]:
-    """Shows round, rounds a second, epsilon of the planned end, last perplexity, bits per byte and time left."""
-
-    def show_round(row: dict[str, Any]) -> None:
-        spent, perplexity = row["epsilon"], row["perplexity"]
-        parts = [
-            f"round {row['round']}/{row['num_rounds']}",
-            f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if perplexity is None else f"perplexity {perplexity:.1f} ({row['bits_per_byte']:.3f} bits/byte)",
-            f"{row['seconds_left']:.0f} s left",
-        ]
-        show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
-
-    return show_round
-
-
-def on_step(show: Show) -> Callable[[int, int, float], None]:
-    return lambda step, steps, loss: show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
 
 
 def emit(answer: dict[str, Any], as_json: bool) -> None:

@@ -1,8 +1,54 @@
-"""What long work tells whoever asked for it; by default nobody listens."""
+"""What long work tells whoever asked for it.
+
+class Rounds(Reporter):
+    def round(self, row):
+        print(row["round"], row["perplexity"])
+
+train(config, "runs/mine", reporter=Rounds())
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-Say = Callable[[str], None]
-"""Called with one line for people. No private text is in it; figures read off private text say so."""
+
+class Reporter:
+    """Hears what goes on, and by itself keeps silent: a subclass overrides what it wants to hear.
+
+    No private text is in what it is told; figures that are read off private text say so.
+    """
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+
+    def prepared(self, stage: str, done: int, total: int | None) -> None:
+        """``stage`` is ``read`` (``done`` counts sentences) or ``detect`` (shards, of ``total``)."""
+
+    def step(self, step: int, steps: int, loss: float) -> None:
+        """A step of pre-training, and its loss."""
+
+    def round(self, row: dict[str, Any]) -> None:
+        """The content of ``progress.json``, as rounds go by."""
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        """A row of ``rounds.parquet``, where the run is in this process (``workers`` 0)."""
+
+    def trials(self, status: dict[str, Any]) -> None:
+        """How many trials are in which state, and the best so far, after every change."""
+
+
+SILENT = Reporter()
+
+
+class Forwarder(Reporter):
+    """Sends what it is told of steps and rounds as (method, arguments), to be called on a reporter elsewhere."""
+
+    def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
+        self._send = send
+
+    def step(self, step: int, steps: int, loss: float) -> None:
+        self._send(("step", (step, steps, loss)))
+
+    def round(self, row: dict[str, Any]) -> None:
+        self._send(("round", (row,)))

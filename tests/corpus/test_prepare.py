@@ -24,6 +24,7 @@ import pytest
 import ray
 import spacy
 
+from tests.told import Told
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus import prepare as module
 from uedp_ray.corpus.detectors import regex
@@ -368,7 +369,7 @@ def test_a_folder_is_prepared_by_one_process_at_a_time(tmp_path: Path) -> None:
             prepare(source, tmp_path / "out")
         refused.append(caught)
 
-    prepare(source, tmp_path / "out", num_shards=1, progress=prepare_again)
+    prepare(source, tmp_path / "out", num_shards=1, reporter=Told(prepared=prepare_again))
     assert refused
     assert open_corpus(tmp_path / "out").num_users == 4
 
@@ -391,7 +392,12 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
-    prepare(_source(tmp_path, *ROWS), tmp_path / "out", num_shards=1, progress=lambda *step: told.append(step))
+    prepare(
+        _source(tmp_path, *ROWS),
+        tmp_path / "out",
+        num_shards=1,
+        reporter=Told(prepared=lambda *step: told.append(step)),
+    )
     assert told == [("detect", 1, 1)]
 
 

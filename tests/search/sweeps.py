@@ -12,11 +12,12 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.finalize import conclude
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Rows
 from uedp_ray.search.selection_cost import fix_terms, planned_points
-from uedp_ray.search.sweep import _lay_ground, _searched_base
+from uedp_ray.search.sweep import _prepare_shared, _searched_base
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.trial import _train
 from uedp_ray.storage.files import make_folder
@@ -69,8 +70,8 @@ class Here:
     def open(self) -> list[Any]:
         return []
 
-    def run(self, work: Any, *arguments: Any, tell: Any = lambda row: None) -> Any:
-        return work(*arguments, tell)
+    def run(self, work: Any, *arguments: Any, reporter: Reporter = SILENT) -> Any:
+        return work(*arguments, reporter)
 
 
 def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
     make_folder(folder.private, private=True)
     dump_sweep_config(config, folder.config)
     fix_terms(config, folder)
-    _lay_ground(config, _searched_base(config), folder, cast("Any", Here()), lambda text: None, lambda *row: None)
+    _prepare_shared(config, _searched_base(config), folder, cast("Any", Here()), SILENT)
     points = points or planned_points(config, folder)
     if points is None:
         rates = [0.01 * (1 + number) for number in range(config.num_trials)]

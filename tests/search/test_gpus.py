@@ -13,6 +13,7 @@ import torch
 from tests.search.sweeps import sweep_config, sweep_tree
 from tests.search.test_preflight import nodes_of
 from tests.search.test_sweep import journal_states
+from tests.told import Told
 from tests.training.runs import run_config
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.interrupts import handlers_kept
@@ -132,7 +133,7 @@ def test_workers_of_ray_train_ask_for_the_gpus_they_are_given(
     monkeypatch.setattr(host, "_run_group", start)
     config = run_config(corpora, training={"device": device})
     with pytest.raises(Stop):
-        train(config, tmp_path / "run", workers=2, gpus_per_worker=asked, say=told.append)
+        train(config, tmp_path / "run", workers=2, gpus_per_worker=asked, reporter=Told(say=told.append))
     assert asking == [(share is not None, share)]
     assert any(line.startswith(says) for line in told)
     assert says or not any("GPU" in line for line in told)
@@ -177,14 +178,18 @@ def test_what_runs_beside_the_trials_has_what_a_trial_takes_and_fails_as_it_woul
         assert placement._may_take_gpu(), "the driver's own process is not one of Ray's"
         said = []
 
-        def work(error, tell):
-            tell((1, 2))
-            tell("half")
+        def work(error, reporter):
+            reporter.step(1, 2, 0.5)
+            reporter.round({"round": 1})
             raise error
 
         with pytest.raises(DeviceError, match=r"^model\.path = 'x': name a model$"):
-            beside.run(work, DeviceError("model.path", "x", "name a model"), tell=said.append)
-        assert said == [(1, 2), "half"]
+            beside.run(
+                work,
+                DeviceError("model.path", "x", "name a model"),
+                reporter=Told(step=lambda *row: said.append(row), round=said.append),
+            )
+        assert said == [(1, 2, 0.5), {"round": 1}]
         with pytest.raises(OSError, match="No space left") as full:
             beside.run(work, OSError(errno.ENOSPC, "No space left on device"))
         assert full.value.errno == errno.ENOSPC
@@ -219,7 +224,7 @@ def test_one_sick_gpu_costs_a_sweep_no_trial(two_gpus, corpora, tmp_path, monkey
     said, base = [], sweep_tree(corpora)["base"]
     base["training"]["device"] = "auto"
     config = sweep_config(corpora, tmp_path, base=base, search=search, resources={"max_concurrent": 2})
-    answer = sweep(config, tmp_path / "out", say=said.append)
+    answer = sweep(config, tmp_path / "out", reporter=Told(say=said.append))
     assert any(line.startswith("searching: 4 trials, 2 at once, 1 GPU each") for line in said)
     assert answer["counts"] == {"asked": 4, "done": 4, "stopped": 0, "failed": 0, "refused": 0, "running": 0}
     lines = seen.read_text().splitlines()

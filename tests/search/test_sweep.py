@@ -18,6 +18,7 @@ import pytest
 
 from tests.crashes.commands import Sweep
 from tests.search.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
+from tests.told import Told
 from tests.training.runs import events
 from tests.training.test_export import files
 from uedp_ray import export
@@ -65,7 +66,7 @@ def grid(corpora, tmp_path_factory):
         references={"noiseless": {"training.num_rounds": 2}},
     )
     seen = []
-    return folder / "out", config, sweep(config, folder / "out", show=seen.append), seen
+    return folder / "out", config, sweep(config, folder / "out", reporter=Told(trials=seen.append)), seen
 
 
 def test_points_are_refused_without_a_run_and_diverging_ones_fail_without_ending_the_search(grid):
@@ -250,7 +251,11 @@ def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpor
     public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
     search = {"trials": 2, "selection": "public", "public": public}
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        sweep(sweep_config(corpora, tmp_path, base=base, space=space, search=search), tmp_path / "out", say=told.append)
+        sweep(
+            sweep_config(corpora, tmp_path, base=base, space=space, search=search),
+            tmp_path / "out",
+            reporter=Told(say=told.append),
+        )
     assert not (tmp_path / "out" / "trials").exists()
     assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
 
@@ -271,7 +276,7 @@ def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(cor
     for section, settings in BROKEN[name].items():
         base[section] = {**base.get(section, {}), **settings}
     with pytest.raises(TextError):
-        sweep(sweep_config(corpora, tmp_path, base=base), tmp_path / "out", say=told.append)
+        sweep(sweep_config(corpora, tmp_path, base=base), tmp_path / "out", reporter=Told(say=told.append))
     assert not (tmp_path / "out" / "trials").exists()
     assert "holds a copy of the private text" in told[-1]
 
@@ -318,7 +323,7 @@ def test_a_trial_waits_for_those_that_decide_on_it_however_fast_others_are(corpo
     search = {"searcher": "grid", "trials": None, "early_stopping": "median", "grace_rounds": 1000}
     config = sweep_config(corpora, tmp_path, space=space, search=search, resources={"max_concurrent": 2})
     said = []
-    answer = sweep(config, tmp_path / "out", say=said.append)
+    answer = sweep(config, tmp_path / "out", reporter=Told(say=said.append))
     assert answer["counts"]["done"] == 5
     assert any("2 at once, each chosen by the results of those 3 or more before it" in line for line in said)
     begun = [trial.datetime_start for trial in journal(tmp_path / "out")]

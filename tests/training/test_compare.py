@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from tests.told import Told
 from tests.training.runs import NUM_USERS, parameters, run_tree
 from uedp_ray import export
 from uedp_ray.answers import ledger_epsilon
@@ -163,7 +164,7 @@ def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training
     base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
     comparison, told = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), []), []
     with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        compare(comparison, tmp_path / "out", workers=0, say=told.append)
+        compare(comparison, tmp_path / "out", workers=0, reporter=Told(say=told.append))
     assert f"{tmp_path / 'out' / 'corpora'} holds a copy of the private text" in told[-1]
 
 
@@ -176,7 +177,7 @@ def test_a_variant_refused_before_its_first_round_says_where_copies_of_the_text_
     base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
     comparison, told = Comparison.load(written(tmp_path, {"base": base, "variants": VARIANTS}), []), []
     with pytest.raises(InputError, match="its shapes differ"):
-        compare(comparison, tmp_path / "out", workers=0, say=told.append)
+        compare(comparison, tmp_path / "out", workers=0, reporter=Told(say=told.append))
     folders = [line.split()[1] for line in told if "holds a copy of the private text" in line]
     assert folders == [str(tmp_path / "out" / name) for name in ("private-epsilon-8/private", "corpora")]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.told import Told
 from tests.updates.tiny import CPU, VOCABULARY, tiny_config
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.corpus.tokens import encode_texts
@@ -152,6 +153,6 @@ def test_a_byte_level_tokenizer_knows_every_word(real_models):
 )
 def test_much_unknown_or_cut_text_is_said(text, max_length, warned):
     said = []
-    text_size([text], words_of(["the nurse called him"]), max_length).warn(said.append)
+    text_size([text], words_of(["the nurse called him"]), max_length).warn(Told(say=said.append))
     assert len(said) == len(warned)
     assert all(warning in line for warning, line in zip(warned, said, strict=True))

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from tests.training.runs import TREE, events, run_config, run_tree
-from uedp_ray.console import refuse_short, say
+from uedp_ray.console import Lines, refuse_short
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.training import host
 from uedp_ray.training.driver import RunDriver
@@ -148,7 +148,7 @@ def test_rows_of_comparisons_and_sweeps_that_ended_early_are_named():
 
 def test_what_ray_says_of_a_lost_worker_can_be_shown(capsys):
     line = "the workers failed: [/__w/pytorch/third_party/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:4"
-    say(line)
+    Lines().say(line)
     assert capsys.readouterr().err.replace("\n", "") == line
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.told import Told
 from tests.training.runs import run_config
 from tests.training.test_run import hand_perplexity
 from uedp_ray.errors import InputError
@@ -54,7 +55,7 @@ def test_zero_steps_leave_the_model_as_it_was(corpora, tmp_path):
 
 def test_progress_is_told(corpora, tmp_path):
     told = []
-    pretrain(config_of(corpora, num_steps=25), tmp_path / "out", progress=lambda *row: told.append(row))
+    pretrain(config_of(corpora, num_steps=25), tmp_path / "out", reporter=Told(step=lambda *row: told.append(row)))
     assert [row[:2] for row in told] == [(20, 25), (25, 25)]
     assert all(loss > 0 for *_, loss in told)
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from tests.told import Told
 from tests.training.runs import events, parameters, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 def test_any_number_of_workers_gives_the_model_of_one_process(fixed, uninterrupted, tmp_path, num_workers):
     out, expected = uninterrupted
     rows = []
-    result = train(fixed, tmp_path / "run", workers=num_workers, progress=rows.append)
+    result = train(fixed, tmp_path / "run", workers=num_workers, reporter=Told(round=rows.append))
     assert len(list((tmp_path / "run" / "private").glob("diagnostics-*.json"))) == num_workers, "all of them took part"
     mine, theirs = parameters(tmp_path / "run").double(), parameters(out).double()
     assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
@@ -103,7 +104,7 @@ def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):
             sent.append(os.kill(os.getpid(), signal.SIGINT))
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", workers=1, progress=interrupt)
+        train(config, tmp_path / "run", workers=1, reporter=Told(round=interrupt))
     assert signal.getsignal(signal.SIGINT) is handler
     assert len(events(tmp_path / "run")) < 150
     assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] >= 140

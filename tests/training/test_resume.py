@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from tests.told import Told
 from tests.training import runs
 from tests.training.runs import TEST_NOISE, crash, crash_amid_its_words, events, parameters, run_config, run_tree
 from uedp_ray.answers import ledger_epsilon
@@ -332,16 +333,16 @@ def test_a_finished_run_without_its_weights_says_how_to_have_them_again(private_
     run = shutil.copytree(private_run.out, tmp_path / "run")
     (run / "model" / "model.safetensors").unlink()
     said = []
-    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    train(run_config(corpora), run, workers=0, resume=True, reporter=Told(say=said.append))
     (line,) = said
     assert "delete result.json, and run again with --resume" in line
     ledger = (run / "ledger.jsonl").read_bytes()
     (run / "result.json").unlink()
     said.clear()
-    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    train(run_config(corpora), run, workers=0, resume=True, reporter=Told(say=said.append))
     assert torch.equal(parameters(run), parameters(private_run.out))
     assert (run / "ledger.jsonl").read_bytes() == ledger
-    train(run_config(corpora), run, workers=0, resume=True, say=said.append)
+    train(run_config(corpora), run, workers=0, resume=True, reporter=Told(say=said.append))
     assert not any("result.json" in line for line in said)
 
 

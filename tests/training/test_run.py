@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.told import Told
 from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, crash, events, parameters, run_config
 from uedp_ray.config import load_config
 from uedp_ray.corpus.store import open_corpus
@@ -108,7 +109,7 @@ def test_no_text_user_or_entity_is_in_a_public_file(private_run, corpora):
 def test_nothing_private_is_said_while_running(corpora, tmp_path, capfd):
     users, texts, entities = private_strings(open_corpus(corpora / "private"))
     said, rows = [], []
-    train(run_config(corpora), tmp_path / "run", workers=0, say=said.append, progress=rows.append)
+    train(run_config(corpora), tmp_path / "run", workers=0, reporter=Told(say=said.append, round=rows.append))
     printed = "".join(capfd.readouterr()) + "".join(said) + json.dumps(rows)
     assert any("% of the tokens lie beyond model.max_length = 12" in line for line in said)
     assert not [s for s in users | texts | entities if s.lower() in printed.lower()]
@@ -172,7 +173,7 @@ def test_a_model_that_training_made_worse_is_told_with_both_figures_alike(privat
     result |= {"initial_perplexity": 614.1234, "perplexity": after}
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))
     told = []
-    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, say=told.append)
+    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, reporter=Told(say=told.append))
     assert f"(perplexity 614.1, now {shown}): try" in told[-1]
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.crashes.commands import Sweep
 from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
+from tests.told import Told
 from tests.training.runs import TREE, Crash, crash, events, run_config
 from uedp_ray import export
 from uedp_ray.config import SourceConfig, dump_config
@@ -74,7 +75,7 @@ def test_a_folder_in_which_setting_up_failed_takes_a_mended_config(corpora, tmp_
 def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, tmp_path, privacy, caution):
     said = []
     config = run_config(corpora, privacy={**privacy, "noise_multiplier": None})
-    prepare_run(config, tmp_path / "run", resume=False, say=said.append)
+    prepare_run(config, tmp_path / "run", resume=False, reporter=Told(say=said.append))
     assert said[0].startswith("caution: ")
     assert caution in said[0]
     assert "reading the corpus" in said[1:]
@@ -136,7 +137,10 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
     before(Ledger, "append")
     before(RunDriver, "finish")
     result = train(
-        run_config(corpora), out, workers=0, say=start_again, observe=lambda row: start_again(f"round {row['round']}")
+        run_config(corpora),
+        out,
+        workers=0,
+        reporter=Told(say=start_again, evaluated=lambda row: start_again(f"round {row['round']}")),
     )
     assert result["rounds"] == 5
     assert met[:3] == ["solving the noise multiplier", "_claim", "reading the corpus"]
@@ -207,7 +211,7 @@ def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_pa
         bounds={"mode": "declared", "max_holders": 1},
     )
     with pytest.raises(InputError, match="max_sentences_per_entity"):
-        train(config, tmp_path / "run", workers=0, say=told.append)
+        train(config, tmp_path / "run", workers=0, reporter=Told(say=told.append))
     assert str(tmp_path / "run" / "private") in told[-1]
 
 
@@ -224,7 +228,7 @@ def test_a_refusal_after_setting_up_says_so_too_until_a_round_was_trained(
     told = []
     config = run_config(corpora, corpus={"source": {"format": "synthetic", "num_users": 9}})
     with pytest.raises(InputError, match="its shapes differ"):
-        train(config, tmp_path / "run", workers=0, say=told.append)
+        train(config, tmp_path / "run", workers=0, reporter=Told(say=told.append))
     assert (tmp_path / "run" / "private" / "setup.json").exists()
     copies = [line for line in told if f"{tmp_path / 'run' / 'private'} holds a copy of the private text" in line]
     assert len(copies) == first_round
@@ -564,7 +568,7 @@ def test_text_that_changed_after_a_round_was_charged_is_said_and_the_copy_stays(
     crash(config, tmp_path / "run", charges=2)
     said = []
     write("notes", [f"u{n}" for n in range(11)])
-    train(config, tmp_path / "run", workers=0, resume=True, say=said.append)
+    train(config, tmp_path / "run", workers=0, resume=True, reporter=Told(say=said.append))
     assert trained_users(tmp_path / "run") == 12
     assert [line for line in said if "the text has changed" in line] != []
 

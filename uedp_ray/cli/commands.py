@@ -9,17 +9,7 @@ import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.config import SourceConfig, from_dict, load_config
-from uedp_ray.console import (
-    emit,
-    on_round,
-    on_step,
-    print_comparison,
-    print_sweep,
-    progress_line,
-    refuse_short,
-    say,
-    sweep_screen,
-)
+from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short, screen, sweep_screen
 from uedp_ray.errors import InputError
 from uedp_ray.target import check_name, check_target
 
@@ -63,7 +53,7 @@ def prepare(
         "num_users": num_users,
         "seed": seed,
     }
-    with as_flags(path="SOURCE"), progress_line() as show:
+    with as_flags(path="SOURCE"), screen() as reporter:
         settings = from_dict(SourceConfig, tree)
         check_source("", settings)
         check_workers("workers", workers, here=True)
@@ -71,9 +61,7 @@ def prepare(
             settings,
             _folder(out),
             workers=workers,
-            progress=lambda stage, done, total: show(
-                done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}"
-            ),
+            reporter=reporter,
         )
     emit(statistics, as_json)
 
@@ -89,8 +77,8 @@ def pretrain(
     from uedp_ray.training.pretrain import pretrain as run
 
     loaded = load_config(config, settings)
-    with progress_line() as show:
-        answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), progress=on_step(show))
+    with screen() as reporter:
+        answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), reporter=reporter)
     emit(answer, as_json)
 
 
@@ -107,14 +95,13 @@ def train(
     from uedp_ray.training.host import train as run
 
     loaded = load_config(config, settings)
-    with progress_line() as show:
+    with screen() as reporter:
         answer = run(
             loaded,
             _target(out or Path("runs") / loaded.name),
             workers=workers,
             resume=resume,
-            say=say,
-            progress=on_round(show),
+            reporter=reporter,
         )
     emit(answer, as_json)
     refuse_short([answer])
@@ -134,15 +121,13 @@ def compare(
     from uedp_ray.training.compare import compare as run
 
     loaded = Comparison.load(config, settings)
-    with progress_line() as show:
+    with screen() as reporter:
         answer = run(
             loaded,
             _folder(out or Path("runs") / loaded.base.name),
             workers=workers,
             resume=resume,
-            say=say,
-            progress=on_round(show),
-            pretrain_progress=on_step(show),
+            reporter=reporter,
         )
     if as_json:
         emit(answer, as_json)
@@ -168,16 +153,13 @@ def sweep(
     if trials is not None and trials < 1:
         raise InputError("--trials", trials, "must be 1 or more")
     loaded = load_sweep_config(config, [*settings, *([f"search.trials={trials}"] if trials else [])])
-    with sweep_screen() as (show, show_status):
+    with sweep_screen() as reporter:
         answer = run(
             loaded,
             _target(out or Path("runs") / loaded.base.name),
             address=address,
             resume=resume,
-            say=say,
-            show=show_status,
-            progress=on_round(show),
-            pretrain_progress=on_step(show),
+            reporter=reporter,
         )
     if as_json:
         emit(answer, as_json)
@@ -227,7 +209,7 @@ def predict(
     """The most likely next words after a text."""
     from uedp_ray.training.predict import predict as predict_next
 
-    emit({"predictions": predict_next(run, text, top=top, say=say)}, as_json)
+    emit({"predictions": predict_next(run, text, top=top, reporter=Lines())}, as_json)
 
 
 def _target(out: Path) -> Path:

@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,10 @@ from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.corpus.store import FORMAT_VERSION
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import checksum, make_folder, replacing
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with stage (``read`` or ``detect``), units done (sentences or shards), and their number if known."""
 
 _BYTES_PER_SHARD = 1 << 24
 _SHARDS = (8, 4096)  # at least 8, so that workers have something to share whatever their number
@@ -68,7 +66,7 @@ def prepare(
     num_shards: int | None = None,
     workers: int = 1,
     protected: bool = True,
-    progress: Progress | None = None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Writes the prepared corpus ``out`` and returns its statistics.
 
@@ -104,8 +102,8 @@ def prepare(
                     categories.update(mention.category for mention in row.mentions)
             else:
                 skipped += 1
-            if progress and number % _PROGRESS_EVERY == 0:
-                progress("read", number, None)
+            if number % _PROGRESS_EVERY == 0:
+                reporter.prepared("read", number, None)
         buckets = spill.close()
         if not buckets:
             raise InputError("path", source.path, "holds no sentence")
@@ -125,8 +123,7 @@ def prepare(
         with closing(_Index(work)) as index:  # clearing away after a failure needs files to open
             for done, result in enumerate(_run(tasks, workers), start=1):
                 index.add(result)
-                if progress:
-                    progress("detect", done, len(tasks))
+                reporter.prepared("detect", done, len(tasks))
             for spec, found in zip(specs, index.found, strict=True):
                 if spec.startswith("list:") and not found:
                     remedy = "the entity list matches nothing: check its spelling and language"

@@ -6,20 +6,20 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.models.architecture import shaping
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
 
 
-def check_sweep(config: SweepConfig, searched: RunConfig, say: Say) -> None:
+def check_sweep(config: SweepConfig, searched: RunConfig, reporter: Reporter) -> None:
     """Raises: InputError for what is missing of the base, the searched base (rule ``public``), or values of the space.
 
     Values that a point rules out together with others are refused with that point, as the search goes on.
     """
     with within("base"):
-        check_comparable(config.base, say)
+        check_comparable(config.base, reporter)
     if searched != config.base:
         with within("search.public"):
             check_comparable(searched)

@@ -15,12 +15,12 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
-from uedp_ray.search.remote import Beside, Tell
+from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import RESTORE, price
 from uedp_ray.search.space import Point, settings_of
@@ -30,23 +30,23 @@ from uedp_ray.search.trial import started, trial_base
 from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.training.evaluate import public_row, warn_unknown
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.host import Progress, train
+from uedp_ray.training.host import train
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, settle_run, unused
 
 
 def conclude(
-    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, say: Say, progress: Progress
+    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, reporter: Reporter
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
     for row in rows:
         if row["state"] == "failed":  # nothing starts it again, which would do this
             for run in folder.runs(row["number"], config.search.seeds_per_trial):
                 settle_run(RunDir(run))
-    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), say)
+    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), reporter)
     selection = price(config, folder, rows)
-    references = _references(config, folder, beside, say, progress)
-    winner = _winner(config, folder, rows, selection, beside, say, progress)  # last: its result is kept at once
+    references = _references(config, folder, beside, reporter)
+    winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
     write_table(rows, config, folder.table)
     answer = {
         "best": _best(config, folder, rows, selection, winner),
@@ -142,43 +142,40 @@ def _winner(
     rows: list[Row],
     selection: dict[str, Any],
     beside: Beside,
-    say: Say,
-    progress: Progress,
+    reporter: Reporter,
 ) -> dict[str, Any] | None:
     """Makes ``winner/`` and says what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
     found = best(rows)
     if found is None or config.search.rule == "composition":
         return None
     if config.search.rule == "repeat_and_select":
-        return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), say)
+        return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), reporter)
     point, begun = config.parsed_space.at(found), begun_winner(folder)
     if begun is not None and not _is_at(begun, config, point):
         raise InputError("--resume", str(folder.root), f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     if begun is None:
         _begin_winner(folder)
-    say(f"training the winner, trial {found['trial']}, on private text")
+    reporter.say(f"training the winner, trial {found['trial']}, on private text")
     base = prepared(config.base, folder, folder.private / "winner")
     winner = run_config(dataclasses.replace(config, base=base), point)
-    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, progress)
+    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, reporter)
 
 
 def _exported(
-    config: SweepConfig, folder: SweepDir, rows: list[Row], selection: dict[str, Any], run: Path, say: Say
+    config: SweepConfig, folder: SweepDir, rows: list[Row], selection: dict[str, Any], run: Path, reporter: Reporter
 ) -> dict[str, Any] | None:
     """The best run as it may be handed on; None where it may not be, which must not cost the sweep its result."""
     try:
         answer = export_best(config, folder, rows, selection, run, folder.winner, over=True)
     except InputError as error:
         shutil.rmtree(folder.winner, ignore_errors=True)
-        say(f"the winner is not exported: {error}")
+        reporter.say(f"the winner is not exported: {error}")
         return None
     folder.storage.publish(folder.winner)
     return answer
 
 
-def _references(
-    config: SweepConfig, folder: SweepDir, beside: Beside, say: Say, progress: Progress
-) -> list[dict[str, Any]]:
+def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> list[dict[str, Any]]:
     known = _concluded(folder)
     if known is not None:
         return known
@@ -188,13 +185,13 @@ def _references(
     base = trial_base(config, folder).base
     rows = []
     if base.model.warm_start or base.pretrain.text:
-        say("scoring the public model")
+        reporter.say("scoring the public model")
         rows.append(beside.run(scored, base, folder))
     settings = config.references.noiseless
     if settings is not None:
-        say("training without privacy, for reference (what it scores is private)")
+        reporter.say("training without privacy, for reference (what it scores is private)")
         noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
-        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, progress)})
+        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, reporter)})
     unit = config.budget.unit
     return [
         {
@@ -233,14 +230,14 @@ _REFERENCE = record(
 
 
 def _train(
-    run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, progress: Progress
+    run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, reporter: Reporter
 ) -> dict[str, Any]:
     """Trains as a trial is trained, and makes the driver's copy of a run at a URL whole."""
     storage, resources = folder.storage.child(out), config.resources
     if RunDir(out).result.exists():  # nothing is left to train
-        return trained(run, folder, out, progress)
+        return trained(run, folder, out, reporter)
     if resources.workers_per_trial == 1:
-        result: dict[str, Any] = beside.run(trained, run, folder, out, tell=progress)
+        result: dict[str, Any] = beside.run(trained, run, folder, out, reporter=reporter)
     else:  # the driver of a Ray Train group computes nothing
         result = train(
             beside.run(pretrained, run, folder),
@@ -249,7 +246,7 @@ def _train(
             cpus_per_worker=resources.cpus_per_worker,
             gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
             resume=storage.exists(),
-            progress=progress,
+            reporter=reporter,
         )
     done = RunDir(out, storage)
     done.close()
@@ -257,25 +254,25 @@ def _train(
     return result
 
 
-def pretrained(config: RunConfig, folder: SweepDir, tell: Tell) -> RunConfig:
-    """``started``, on any node. Tells (step, steps, loss)."""
+def pretrained(config: RunConfig, folder: SweepDir, reporter: Reporter) -> RunConfig:
+    """``started``, on any node."""
     folder.fetch()
-    return started(config, folder, progress=lambda *row: tell(row))
+    return started(config, folder, reporter)
 
 
-def scored(config: RunConfig, folder: SweepDir, tell: Tell) -> dict[str, Any]:
+def scored(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """The row of the public model, on any node."""
-    config = pretrained(config, folder, tell)
+    config = pretrained(config, folder, reporter)
     with blamed("training.batch_tokens", config.training.batch_tokens):
         return public_row("public-only", config, config.model.warm_start)
 
 
-def trained(config: RunConfig, folder: SweepDir, out: Path, tell: Tell) -> dict[str, Any]:
-    """The result of a run in ``out``, trained in this process from where it stands. Tells rows of its progress."""
+def trained(config: RunConfig, folder: SweepDir, out: Path, reporter: Reporter) -> dict[str, Any]:
+    """The result of a run in ``out``, trained in this process from where it stands."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
-    config = pretrained(config, folder, lambda row: None)
+    config = pretrained(config, folder, reporter)
     storage = folder.storage.child(out)
-    return train(config, storage, workers=0, resume=storage.exists(), progress=tell)
+    return train(config, storage, workers=0, resume=storage.exists(), reporter=reporter)
 
 
 def _best(

@@ -2,7 +2,7 @@
 
     with Beside(config, address) as beside:
         beside.open()                                            # the cluster, when it is first needed
-        total = beside.run(add, 2, 3, tell=print)                # add(2, 3, tell), there; what it tells is printed here
+        total = beside.run(add, 2, 3, reporter=mine)             # add(2, 3, reporter) there, and mine hears of it here
 
 The driver's own node may have no GPU, and no CPU to spare. What runs elsewhere tells the driver how it goes, fails with the
 errors that it would fail with here, and ends with the driver.
@@ -18,13 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.reporting import SILENT, Forwarder, Reporter
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.preflight import Node, RayCluster
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.training.host import ray_session
-
-Tell = Callable[[Any], None]
-"""Told, here, whatever the work tells there."""
 
 
 class Beside:
@@ -48,8 +46,8 @@ class Beside:
             self._nodes = RayCluster().nodes()
         return self._nodes
 
-    def run(self, work: Callable[..., Any], *arguments: Any, tell: Tell = lambda row: None) -> Any:
-        """``work(*arguments, tell)`` on a node that a worker of a trial fits, alone there as a trial is.
+    def run(self, work: Callable[..., Any], *arguments: Any, reporter: Reporter = SILENT) -> Any:
+        """``work(*arguments, reporter)`` on a node that a worker of a trial fits, alone there as a trial is.
 
         ``work`` may run again if its node dies: it goes on where it was.
         Raises: what ``work`` raises; RuntimeError without text for what it should not have raised.
@@ -68,8 +66,8 @@ class Beside:
             ended = False
             while not ended:
                 ended = bool(ray.wait([reference], timeout=0.3)[0])
-                for row in words.get_nowait_batch(words.size()):
-                    tell(row)
+                for method, about in words.get_nowait_batch(words.size()):
+                    getattr(reporter, method)(*about)
             well, answer = ray.get(reference)
         except RayError as error:
             raise RuntimeError(f"the process of {work.__name__} died ({type(error).__name__})") from None
@@ -86,7 +84,7 @@ class Beside:
 def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], words: Any) -> tuple[bool, Any]:
     """Errors travel as values: Ray would wrap them in its own account of them."""
     try:
-        return True, work(*arguments, words.put_nowait)
+        return True, work(*arguments, Forwarder(words.put_nowait))
     except (InputError, OSError) as error:
         return False, error
     except Exception as error:  # its message might hold private text

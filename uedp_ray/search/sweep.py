@@ -19,7 +19,7 @@ from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
 from uedp_ray.search.feasibility import budget_cautions, check_reachable
@@ -39,15 +39,11 @@ from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
-from uedp_ray.training.host import Progress
-from uedp_ray.training.pretrain import PretrainProgress
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
 _DELETE = "delete it: the search writes it anew"
-Show = Callable[[dict[str, Any]], None]
-"""Told counts of trials by state, and the best so far, after every change."""
 
 
 def sweep(
@@ -56,10 +52,7 @@ def sweep(
     *,
     address: str | None = None,
     resume: bool = False,
-    say: Say = lambda message: None,
-    show: Show = lambda status: None,
-    progress: Progress = lambda row: None,
-    pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Searches, and returns what ``result.json`` holds: best, pareto, trials, counts, selection, references, sweep_dir.
 
@@ -69,7 +62,7 @@ def sweep(
         ``resume``.
       address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
       resume: go on with the sweep in ``out``; no trial runs twice.
-      say, show, progress, pretrain_progress: told what goes on.
+      reporter: told what goes on.
 
     Raises: InputError for what the user can mend; KeyboardInterrupt on Ctrl-C, after trials were stopped; OSError on a
     full disk. After any of them ``resume`` goes on.
@@ -87,10 +80,10 @@ def sweep(
         _refuse(config, folder, resume)
         base = _searched_base(config)
         if not folder.trial_base.exists():  # else it was checked, and the text need not be here any more
-            check_sweep(config, base, say)
+            check_sweep(config, base, reporter)
         check_reachable(config)
         for caution in budget_cautions(config):
-            say(f"caution: {caution}")
+            reporter.say(f"caution: {caution}")
         make_folder(folder.root)
         if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
             folder.root.chmod(0o700)
@@ -103,17 +96,18 @@ def sweep(
             _refuse_second_winner(config, folder)
             _claim(config, folder)
             if not folder.terms.exists():
-                say("fixing how the choice is paid")  # takes a while: points are drawn, and each one's noise is solved
+                # takes a while: points are drawn, and each one's noise is solved
+                reporter.say("fixing how the choice is paid")
             fix_terms(config, folder)
             keep_terms(folder)
-            say(announced(config, folder))
+            reporter.say(announced(config, folder))
             study = Study.open(config, folder.journal)
             rows = GatheredRows(config, folder)
             _refuse_cut(config, folder, study, rows)
             with Beside(config, address) as beside:
-                _search(config, base, folder, study, rows, beside, say, show, pretrain_progress)
+                _search(config, base, folder, study, rows, beside, reporter)
                 study.close()
-                return conclude(config, folder, rows.read(study.trials), beside, say, progress)
+                return conclude(config, folder, rows.read(study.trials), beside, reporter)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
@@ -232,9 +226,7 @@ def _search(
     study: Study,
     rows: Rows,
     beside: Beside,
-    say: Say,
-    show: Show,
-    pretrain_progress: PretrainProgress,
+    reporter: Reporter,
 ) -> None:
     """Runs the trials that are left. Raises: KeyboardInterrupt if it was interrupted; what ``Feed.failure`` says."""
     points = planned_points(config, folder)
@@ -244,32 +236,30 @@ def _search(
     left = wanted - study.ended(count_refused=points is not None)
     if left <= 0:
         return
-    changed = _teller(study, rows, config, folder, wanted, show)
-    gpus, at_once = _check_room(config, folder, left, beside.open(), say)
+    changed = _on_change(study, rows, config, folder, wanted, reporter)
+    gpus, at_once = _check_room(config, folder, left, beside.open(), reporter)
     with copies_told(
-        folder.private, say, "corpora/private", "winner/private", unless=lambda: bool(folder.started_runs())
+        folder.private, reporter, "corpora/private", "winner/private", unless=lambda: bool(folder.started_runs())
     ):
-        _lay_ground(config, base, folder, beside, say, pretrain_progress)
+        _prepare_shared(config, base, folder, beside, reporter)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:
         lag = study.fix_lag(at_once)
         at_once = min(at_once, lag)
         each += f", each chosen by the results of those {lag} or more before it" if lag > 1 else ""
-    say(f"searching: {left} trials, {at_once} at once{each}")
+    reporter.say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     make_folder(folder.trials)
     feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
     tune_trials(config, folder, feed, at_once, gpus)
 
 
-def _lay_ground(
-    config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, say: Say, progress: PretrainProgress
-) -> None:
+def _prepare_shared(config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> None:
     """Prepares what trials share, and the public model of the base.
 
     Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
     """
-    say("preparing the corpora")
+    reporter.say("preparing the corpora")
     private = None
     if folder.storage.is_copy and folder.trial_base.exists():  # the text need not be on this machine
         folder.fetch()
@@ -284,8 +274,8 @@ def _lay_ground(
         folder.storage.put(folder.trial_base)
     start = base.model.warm_start
     if base.pretrain.text:
-        say("pre-training on public text")
-        beside.run(pretrained, base, folder, tell=lambda row: progress(*row))
+        reporter.say("pre-training on public text")
+        beside.run(pretrained, base, folder, reporter=reporter)
         start = str(folder.pretrained(base) / "model")
     if private is not None:
         for model in {start, *config.choices("model.warm_start")}:
@@ -340,7 +330,9 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
     return private
 
 
-def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], say: Say) -> tuple[float, int]:
+def _check_room(
+    config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], reporter: Reporter
+) -> tuple[float, int]:
     """The preflight; returns the GPUs of a worker, and how many trials run at once."""
     resources = config.resources
     gpus = gpus_of_worker(config, nodes, left)
@@ -357,12 +349,12 @@ def _check_room(config: SweepConfig, folder: SweepDir, left: int, nodes: Sequenc
     full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root)
     for warning in (*room.warnings, unused, full):
         if warning:
-            say(warning)
+            reporter.say(warning)
     return gpus, at_once
 
 
-def _teller(
-    study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, show: Show
+def _on_change(
+    study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, reporter: Reporter
 ) -> Callable[[], None]:
     """What is done after every change: the table is written as trials end, and whoever watches is told.
 
@@ -386,7 +378,7 @@ def _teller(
             ended[0] = count
             write_table(now, config, folder.table)
             folder.storage.publish(folder.table)
-        show(_status(now, wanted))
+        reporter.trials(_status(now, wanted))
 
     return changed
 

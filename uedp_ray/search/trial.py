@@ -18,6 +18,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import DeviceError, InputError, TextError
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.space import Point
@@ -26,7 +27,7 @@ from uedp_ray.storage.base import Storage, StorageError
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
-from uedp_ray.training.pretrain import PretrainProgress, warm_started
+from uedp_ray.training.pretrain import warm_started
 
 Report = Callable[[dict[str, Any]], None]
 """Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
@@ -78,9 +79,7 @@ def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
     return dataclasses.replace(sweep, base=load_config(folder.trial_base))
 
 
-def started(
-    config: RunConfig, folder: SweepDir, progress: PretrainProgress = lambda step, steps, loss: None
-) -> RunConfig:
+def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) -> RunConfig:
     """The config starting from the public model of its shape, if there is public text to train it on."""
     if not config.pretrain.text:
         return config
@@ -88,7 +87,7 @@ def started(
     with storage.lock(model):
         storage.get(model)
         here = model.exists()
-        config = warm_started(config, model, progress=progress)
+        config = warm_started(config, model, reporter=reporter)
         if not here:
             storage.publish(model)
     return config
@@ -100,9 +99,10 @@ def _train(
     config = started(run_config(trial_base(sweep, folder), point), folder)
     resources, unit = sweep.resources, sweep.budget.unit
 
-    def observe(row: dict[str, Any]) -> None:
-        if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
-            report({"round": row["round"], "perplexity": row["perplexity"], "epsilon": row[f"epsilon_{unit}"]})
+    class Evaluations(Reporter):
+        def evaluated(self, row: dict[str, Any]) -> None:
+            if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
+                report({"round": row["round"], "perplexity": row["perplexity"], "epsilon": row[f"epsilon_{unit}"]})
 
     results = []
     for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
@@ -119,7 +119,7 @@ def _train(
             text=folder.text,
             part_of="sweep",
             public_source=sweep.search.rule == "public",
-            observe=observe if seed == 0 else lambda row: None,
+            reporter=Evaluations() if seed == 0 else SILENT,
         )
         results.append(result)
     scores = [result["perplexity"] for result in results]

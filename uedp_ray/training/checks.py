@@ -27,7 +27,7 @@ from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.training.optimizers import OPTIMIZERS
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
@@ -36,7 +36,7 @@ _BYTES = 12
 """Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""
 
 
-def check_run(config: RunConfig, say: Say = lambda message: None) -> None:
+def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
     """Raises: InputError for whatever of a private run can be refused without its text. ``say`` is told what is ignored."""
     used = for_use(config)
     check_device(used)
@@ -49,14 +49,14 @@ def check_run(config: RunConfig, say: Say = lambda message: None) -> None:
             remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     for note in ignored(config):
-        say(f"note: {note}")
+        reporter.say(f"note: {note}")
 
 
-def check_comparable(config: RunConfig, say: Say = lambda message: None) -> None:
+def check_comparable(config: RunConfig, reporter: Reporter = SILENT) -> None:
     """``check_run`` for runs that are compared on evaluation text."""
     if config.corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")
-    check_run(config, say)
+    check_run(config, reporter)
 
 
 def check_pretraining(config: RunConfig) -> None:

@@ -30,7 +30,7 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
@@ -38,9 +38,9 @@ from uedp_ray.storage.open import folder_only
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_warm_start
-from uedp_ray.training.host import Progress, ray_session, train
+from uedp_ray.training.host import ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
-from uedp_ray.training.pretrain import PretrainProgress, warm_started
+from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.texts import copies_told, prepare_corpora
 
@@ -80,9 +80,7 @@ def compare(
     *,
     workers: int | None = None,
     resume: bool = False,
-    say: Say = lambda message: None,
-    progress: Progress = lambda row: None,
-    pretrain_progress: PretrainProgress = lambda step, steps, loss: None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
     ``out/table.json``.
@@ -92,7 +90,7 @@ def compare(
     """
     storage = Storage(folder_only(out).resolve())
     with storage.exclusive():
-        return _compare(comparison, storage.root, workers, resume, say, progress, pretrain_progress)
+        return _compare(comparison, storage.root, workers, resume, reporter)
 
 
 def _compare(
@@ -100,9 +98,7 @@ def _compare(
     out: Path,
     workers: int | None,
     resume: bool,
-    say: Say,
-    progress: Progress,
-    pretrain_progress: PretrainProgress,
+    reporter: Reporter,
 ) -> dict[str, Any]:
     settle(out, {"base.yaml", "table.json", "corpora", "pretrained"})
     found = {path.name for path in out.iterdir()} - {INSIDE} if out.exists() else set()
@@ -114,28 +110,30 @@ def _compare(
     check_workers("--workers", num_workers)
     if not (out / "base.yaml").exists():
         with within("base"):
-            check_comparable(comparison.base, say)
+            check_comparable(comparison.base, reporter)
             check_pretraining(comparison.base)
         for name, variant in comparison.variants.items():
             with within(f"variants.{name}"):
                 check_model(for_use(methods.apply(comparison.base, *variant)))
     _same_base(comparison.base, out / "base.yaml")
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
-    with copies_told(out / "corpora", say, "private", "evaluation", unless=lambda: any(run.played for run in runs)):
-        say("preparing the corpora")
+    with copies_told(
+        out / "corpora", reporter, "private", "evaluation", unless=lambda: any(run.played for run in runs)
+    ):
+        reporter.say("preparing the corpora")
         untrained = prepare_corpora(comparison.base, out / "corpora", fixed=any(run.played for run in runs))
         private = untrained.corpus.source.path
         for method, settings in comparison.variants.values():  # before hours of work
             open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
-        say("pre-training on public text")
-        config = warm_started(untrained, out / "pretrained", progress=pretrain_progress)
+        reporter.say("pre-training on public text")
+        config = warm_started(untrained, out / "pretrained", reporter=reporter)
         start = config.model.warm_start
         if config.privacy.noise == "calibrated":
             check_warm_start(open_corpus(private), start)
         rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
         with ray_session(num_workers) if num_workers else nullcontext():
             rows += [
-                _train_variant(comparison, name, config, out, num_workers, resume, say, progress)
+                _train_variant(comparison, name, config, out, num_workers, resume, reporter)
                 for name in comparison.variants
             ]
     table = {"rows": rows, "out": str(out)}
@@ -160,13 +158,12 @@ def _train_variant(
     out: Path,
     num_workers: int,
     resume: bool,
-    say: Say,
-    progress: Progress,
+    reporter: Reporter,
 ) -> dict[str, Any]:
     """Trains a variant (no round of it if it is finished already) and returns its row."""
     variant = dataclasses.replace(methods.apply(config, *comparison.variants[name]), name=_slug(name))
     folder = out / _slug(name)
-    say(f"training: {name}")
+    reporter.say(f"training: {name}")
     resumable = resume and (folder / "config.yaml").exists()
     result = train(
         variant,
@@ -175,8 +172,7 @@ def _train_variant(
         resume=resumable,
         text=out / "corpora" / TEXT,
         part_of="comparison",
-        say=say,
-        progress=progress,
+        reporter=reporter,
     )
     return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
 

@@ -21,6 +21,7 @@ from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -29,9 +30,6 @@ from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.units import UNITS
-
-Observe = Callable[[dict[str, Any]], None]
-"""Told a row of ``rounds.parquet``: round, perplexity, bits_per_byte, unk_share, noise_std, epsilon_UNIT."""
 
 
 @dataclass
@@ -44,7 +42,7 @@ class RunDriver:
     weights: Weights | None
     evaluate: Callable[[], Mapping[str, float | None]]
     """``evaluate.TextSize.scores`` of the current parameters on the evaluation text; None's without one."""
-    observe: Observe = lambda row: None
+    reporter: Reporter = SILENT
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,7 +165,7 @@ class RunDriver:
                 **{f"epsilon_{name}": value for name, value in self.spent().items()},
             }
         )
-        self.observe(self.rows[-1])
+        self.reporter.evaluated(self.rows[-1])
 
     def spent(self) -> dict[str, float]:
         return epsilons(self.plan, self._charged)

@@ -29,7 +29,7 @@ from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
@@ -120,21 +120,21 @@ class TextSize:
             "unk_share": self.unk_share,
         }
 
-    def warn(self, say: Say) -> None:
+    def warn(self, reporter: Reporter) -> None:
         """Says where perplexity is about less than it seems."""
-        warn_unknown(self.unk_share, say)
+        warn_unknown(self.unk_share, reporter)
         share = self.cut / max(self.cut + self.tokens, 1)
         if share > _MUCH:
-            say(
+            reporter.say(
                 f"warning: {share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise it, or "
                 "cut the text into shorter sentences"
             )
 
 
-def warn_unknown(unk_share: float, say: Say) -> None:
+def warn_unknown(unk_share: float, reporter: Reporter) -> None:
     """Says so where much of a text is ``<unk>``."""
     if unk_share > _MUCH:
-        say(
+        reporter.say(
             f"warning: {unk_share:.0%} of the words of the evaluation text are <unk>, which are easy to predict: compare "
             "models by bits per byte, or give the vocabulary more words"
         )

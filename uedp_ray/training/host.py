@@ -16,7 +16,7 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,12 @@ from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_lin
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.interrupts import handlers_kept, ray_started
 from uedp_ray.models.saved import check_whole
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
-from uedp_ray.training.driver import Observe
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
@@ -42,7 +41,6 @@ from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.worker import run_worker
 
-Progress = Callable[[dict[str, Any]], None]
 _PROGRESS: dict[str, Check] = {
     **dict.fromkeys(("round", "num_rounds"), number(0, whole=True)),
     **dict.fromkeys(("rounds_per_second", "seconds_left"), number()),
@@ -63,9 +61,7 @@ def train(
     text: Path | None = None,
     part_of: str | None = None,
     public_source: bool = False,
-    say: Say = lambda message: None,
-    progress: Progress = lambda row: None,
-    observe: Observe = lambda row: None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Trains one model and returns ``result.json``, with what stays with the owner: ``run_dir``, ``tokens_per_second``.
 
@@ -81,9 +77,7 @@ def train(
       part_of: ``sweep`` or ``comparison``, where the run is one of several of which one is chosen by its results, so that
         its own epsilon is not that of a chosen model. It goes on only as what it began as.
       public_source: ``corpus.source`` is public text itself, which other public text may share.
-      say: told what is being done before the rounds begin.
-      progress: told the content of ``progress.json`` as rounds go by.
-      observe: told each row of ``rounds.parquet``, where the run is in this process (``workers`` 0).
+      reporter: told what is being done, and of rounds.
 
     Raises: InputError for what the user can mend, memory included; DeviceError, which is one, where a GPU failed;
       RuntimeError if the workers failed for good.
@@ -101,22 +95,22 @@ def train(
             text=text,
             part_of=part_of,
             public_source=public_source,
-            say=say,
+            reporter=reporter,
         )
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
-            with run.copies_told(say), _watch(run, progress):
+            with run.copies_told(reporter), _watch(run, reporter):
                 if num_workers == 0:
                     device = pick_device(config)
                     with blamed("training.batch_tokens", config.training.batch_tokens):
-                        run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, observe=observe)
+                        run_worker(run, rank=0, num_workers=1, reducer=LocalReducer(), device=device, reporter=reporter)
                 else:
-                    say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
-                    _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, say)
+                    reporter.say(f"starting {num_workers} Ray Train worker{'s' if num_workers > 1 else ''}")
+                    _train_on_ray(run, config, num_workers, cpus_per_worker, gpus_per_worker, reporter)
         else:  # it may have ended between writing the result and publishing it
             storage.publish(run.result)
             if run.checkpoint.exists() and not storage.is_copy:
-                _look_at_model(run, say)
+                _look_at_model(run, reporter)
         run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
         shutil.rmtree(_ray_files(run), ignore_errors=True)
         run.storage.get(run.speed)
@@ -127,7 +121,7 @@ def train(
         before, after = result["initial_perplexity"], result["perplexity"]
         if before is not None and (after is None or after > before):
             now = "not finite" if after is None else f"{after:.1f}"
-            say(
+            reporter.say(
                 f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {now}): "
                 "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
             )
@@ -177,13 +171,13 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
 
 
 def _train_on_ray(
-    run: RunDir, config: RunConfig, num_workers: int, cpus: int | None, gpus: float | None, say: Say
+    run: RunDir, config: RunConfig, num_workers: int, cpus: int | None, gpus: float | None, reporter: Reporter
 ) -> None:
     from ray.train import ScalingConfig
 
     with ray_session(num_workers):
         _free(run)
-        gpus = gpus_for(config, num_workers, say) if gpus is None or config.training.device == "cpu" else gpus
+        gpus = gpus_for(config, num_workers, reporter) if gpus is None or config.training.device == "cpu" else gpus
         if config.training.device == "cuda" and not gpus:
             raise InputError("training.device", "cuda", "no worker has a GPU: give it one, or use auto or cpu")
         cpus = cpus or cpus_for(num_workers, gpus)
@@ -199,7 +193,7 @@ def _train_on_ray(
             if not patience.start_again(kept):
                 told = f"the workers failed {patience.failures} times after round {kept}"
                 raise RuntimeError(f"{told}; what was charged stays charged: {reason}") from failure
-            say(f"the workers failed, and start again from round {kept}: {reason}")
+            reporter.say(f"the workers failed, and start again from round {kept}: {reason}")
     run.storage.get(run.result)
 
 
@@ -321,17 +315,17 @@ def _ray_worker(settings: dict[str, Any]) -> None:
         raise  # the other workers wait for this one: only a failure ends their waiting
 
 
-def _look_at_model(run: RunDir, say: Say) -> None:
+def _look_at_model(run: RunDir, reporter: Reporter) -> None:
     """Says of a finished run whose model is gone, or not whole, how to have it written anew."""
     try:
         check_whole(run.model)
     except InputError:
         remedy = "delete result.json, and run again with --resume to have it written anew from checkpoint/"
-        say(f"caution: {run.model} holds no whole model any more: {remedy}")
+        reporter.say(f"caution: {run.model} holds no whole model any more: {remedy}")
 
 
 @contextmanager
-def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
+def _watch(run: RunDir, reporter: Reporter) -> Iterator[None]:
     """Polls the driver's progress file, wherever the driver runs."""
     done = threading.Event()
 
@@ -345,7 +339,7 @@ def _watch(run: RunDir, progress: Progress) -> Iterator[None]:
                 continue
             if row != seen:
                 seen = row
-                progress(row)
+                reporter.round(row)
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()

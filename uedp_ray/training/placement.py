@@ -8,7 +8,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -35,7 +35,7 @@ def _may_take_gpu() -> bool:
     return bool(context.get_accelerator_ids().get("GPU"))
 
 
-def gpus_for(config: RunConfig, num_workers: int, say: Say) -> int:
+def gpus_for(config: RunConfig, num_workers: int, reporter: Reporter) -> int:
     """A GPU for every worker, or for none."""
     import ray
 
@@ -47,7 +47,7 @@ def gpus_for(config: RunConfig, num_workers: int, say: Say) -> int:
     remedy = f"the cluster has {there} for {num_workers} workers: ask for fewer, or add nodes"
     if config.training.device == "cuda":
         raise InputError("training.device", "cuda", remedy)
-    say(f"training on CPUs, not on GPUs: {remedy}")
+    reporter.say(f"training on CPUs, not on GPUs: {remedy}")
     return 0
 
 

@@ -11,20 +11,20 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.fields import record, string
 from uedp_ray.models.saved import load_model, longest_input
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import read_json
 from uedp_ray.tasks.base import forward_logits
 
 _OWN = "put the model's own files back"
 
 
-def predict(run: Path, texts: list[str], *, top: int = 5, say: Say = lambda message: None) -> list[dict[str, Any]]:
+def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = SILENT) -> list[dict[str, Any]]:
     """For each text, its ``top`` next tokens with probabilities, best first.
 
     Args:
       run: a run directory, or the ``model`` folder in one.
       texts: what to continue; read as the beginning of a sentence. Of a long one the model sees the last words that fit.
-      say: told, once, if one is longer than that.
+      reporter: told, once, if one is longer than that.
 
     Raises: InputError if there is no model.
     """
@@ -56,7 +56,9 @@ def predict(run: Path, texts: list[str], *, top: int = 5, say: Say = lambda mess
     cut = 0 if longest is None else sum(len(ids) + 1 > longest for ids in encoded)
     if longest is not None and cut:
         which = "the text is" if len(texts) == 1 else f"{cut} of {len(texts)} texts are"
-        say(f"note: {which} longer than the {longest - 1} tokens that the model reads: the beginning is left out")
+        reporter.say(
+            f"note: {which} longer than the {longest - 1} tokens that the model reads: the beginning is left out"
+        )
     predictions = []
     for text, ids in zip(texts, encoded, strict=True):
         fitting = ids if longest is None else ids[max(0, len(ids) + 1 - longest) :]

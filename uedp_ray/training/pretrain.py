@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.saved import longest_input, save_model
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
@@ -37,7 +38,6 @@ from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.run_vocabulary import make_vocabulary, public_sentences
 
-PretrainProgress = Callable[[int, int, float], None]
 _HELD_OUT = 50
 """One public sentence in this many is kept out of training, for the perplexity that is reported."""
 
@@ -45,13 +45,11 @@ _PRETRAIN_WAIT = 24 * 3600.0
 """Seconds to wait for another process that pre-trains the same model."""
 
 
-def pretrain(
-    config: RunConfig, out: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
-) -> dict[str, Any]:
+def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
 
     Args:
-      progress: told (step, steps, loss of the step).
+      reporter: told steps.
 
     Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
       checkpoint folder.
@@ -66,12 +64,10 @@ def pretrain(
         settle(out, {"model"})
         if out.exists() and not {path.name for path in out.iterdir()} <= {INSIDE}:
             raise InputError("--out", str(out), "is not empty: name another folder")
-        return pretrain_into(config, out, progress=progress)
+        return pretrain_into(config, out, reporter=reporter)
 
 
-def pretrain_into(
-    config: RunConfig, out: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
-) -> dict[str, Any]:
+def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
     check_pretraining(config)
     config = for_use(config)
@@ -87,7 +83,7 @@ def pretrain_into(
         model = initial_model(config, vocabulary).to(device)
         before = perplexity(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):
-            _fit(config, model, task, train, device, progress)
+            _fit(config, model, task, train, device, reporter)
     after = perplexity(model, task, held_out, device=device)
     with replacing(out / "model") as new:
         save_model(model, new)
@@ -123,7 +119,7 @@ def _fit(
     task: NextWord,
     sentences: list[np.ndarray],
     device: torch.device,
-    progress: Callable[[int, int, float], None],
+    reporter: Reporter,
 ) -> None:
     settings = config.pretrain
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
@@ -151,7 +147,7 @@ def _fit(
         optimizer.step()
         schedule.step()
         if (step + 1) % 20 == 0 or step + 1 == settings.num_steps:
-            progress(step + 1, settings.num_steps, float(loss.detach()))
+            reporter.step(step + 1, settings.num_steps, float(loss.detach()))
     model.eval()
 
 
@@ -175,15 +171,13 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def warm_started(
-    config: RunConfig, folder: Path, *, progress: PretrainProgress = lambda step, steps, loss: None
-) -> RunConfig:
+def warm_started(config: RunConfig, folder: Path, *, reporter: Reporter = SILENT) -> RunConfig:
     """The config starting from the model in ``folder``, which is pre-trained on public text if it is not there yet."""
     busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
     folder = folder.resolve()
     with folder_locked(folder, wait=_PRETRAIN_WAIT, busy=busy):
         settle(folder)
         if not (folder / "model").exists():
-            pretrain_into(config, folder, progress=progress)
+            pretrain_into(config, folder, reporter=reporter)
     start = str((folder / "model").resolve())
     return dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start))

@@ -19,7 +19,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import check_regular, read_json, settle, unusable
 from uedp_ray.storage.locks import locked
@@ -208,9 +208,9 @@ class RunDir:
         except InputError:  # damaged: it may have been
             return True
 
-    def copies_told(self, say: Say) -> AbstractContextManager[None]:
+    def copies_told(self, reporter: Reporter) -> AbstractContextManager[None]:
         """Where the block is refused before the first round, says that a copy of the private text stays."""
-        return copies_told(self.private, say, "corpus", "evaluation", "tokens", unless=lambda: self.played)
+        return copies_told(self.private, reporter, "corpus", "evaluation", "tokens", unless=lambda: self.played)
 
     def own(self) -> None:
         """Takes the run over, and makes this node's copy what the storage holds of its course."""

@@ -28,7 +28,7 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy import statement
 from uedp_ray.privacy.ledger import Ledger, read_ledger
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import (
     checksum,
@@ -78,7 +78,7 @@ class _Asked:
     text: Path | None
     part_of: str | None
     public_source: bool
-    say: Say
+    reporter: Reporter
 
     @property
     def guarded(self) -> bool:
@@ -105,7 +105,7 @@ def prepare_run(
     text: Path | None = None,
     part_of: str | None = None,
     public_source: bool = False,
-    say: Say = lambda message: None,
+    reporter: Reporter = SILENT,
 ) -> RunDir:
     """Makes ``out`` a run directory that workers can open, and takes it over.
 
@@ -118,21 +118,26 @@ def prepare_run(
     """
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
-    asked, run = _Asked(config, used, named, tokens, text, part_of, public_source, say), RunDir(storage.root, storage)
-    with run.copies_told(say):
+    asked, run = (
+        _Asked(config, used, named, tokens, text, part_of, public_source, reporter),
+        RunDir(storage.root, storage),
+    )
+    with run.copies_told(reporter):
         plan = _take_over(run, asked, resume)
         if run.setup.exists():
             _open_again(run, asked)
         else:
             _set_up(run, asked, plan)
     if not run.result.exists():  # what a worker does first, and takes long of where that is large
-        say(f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)")
+        reporter.say(
+            f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)"
+        )
     return run
 
 
 def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     """Makes the folder this start's, with all that others had made; the plan, if it could be solved without the text."""
-    storage, config, used, say = run.storage, asked.config, asked.used, asked.say
+    storage, config, used, reporter = run.storage, asked.config, asked.used, asked.reporter
     if resume and not storage.exists():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
@@ -144,11 +149,11 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     _refuse_part(run, asked.part_of)
     plan = None
     if not run.setup.exists():
-        check_run(config, say)
+        check_run(config, reporter)
         for caution in cautions(config):
-            say(f"caution: {caution}")
+            reporter.say(f"caution: {caution}")
         if config.privacy.noise != "published":  # whose noise follows the number of users
-            say("solving the noise multiplier")
+            reporter.say("solving the noise multiplier")
             plan = Plan.of(config)
     _claim(run, config, resume)
     run.own()
@@ -158,7 +163,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     if stale and unused(run):
         _clear(run)
     elif any(made_of(folder).exists() for folder in stale):  # else it is an older version's, or another node's
-        say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
+        reporter.say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
     make_folder(run.root)
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``_claim``
@@ -187,17 +192,17 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
 
 
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
-    config, say, storage = asked.config, asked.say, run.storage
-    say("reading the corpus")
+    config, reporter, storage = asked.config, asked.reporter, run.storage
+    reporter.say("reading the corpus")
     text = _prepare_text(run, asked)
     bounded = apply_bounds(text.corpus, config.bounds, config.corpus.declared_num_users)
-    _tell_what_counts(config, text.corpus, bounded, say)
+    _tell_what_counts(config, text.corpus, bounded, reporter)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
     plan = plan or Plan.of(config, text.corpus)
     ledger = _open_ledger(run, asked, plan)
     if not run.vocabulary.exists():
-        say("building the vocabulary")
+        reporter.say("building the vocabulary")
         _make_vocabulary(run, asked, text.corpus, bounded, ledger)
         storage.put(run.vocabulary)
     if (run.vocabulary / _NO_WORDS).exists():
@@ -206,9 +211,9 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "vocabulary.threshold_delta or public-words, and add that run's epsilon to this one's"
         )
         raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
-    say("tokenising")
+    reporter.say("tokenising")
     tokens = (asked.tokens or run.tokens).resolve()
-    size = _tokenise(run, config, text, tokens, say)
+    size = _tokenise(run, config, text, tokens, reporter)
     write_json(
         run.setup,
         {
@@ -284,19 +289,21 @@ def _make_vocabulary(run: RunDir, asked: _Asked, corpus: Corpus, bounded: Bounde
         vocabulary.save(new)
 
 
-def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, say: Say) -> TextSize | None:
+def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter) -> TextSize | None:
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
     vocabulary = Vocabulary.load(run.vocabulary)
     cut = encode(tokens, text.corpus, vocabulary, config).share_cut
     if cut >= 0.0005:
         length = f"model.max_length = {config.model.max_length}"
-        say(f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)")
+        reporter.say(
+            f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)"
+        )
     if text.evaluation is None:
         return None
     encode(tokens, text.evaluation, vocabulary, config)
     texts = (one for _, said in text.evaluation.texts() for one in said)
     size = text_size(texts, vocabulary, config.model.max_length)
-    size.warn(say)
+    size.warn(reporter)
     return size
 
 
@@ -379,11 +386,15 @@ def _clear(run: RunDir) -> None:
         settle(run.private)
 
 
-def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, say: Say) -> None:
+def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
     """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
     if not corpus.num_entities and config.privacy.unit != "user":
         what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
-        say(f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)")
+        reporter.say(
+            f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)"
+        )
     if bounded.dropped_share >= 0.05:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
-        say(f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)")
+        reporter.say(
+            f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)"
+        )

@@ -16,7 +16,7 @@ from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import anything, string
-from uedp_ray.reporting import Say
+from uedp_ray.reporting import Reporter
 from uedp_ray.storage.files import (
     make_folder,
     read_json,
@@ -28,7 +28,7 @@ from uedp_ray.training.paths import TEXT, for_use
 
 
 @contextmanager
-def copies_told(folder: Path, say: Say, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
+def copies_told(folder: Path, reporter: Reporter, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
     """Where the block is refused, says that ``folder`` holds a copy of private text.
 
     ``names``: of the copies in ``folder``. ``unless``: whether something was trained on them by then.
@@ -37,7 +37,9 @@ def copies_told(folder: Path, say: Say, *names: str, unless: Callable[[], bool])
         yield
     except InputError:
         if any((folder / name).exists() for name in names) and not unless():
-            say(f"refused; {folder} holds a copy of the private text for another start: delete it if there is none")
+            reporter.say(
+                f"refused; {folder} holds a copy of the private text for another start: delete it if there is none"
+            )
         raise
 
 

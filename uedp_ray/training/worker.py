@@ -18,9 +18,10 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.next_word import NextWord
-from uedp_ray.training.driver import Observe, RunDriver
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.evaluate import NO_SCORES, perplexity
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
@@ -39,19 +40,19 @@ def run_worker(
     num_workers: int,
     reducer: Reducer,
     device: torch.device,
-    observe: Observe = lambda row: None,
+    reporter: Reporter = SILENT,
 ) -> None:
     """Runs the remaining rounds of ``run`` as worker ``rank`` and, on the driver, writes its results.
 
-    ``observe`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
+    ``reporter`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
     """
     with ALONE, run.driving() if reducer.is_driver else nullcontext():
         if reducer.is_driver and not run.storage.owned:
             run.own()
-        _run(run, rank, num_workers, reducer, device, observe)
+        _run(run, rank, num_workers, reducer, device, reporter)
 
 
-def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: torch.device, observe: Observe) -> None:
+def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: torch.device, reporter: Reporter) -> None:
     exact_arithmetic(device)
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
@@ -92,7 +93,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             with update.isolated():  # what it read would stay in the network, and train the rounds to come
                 return size.scores(perplexity(model, task, sentences, device=device, batch_tokens=batch_tokens))
 
-        driver = RunDriver(run, plan, state, weights, evaluate, observe)
+        driver = RunDriver(run, plan, state, weights, evaluate, reporter)
         driver.resume()
     _share_state(state, reducer)
     run_rounds(
