@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import uedp_ray
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "uedp_ray"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -52,7 +54,11 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "uedp_ray":
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}: an import is by its whole name"
+        if isinstance(node, ast.ImportFrom) and node.module == "uedp_ray" and path.parent != PACKAGE:
+            found |= {f"uedp_ray.{uedp_ray._HOMES.get(alias.name, alias.name)}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "uedp_ray":
             for alias in node.names:
                 inner = (PACKAGE.parent / (node.module or "").replace(".", "/") / alias.name).with_suffix(".py")
                 folder = PACKAGE.parent / (node.module or "").replace(".", "/") / alias.name
@@ -98,7 +104,35 @@ def test_no_module_is_long(path):
     assert len(path.read_text().splitlines()) <= LONGEST
 
 
+MUST_NOT_KNOW = {
+    "config": {"torch", "ray", "uedp_ray.corpus", "uedp_ray.privacy"},
+    "privacy": {"ray", "transformers", "uedp_ray.corpus", "uedp_ray.models"},
+    "corpus": {"torch", "uedp_ray.privacy", "uedp_ray.models"},
+    "tasks": {"ray", "uedp_ray.training"},
+    "models": {"ray", "uedp_ray.privacy"},
+    "updates": {"ray"},
+    "training": {"optuna"},
+    "search": {"transformers"},
+    "analysis": {"torch", "ray"},
+}
+"""As the page has it, and no more than it says."""
+
+
+@pytest.mark.parametrize("room", MUST_NOT_KNOW)
+def test_a_room_does_not_know_what_the_page_says_it_must_not(room):
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                known = {other for other in MUST_NOT_KNOW[room] if name == other or name.startswith(f"{other}.")}
+                assert not known, f"{path.relative_to(ROOT)} imports {name}"
+
+
 def test_every_room_is_on_the_page():
     page = (ROOT / "docs" / "architecture.md").read_text()
+    lines = [re.findall(r"(\w+)(?:/|\.py)", line[:40]) for line in page.split("```")[1].splitlines() if line.strip()]
+    heights = [max(FLOOR[room] for room in rooms) for rooms in lines]
+    assert heights == sorted(heights, reverse=True), "drawn from the top down, as the floors are"
     for folder in (path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"):
         assert re.search(rf"\b{folder}/", page), folder

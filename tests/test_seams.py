@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+from tests.search.sweeps import sweep_config
 from tests.training.runs import NUM_USERS
 from tests.updates.tiny import CPU
 from tests.updates.worker import Worker, make, sentences
 from uedp_ray import methods
 from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, from_dict
-from uedp_ray.corpus.detectors import DETECTORS, build_detectors
+from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
+from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import names_users, read
 from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
 from uedp_ray.plan import Plan
+from uedp_ray.search.feasibility import judge
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
+from uedp_ray.training.texts import outdated, prepared_source
 from uedp_ray.updates.base import LocalUpdate, local_update
 from uedp_ray.updates.shapes import rows_are_apart
 
@@ -81,6 +86,21 @@ def test_a_detector(file, monkeypatch):
     assert detector.find([Sentence("ann", "we met in Oslo")]) == [(Mention("gpe", 10, 14),)]
 
 
+def test_a_detector_by_a_file(file, monkeypatch, tmp_path):
+    """It is watched, and should match something, as ``list:FILE``."""
+    (tmp_path / "words").write_text("Oslo")
+    (tmp_path / "text").write_text("we met in Oslo")
+    file("uedp_ray.corpus.detectors.glossary_file", build=list_file.build)
+    monkeypatch.setitem(DETECTORS, "glossary", "glossary:FILE")
+    source = SourceConfig(path=str(tmp_path / "text"), format="text", detector=(f"glossary:{tmp_path / 'words'}",))
+    prepared_source(source, tmp_path / "copy", fixed=False)
+    assert not outdated(source, tmp_path / "copy")
+    (tmp_path / "words").write_text("Bergen, Norway")
+    assert outdated(source, tmp_path / "copy")
+    with pytest.raises(InputError, match="matches nothing"):
+        prepare(source, tmp_path / "again")
+
+
 def test_an_architecture(file, monkeypatch):
     class Bigrams(torch.nn.Module):
         def __init__(self, size):
@@ -104,9 +124,11 @@ def test_a_local_update(file):
         def probe(self):
             """Finds nothing wrong."""
 
-        def updates(self, parameters, selections, round_index):
-            for selection in selections:
-                yield selection, torch.full_like(parameters, len(selection.sentences), dtype=torch.float64)
+        def update_of(self, parameters, selection, round_index):
+            with torch.no_grad():
+                self.params.tensors[0].add_(1.0)  # what it leaves in the network is nobody else's
+            change = float((self.params.get() - parameters).abs().max())
+            return torch.full_like(parameters, change * len(selection.sentences), dtype=torch.float64)
 
     file("uedp_ray.updates.constant", Update=Constant)
     worker = Worker(make("gpt2"), sentences())
@@ -124,10 +146,25 @@ def test_a_local_update(file):
     total = update.sum_updates(worker.parameters, worker.selections.values(), 0)
     norm = plan.grid.step * float(total.double().norm())
     assert norm <= config.privacy.l2_clip_norm * len(worker.selections), "whatever it computes is clipped"
+    selections = list(worker.selections.values())
+    alone = [update.sum_updates(worker.parameters, [each], 0) for each in selections]
+    assert torch.equal(sum(alone), total), "a user's update is its own, whoever comes before"
+
+    @dataclasses.dataclass
+    class BySentence(Constant):
+        def each_update(self, parameters, selections, round_index):
+            for selection in selections:
+                for _ in selection.sentences:
+                    yield selection, torch.ones_like(parameters, dtype=torch.float64)
+
+    file("uedp_ray.updates.constant", Update=BySentence)
+    update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: np.array([1]), CPU)
+    with pytest.raises(RuntimeError, match="BySentence adds a user twice"):
+        update.sum_updates(worker.parameters, selections, 0)
 
 
 def test_a_server_optimizer(monkeypatch):
-    rmsprop = ServerOptimizer(lambda parameters, config: torch.optim.RMSprop([parameters]), num_moments=1)
+    rmsprop = ServerOptimizer(lambda parameters, config: torch.optim.RMSprop([parameters]))
     monkeypatch.setitem(OPTIMIZERS, "rmsprop", rmsprop)  # type: ignore[arg-type]
     found = server_optimizer(torch.zeros(3), named(TrainingConfig(), server_optimizer="rmsprop"))
     assert isinstance(found, torch.optim.RMSprop)
@@ -139,3 +176,21 @@ def test_a_method(monkeypatch):
     found = methods.apply(base, "quiet")
     assert found.privacy.l2_clip_norm == 0.5
     assert found.privacy.unit == base.privacy.unit, "it has the privacy that its settings have"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"privacy.delta": 1e-3}, "privacy.delta"),
+        ({"privacy.test_noise_seed": 3}, "privacy.test_noise_seed"),
+        ({"privacy.target_epsilon": 80.0}, "privacy.target_epsilon"),
+    ],
+)
+def test_a_method_of_a_sweep_stays_within_its_budget(monkeypatch, corpora, tmp_path, settings, field):
+    monkeypatch.setitem(methods.METHODS, "loud", settings)  # type: ignore[arg-type]
+    sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", "loud"]}})
+    good, bad = (judge(sweep, {"method": name}) for name in ("uedp", "loud"))
+    assert good.config is not None
+    assert bad.config is None
+    assert bad.reason.startswith(f"{field} = ")
+    assert "leave it out of method loud" in bad.reason

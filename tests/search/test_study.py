@@ -163,6 +163,17 @@ def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, pla
         Study.open(sweep, journal)
 
 
+def test_each_searcher_is_the_one_that_it_is_called(corpora, tmp_path):
+    """A search by chance would pass for any of them."""
+    found = {name: type(_SAMPLERS[name](sweep_config(corpora, tmp_path), 0)).__name__ for name in SEARCHERS}
+    assert found == {
+        **dict.fromkeys(("random", "grid"), "RandomSampler"),
+        "tpe": "TPESampler",
+        "nsga2": "NSGAIISampler",
+        "gp": "GPSampler",
+    }
+
+
 def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatch, corpora, tmp_path):
     """An unknown name became random search without a word."""
     assert set(_SAMPLERS) == set(typing.get_args(Searcher)) == set(SEARCHERS)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from uedp_ray.errors import InputError
 from uedp_ray.storage import files
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from uedp_ray.training.optimizers import server_optimizer
+from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, kept_by, server_optimizer
 from uedp_ray.training.rounds import RoundState
 
 MINE = {"config_digest": "a" * 64}
-ASKED = MINE | {"num_rounds": 9}
+ASKED = MINE | {"num_rounds": 9, "kept": kept_by(TrainingConfig(server_optimizer="adam"))}
 
 
 def fresh(optimizer="adam", size=5):
@@ -50,12 +51,18 @@ def saved(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_run_goes_on_exactly_where_it_was(tmp_path, optimizer):
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "rmsprop", "adagrad"])
+def test_a_run_goes_on_exactly_where_it_was(tmp_path, monkeypatch, optimizer):
+    for name, made in (("rmsprop", torch.optim.RMSprop), ("adagrad", torch.optim.Adagrad)):  # as if somebody added them
+        added = ServerOptimizer(lambda parameters, config, made=made: made([parameters], lr=0.1))
+        monkeypatch.setitem(OPTIMIZERS, name, added)
+    settings = TrainingConfig()
+    object.__setattr__(settings, "server_optimizer", optimizer)
+    monkeypatch.setattr(sys.modules[__name__], "TrainingConfig", lambda server_optimizer: settings)
     state = step(fresh(optimizer), 3)
     save(tmp_path, state)
     restored = fresh(optimizer)
-    position = load_checkpoint(tmp_path, restored, **ASKED)
+    position = load_checkpoint(tmp_path, restored, **ASKED | {"kept": kept_by(settings)})
     assert position == Position(3, **MINE, ledger_seq=3, ledger_digest="d")
     assert restored.next_round == 3
     step(state, 2)

@@ -45,8 +45,8 @@ def test_an_update_that_bounds_no_sentence_is_not_used_where_one_is_accounted_fo
         def probe(self):
             """Finds nothing."""
 
-        def updates(self, parameters, selections, round_index):
-            yield from ()
+        def update_of(self, parameters, selection, round_index):
+            return parameters
 
     worker = Worker(make("gpt2"), sentences())
     given = (worker.model, worker.params, worker.update().task, lambda number: None, worker.device)

@@ -39,7 +39,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, prepare_shard
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
-from uedp_ray.corpus.detectors import build_detectors
+from uedp_ray.corpus.detectors import build_detectors, file_of
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
 from uedp_ray.corpus.store import FORMAT_VERSION
@@ -125,7 +125,7 @@ def prepare(
                 index.add(result)
                 reporter.prepared("detect", done, len(tasks))
             for spec, found in zip(specs, index.found, strict=True):
-                if spec.startswith("list:") and not found:
+                if file_of(spec) is not None and not found:
                     remedy = "the entity list matches nothing: check its spelling and language"
                     raise InputError("detector", spec, remedy)
             finished = index.finish(keep or frozenset())

@@ -14,7 +14,7 @@ import torch
 from uedp_ray.config import RunConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.trainable import select_trainable
-from uedp_ray.training.optimizers import OPTIMIZERS
+from uedp_ray.training.optimizers import kept_by
 
 
 def too_full(config: RunConfig, runs: int, folder: Path) -> str | None:
@@ -52,4 +52,4 @@ def run_bytes(config: RunConfig) -> int | None:
         whole = sum(parameter.numel() for parameter in network.parameters())
         chosen = select_trainable(network, shape, seed=0)
         trained = sum(parameter.numel() for parameter in chosen.parameters() if parameter.requires_grad)
-    return _FLOAT * (whole + trained * (1 + OPTIMIZERS[config.training.server_optimizer].num_moments))
+    return _FLOAT * (whole + trained * (1 + sum(kept_by(config.training).values())))

@@ -49,11 +49,22 @@ class Verdict(NamedTuple):
 
 
 def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
-    """The run of a point. Raises: InputError if its settings contradict each other."""
+    """The run of a point. Raises: InputError if its settings contradict each other, or the budget: a method says any."""
     method, settings = settings_of(point, sweep.base)
     if method is None:
-        return methods.overlay(sweep.base, settings)
-    return methods.apply(sweep.base, method, {"privacy.unit": sweep.budget.unit, **settings})
+        config = methods.overlay(sweep.base, settings)
+    else:
+        config = methods.apply(sweep.base, method, {"privacy.unit": sweep.budget.unit, **settings})
+    asked, budget = config.privacy, sweep.budget
+    for name, value, there in (
+        ("privacy.unit", asked.unit, budget.unit),
+        ("privacy.delta", asked.delta, budget.delta),
+        ("privacy.test_noise_seed", asked.test_noise_seed, sweep.base.privacy.test_noise_seed),
+        ("privacy.target_epsilon", max(asked.target_epsilon or 0.0, budget.target_epsilon), budget.target_epsilon),
+    ):
+        if value != there:
+            raise InputError(name, value, f"the budget says {there}: leave it out of method {method}")
+    return config
 
 
 def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1
 _RESTORE = "restore it or use another --out"
-_MOST_COPIES, _MOST_BESIDE = 4, 1 << 20
-"""Of the parameters, which Adam holds thrice, and bytes of headers and step counts."""
+_MOST_BESIDE = 1 << 20
+"""Bytes of headers and step counts."""
 _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("config_digest", "ledger_digest", "tensors", "sha256"), string()),
     **dict.fromkeys(("format", "next_round", "ledger_seq"), number(0, whole=True)),
@@ -71,8 +72,12 @@ def kept_rounds(folder: Path) -> int:
     return read_json(path, _FIELDS, _RESTORE)["next_round"] if path.exists() else 0
 
 
-def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, num_rounds: int) -> Position | None:
+def load_checkpoint(
+    folder: Path, state: RoundState, *, config_digest: str, num_rounds: int, kept: Mapping[str, int]
+) -> Position | None:
     """Fills ``state`` from the last whole checkpoint, of ``num_rounds`` rounds at most; None if there is none.
+
+    ``kept``: what the optimizer keeps (``optimizers.kept_by``).
 
     Raises: InputError for a checkpoint of another config, or one that is damaged.
     """
@@ -93,7 +98,7 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, num_
     tensor_file = folder / name
     damaged = InputError("checkpoint", str(tensor_file), f"is missing or damaged: {_RESTORE}")
     try:
-        check_regular(tensor_file, _RESTORE, most=_MOST_COPIES * state.parameters.nbytes + _MOST_BESIDE)
+        check_regular(tensor_file, _RESTORE, most=(2 + len(kept)) * state.parameters.nbytes + _MOST_BESIDE)
         content = tensor_file.read_bytes()
     except FileNotFoundError:
         raise damaged from None
@@ -108,7 +113,7 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, num_
         raise InputError(
             "checkpoint", tuple(parameters.shape), f"the model has {tuple(state.parameters.shape)} parameters"
         )
-    names = _tensors_of(state.optimizer) if position.next_round else ()
+    names = kept if position.next_round else ()
     whole = tensors.keys() == {f"optimizer.0.{name}" for name in names}
     if not whole or any(value.dim() and value.shape != parameters.shape for value in tensors.values()):
         raise damaged
@@ -117,13 +122,6 @@ def load_checkpoint(folder: Path, state: RoundState, *, config_digest: str, num_
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
     state.next_round = position.next_round
     return position
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What it keeps of its one parameter after a step."""
-    if isinstance(optimizer, torch.optim.Adam):
-        return "step", "exp_avg", "exp_avg_sq"
-    return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
 
 
 def _tensor_file(next_round: int) -> str:

@@ -26,6 +26,7 @@ from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.evaluate import NO_SCORES
+from uedp_ray.training.optimizers import kept_by
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import COMMIT, RunDir
@@ -69,6 +70,7 @@ class RunDriver:
             self.state,
             config_digest=self._digest,
             num_rounds=self._training.num_rounds,
+            kept=kept_by(self._training),
         )
         if position is not None:
             self._ledger.require_position(position.ledger_seq, position.ledger_digest)

@@ -20,8 +20,6 @@ class ServerOptimizer:
     """How an optimizer over (P,) parameters is made."""
 
     make: Callable[[torch.Tensor, TrainingConfig], torch.optim.Optimizer]
-    num_moments: int = 0
-    """Vectors as long as the parameters that it keeps, and a checkpoint holds."""
     uses: tuple[str, ...] = ()
     """Settings that it alone reads."""
 
@@ -37,11 +35,20 @@ OPTIMIZERS: Mapping[str, ServerOptimizer] = {
         lambda parameters, config: torch.optim.SGD(
             [parameters], lr=config.server_learning_rate, momentum=config.server_momentum
         ),
-        num_moments=1,
         uses=("server_momentum",),
     ),
-    "adam": ServerOptimizer(_adam, num_moments=2, uses=("adam_betas", "adam_epsilon")),
+    "adam": ServerOptimizer(_adam, uses=("adam_betas", "adam_epsilon")),
 }
+
+
+def kept_by(config: TrainingConfig) -> dict[str, int]:
+    """What the optimizer keeps of its one parameter, which a checkpoint holds: names, and 1 for what is as long as it, 0 for
+    single numbers. Seen by a step."""
+    parameters = torch.zeros(2)
+    parameters.grad = torch.zeros(2)
+    optimizer = server_optimizer(parameters, config)
+    optimizer.step()
+    return {name: value.dim() for name, value in optimizer.state[parameters].items() if torch.is_tensor(value)}
 
 
 def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:

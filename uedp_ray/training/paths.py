@@ -12,6 +12,7 @@ from pathlib import Path
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.config.io import expand
+from uedp_ray.corpus.detectors import file_of
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
@@ -46,8 +47,8 @@ def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConf
 
     def source(field: str, source: SourceConfig) -> SourceConfig:
         detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays
-            f"{kind}:{change(f'{field}.detector', name)}" if kind == "list" or "/" in name else f"{kind}{colon}{name}"
-            for kind, colon, name in (spec.partition(":") for spec in source.detector)
+            f"{kind}:{change(f'{field}.detector', name)}" if file_of(spec) is not None or "/" in name else spec
+            for spec, (kind, _, name) in ((spec, spec.partition(":")) for spec in source.detector)
         )
         return dataclasses.replace(source, path=change(f"{field}.path", source.path), detector=detector)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus.detectors import file_of
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -103,7 +104,7 @@ def made_of(copy: Path) -> Path:
 
 def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
     """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be looked at."""
-    lists = [Path(spec.removeprefix("list:")) for spec in source.detector if spec.startswith("list:")]
+    lists = [file for file in map(file_of, source.detector) if file is not None]
     try:
         files = [*([] if source.format == "synthetic" else source_files(source)), *lists]
         return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]

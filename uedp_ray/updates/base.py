@@ -77,10 +77,22 @@ class LocalUpdate(ABC):
         """
 
     @abstractmethod
-    def updates(
+    def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
+        """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is put back afterwards."""
+
+    def each_update(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's (P,) float64 update, not clipped yet. It may be overwritten once the next one is asked for."""
+        """Yields each user with its update, which may be overwritten once the next one is asked for.
+
+        Whoever overrides this, to pass users' sentences together, keeps them apart itself (``gradient``).
+        """
+        for selection in selections:
+            self.params.set(parameters)
+            with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
+                update = self.update_of(parameters, selection, round_index)
+            yield selection, update
+        self.params.set(parameters)
 
     def passing(self) -> AbstractContextManager[None]:
         """Around all of a round's passes."""
@@ -89,12 +101,24 @@ class LocalUpdate(ABC):
     def sum_updates(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> torch.Tensor:
-        """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort."""
+        """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort.
+
+        Raises: RuntimeError if a user is added twice, or another than those that were drawn: the clip is one user's.
+        """
         self.probe()
         self.params.set(parameters)
         total = self.plan.zeros(self.params.num, self.device)
+        drawn: dict[int, UserSelection] = {}
+
+        def seen() -> Iterator[UserSelection]:
+            for selection in selections:
+                drawn[selection.user] = selection
+                yield selection
+
         with self.passing():
-            for selection, update in self.updates(parameters, selections, round_index):
+            for selection, update in self.each_update(parameters, seen(), round_index):
+                if drawn.pop(selection.user, None) is not selection:
+                    raise RuntimeError(f"{type(self).__name__} adds a user twice, or one that was not drawn")
                 self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
         return total
 

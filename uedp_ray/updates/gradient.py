@@ -119,12 +119,14 @@ class Update(LocalUpdate):
             found[length] = found[length] or [1]
         return found
 
-    def updates(
+    def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
+        """A user's float64 sum of clipped, weighted sentence gradients, downhill."""
+        return next(update for _, update in self.each_update(parameters, [selection], round_index))
+
+    def each_update(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's float64 sum of clipped, weighted sentence gradients, downhill.
-
-        Users are taken a group at a time, so that their sentences share batches. A user's own are added one by one, by
+        """Users are taken a group at a time, so that their sentences share batches. A user's own are added one by one, by
         padded length and then by number: an order that nobody else changes.
         """
         assert self._sums is not None

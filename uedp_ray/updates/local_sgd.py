@@ -5,14 +5,14 @@ One entity may turn all of them: nothing but the user's clip bounds what it move
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from uedp_ray.plan import UserSelection
-from uedp_ray.updates.base import LocalUpdate, seed_of
+from uedp_ray.updates.base import LocalUpdate
 
 
 @dataclass
@@ -28,22 +28,15 @@ class Update(LocalUpdate):
             self._try_step()
             self._tried = True
 
-    def updates(
-        self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
-    ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
+    def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
+        """A user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
         size = self._training.local_batch_size
-        for selection in selections:
-            self.params.set(parameters)
-            seed = seed_of(self._training.seed, round_index, selection.user)
-            with self.isolated(seed, trains=True):
-                for _ in range(self._training.local_epochs):
-                    for start in range(0, len(selection.sentences), size):
-                        which = slice(start, start + size)
-                        sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
-                        self._sgd_step(sentences, selection.weights[which])
-            yield selection, self.params.get().sub_(parameters).double()
-        self.params.set(parameters)
+        for _ in range(self._training.local_epochs):
+            for start in range(0, len(selection.sentences), size):
+                which = slice(start, start + size)
+                sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
+                self._sgd_step(sentences, selection.weights[which])
+        return self.params.get().sub_(parameters).double()
 
     def _try_step(self) -> None:
         """Steps on as many and as long sentences as there may be: does one give its bits again, after another's?

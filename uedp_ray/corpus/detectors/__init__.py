@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from uedp_ray.corpus.categories import LISTED
 from uedp_ray.corpus.detectors.base import Detector
@@ -25,6 +26,12 @@ from uedp_ray.errors import InputError
 
 DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
 """How each is asked for; its module is named as that: ``list_file``."""
+
+
+def file_of(spec: str) -> Path | None:
+    """The user's own file that a spec names, such as ``list:FILE``: it may change, and should match something."""
+    kind, _, argument = spec.partition(":")
+    return Path(argument) if DETECTORS.get(kind, "").endswith(":FILE") else None
 
 
 def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
