@@ -1,7 +1,7 @@
 """What may stand in a JSON file: checks of its values, so that a damaged file is one clear error, never a traceback.
 
     check = record({"rounds": number(0, whole=True), "epsilon": record({"user": number(0.0, nothing=True)})})
-    check(value, "")                            # Unexpected: epsilon.user, "x", "a number from 0"
+    check({"rounds": 3, "epsilon": {"user": "x"}}, "")    # Unexpected: epsilon.user is not a number from 0
 
 A check takes a value and where it stands; keys that it does not name are let through.
 """

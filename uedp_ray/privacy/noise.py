@@ -5,7 +5,10 @@ seed, few enough to search, so NumPy's Philox draws the noise). A fixed seed exi
 with it must be labelled not private.
 
     noise = GaussianNoise()                       # private
-    released = total + noise.sample(total.numel(), std=2.0, round_index=0)
+    noise.require_private()
+    values = noise.sample(1000, std=2.0, round_index=0)
+
+Whoever adds it rounds both to a grid (``grid``): a sum of floating-point numbers tells of its parts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much a sweep will write, as far as its configuration tells: models and checkpoints of its trials, which stay.
 
-run_bytes(config.base)          # 1_990_000_000: GPT-2, all parameters, Adam
+run_bytes(config.base)          # bytes of a run's model and checkpoint: 4 a parameter, thrice again with Adam
 """
 
 from __future__ import annotations
