@@ -137,7 +137,8 @@ def test_what_is_left_out_bounds_nothing_and_the_answer_says_what_it_is_of(answe
     assert bounded["guarantee"]
     least = answer("epsilon", *given, "--max-holders", 5, "--entity-clip", 0.2, "--q-e", 0.5)
     assert least["epsilon"] < bounded["epsilon"], "a default is on the safe side of what may be true"
-    for choices in (("--rule", "all"), ("--entity-draw", "per-user"), ("--extended-clip", 0.1), ("--q-s", 0.5)):
+    drawn_all = [("--rule", "all", "--entity-draw", draw) for draw in ("global", "per-user")]
+    for choices in (*drawn_all, ("--entity-draw", "per-user"), ("--extended-clip", 0.1), ("--q-s", 0.5)):
         chosen = answer("epsilon", *given, "--max-holders", 5, "--entity-clip", 0.2, "--q-e", 0.5, *choices)
         assert chosen["epsilon"] <= least["epsilon"] * (1 + 1e-6), choices
     for each in (

@@ -90,7 +90,7 @@ COMPARED = {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entit
 def test_an_answer_is_written_whatever_the_encoding(encoding):
     program = f"""
 from uedp_ray import cli, console
-cli.app = lambda **_: (console.print_comparison({COMPARED!r}), console.say("ε \U0001f600"))
+cli.app = lambda **_: (console.print_comparison({COMPARED!r}), console.Lines().say("ε \U0001f600"))
 cli.main()
 """
     environment = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict", "PYTHONUTF8": "0"}

@@ -100,7 +100,7 @@ def conclude_here(
         ended = {"state": TrialState.FAIL} if number in failed else {"value": 1.0}
         trials.append(create_trial(params=point, distributions=_distributions(config, point), **ended))
         trials[-1].number = number
-    return conclude(config, folder, Rows(config, folder).read(trials), Here(), lambda text: None, lambda row: None)
+    return conclude(config, folder, Rows(config, folder).read(trials), Here(), SILENT)
 
 
 def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]:

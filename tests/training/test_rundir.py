@@ -158,8 +158,8 @@ def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, refused):
     comparison = Comparison(config, {"with": ("uedp", {})})
     source, met = SourceConfig(format="synthetic", num_users=9), set()
     starts = {
-        "pretrained": (pretrain, (config,), {}, "progress"),
-        "prepared": (prepare, (source,), {}, "progress"),
+        "pretrained": (pretrain, (config,), {}, "step"),
+        "prepared": (prepare, (source,), {}, "prepared"),
         "compared": (compare, (comparison,), {"workers": 0, "resume": True}, "say"),
     }
     for name, (start, args, kwargs, observer) in starts.items():
@@ -170,7 +170,7 @@ def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, refused):
             assert content(tmp_path) == before
             met.add(name)
 
-        start(*args, tmp_path / name, **kwargs, **{observer: again})
+        start(*args, tmp_path / name, **kwargs, reporter=Told(**{observer: again}))
     assert met == set(starts)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(starts)
 
