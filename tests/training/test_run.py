@@ -282,6 +282,17 @@ def test_runs_in_threads_of_one_process_wait_for_each_other(corpora, tmp_path):
     assert [each["perplexity"] for each in found] == [alone["perplexity"]] * 2
 
 
+def test_whoever_is_told_of_a_round_may_train_too(corpora, tmp_path):
+    done = []
+
+    def train_another(row):
+        if not done:
+            done.append(train(run_config(corpora, training={"num_rounds": 1}), tmp_path / "another", workers=0))
+
+    train(run_config(corpora), tmp_path / "run", workers=0, reporter=Told(evaluated=train_another))
+    assert done[0]["rounds"] == 1
+
+
 def test_a_noisy_vocabulary_is_in_the_ledger_before_it_is_used(corpora, tmp_path):
     config = run_config(corpora, vocabulary=NOISY_WORDS, training={"num_rounds": 1})
     result = train(config, tmp_path / "run", workers=0)
