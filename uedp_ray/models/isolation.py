@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from uedp_ray.errors import InputError
 
 ALONE = threading.RLock()
-"""Held by a thread while this process trains or scores: torch's generator and number of threads are the process's, and initial weights
-and a sentence's dropout masks would depend on what another thread draws."""
+"""Held by a thread that trains or scores: torch's generator and number of threads are the process's, and initial weights and
+a sentence's dropout masks would depend on what another thread draws."""
 
 _VALUES = (
     *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, type),

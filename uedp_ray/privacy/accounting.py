@@ -7,8 +7,8 @@
 Every number is an upper bound; within 1 % of what a fine grid gives where epsilon is 0.1 to 30 and delta is not near rounds
 times 2^-40, up to 6 % above it at epsilons of hundreds, where losses lie in humps that halving the grid may miss. Beyond
 200,000 rounds, or with delta below 2^-48 a round, it comes from Renyi divergences: 1 to 13 % above that where epsilon is at
-least 0.1, user_sampling_prob 0.001 and delta 1e-5 or less, several times above it where they are far less or rounds few. Unit: as asked
-(user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
+least 0.1, user_sampling_prob 0.001 and delta at most 1e-5, several times above it where they are far less or rounds few.
+Unit: as asked (user and entity, user, or entity); relation: ``zero_out``; sampling: Poisson. All inputs are public.
 docs/accounting.md holds theorem and proof.
 References: Doroshenko et al., "Connect the Dots", arXiv 2207.04380 (discretisation); dp_accounting (convolution).
 """
