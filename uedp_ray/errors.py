@@ -54,9 +54,13 @@ def within(section: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.field in (_OPEN_FILES, _THREADS):  # no setting
+        if error.field.startswith("ulimit "):  # no setting
             raise
         raise type(error)(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
+
+
+_OF_THREADS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA, _THREADS: resource.RLIMIT_NPROC}
+"""Limits that end the starting of threads: of the memory that their stacks take, rarely set, and of their number."""
 
 
 @contextmanager
@@ -65,13 +69,12 @@ def no_thread_no_blame() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.field == _THREADS or _threads_left():
+        if error.field in _OF_THREADS or _threads_left():
             raise
-        remedy = (
-            "too few threads may be started: allow more (ulimit -u, or the container's limit of pids), and run again"
-        )
-        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        raise InputError(_THREADS, None if limit == resource.RLIM_INFINITY else limit, remedy) from error
+        limits = {name: resource.getrlimit(which)[0] for name, which in _OF_THREADS.items()}
+        name = next((name for name, limit in limits.items() if limit != resource.RLIM_INFINITY), _THREADS)
+        remedy = "too few threads may be started: allow more (a container limits pids as well), and run again"
+        raise InputError(name, None if limits[name] == resource.RLIM_INFINITY else limits[name], remedy) from error
 
 
 def _threads_left() -> bool:

@@ -107,6 +107,13 @@ def test_phrase_list_finds_the_longest_whole_words_in_any_case(tmp_path: Path) -
     assert "drug" in build_detectors((f"list:{path}",))[0].categories
 
 
+@pytest.mark.parametrize("line", ["Oslo\tgpe\tNorway", f"Oslo\t{'x' * 1001}"])
+def test_a_category_of_a_list_is_one_name(tmp_path, line):
+    (tmp_path / "list").write_text(f"Bergen\tgpe\n{line}\n")
+    with pytest.raises(InputError, match="line 2: a phrase, TAB, and a category"):
+        build_detectors((f"list:{tmp_path / 'list'}",))
+
+
 def test_phrase_list_knows_a_letter_with_an_accent_however_it_is_encoded(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("Zo\u00eb\nRene\u0301\n")

@@ -88,6 +88,20 @@ def test_where_a_folder_is_needed_a_url_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "out", ["s3://", "s3:///", "s3:///run", "s3://bucket", "gs:bucket/x", "http:x", "file://", "s3://k:secret@"]
+)
+def test_a_part_of_a_url_is_no_folder(corpora, tmp_path, monkeypatch, out):
+    """A variable that is not set leaves one, and the run went into a folder ``s3:`` of the node's."""
+    monkeypatch.chdir(tmp_path)
+    for path in (out, Path(out)):
+        with pytest.raises(InputError, match="is no whole URL: write SCHEME") as raised:
+            train(run_config(corpora), path, workers=0)
+        assert "secret" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+    assert open_storage(tmp_path / "run:1").root == tmp_path / "run:1", "a folder may have a colon in its name"
+
+
+@pytest.mark.parametrize(
     ("out", "message"),
     [
         ("s3://key:secret@bucket/run", r"'s3://…': a URL holds no password"),

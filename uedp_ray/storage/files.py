@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import tokenize
@@ -234,7 +235,11 @@ def sync_folder(folder: Path) -> None:
 def os_error(error: BaseException) -> OSError | None:
     """The system's error that an exception is or tells of, if it is such."""
     if isinstance(error, OSError) and error.errno is None and _SHORT.match(str(error)):
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        limited = (
+            resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+        )  # NumPy does not say which it was
+        number = errno.EFBIG if limited else errno.ENOSPC
+        return OSError(number, os.strerror(number))
     if isinstance(error, OSError):
         return error
     found = _NATIVE.search(str(error)) if isinstance(error, Exception) else None

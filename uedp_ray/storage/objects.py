@@ -38,15 +38,25 @@ _WAITS = (1.0, 2.0, 4.0)
 _CHUNK = 1 << 23
 THREADS = 8
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+_CUT = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|s?ftp|file|memory):.*", re.DOTALL | re.IGNORECASE)
+"""What is meant as a URL, whatever became of it."""
+_NO_BUCKET = ("file", "memory")
 _TEMPORARY = ".tmp"
 
 
-def as_url(path: str | Path) -> str | None:
-    """The URL that ``path`` is, also where a ``Path`` has swallowed one of its slashes; None for a path."""
+def as_url(path: str | Path, field: str = "--out") -> str | None:
+    """The URL that ``path`` is, also where a ``Path`` has swallowed one of its slashes; None for a path.
+
+    Raises: InputError for a part of one, as ``s3://$BUCKET`` and ``s3://$BUCKET/run`` are where the variable is not set.
+    """
     match = _URL.fullmatch(str(path))
+    scheme, rest = match.groups() if match else ("", "")
+    named = rest if scheme in _NO_BUCKET else rest.strip("/").partition("/")[2]
+    if (match or _CUT.fullmatch(str(path))) and not named:
+        shown = f"{scheme}://…" if "@" in str(path) else str(path)
+        raise InputError(field, shown, "is no whole URL: write SCHEME://BUCKET/FOLDER (is a variable empty?)")
     if match is None:
         return None
-    scheme, rest = match.groups()
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}".rstrip("/")
 
 

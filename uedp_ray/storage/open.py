@@ -63,7 +63,7 @@ def local_copy(path: str | Path, *, leave_out: tuple[str, ...] = ()) -> Path:
 
 def folder_only(path: str | Path, field: str = "--out") -> Path:
     """``path``, of which a URL is refused. Raises: InputError."""
-    if as_url(path) is not None:
+    if as_url(path, field) is not None:
         raise InputError(field, str(path), "only train and sweep keep things at a URL: name a folder, or copy it first")
     return Path(path)
 

@@ -14,6 +14,8 @@ from uedp_ray.corpus.detectors.base import Detector, Findings, Reads, modified
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError
 
+_LONGEST = 1000
+
 
 class PhraseList:
     """A user's own list. Raises: InputError if the file is missing or holds no phrase."""
@@ -26,6 +28,10 @@ class PhraseList:
         if not path.is_file():
             raise InputError("detector", spec, "no such file: list one phrase a line, optionally TAB category")
         entries = [line.strip("\r\n").partition("\t") for line in Lines(path)]
+        for number, (_, _, category) in enumerate(entries, start=1):
+            if "\t" in category or len(category) > _LONGEST:
+                remedy = f"line {number}: a phrase, TAB, and a category of {_LONGEST} characters at most"
+                raise InputError("detector", spec, remedy)
         phrases = [(phrase, canonical(category) or LISTED) for phrase, _, category in entries if phrase.strip()]
         if not phrases:
             raise InputError("detector", spec, "the list is empty: write one phrase a line")
