@@ -26,6 +26,7 @@ convolution was seen to make, in searches for it with 2 to 1024 rounds on grids 
 TINY = 2.0**-40
 """A delta for each round, below which rounding may take much of it."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
+_NEGLIGIBLE = 1e-6  # or by less than this: where epsilon falls to 0, no share is ever small
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
 _MAX_LOSS = 1e5  # one round's; beyond it the answer is infinity
@@ -161,7 +162,7 @@ def _one_direction(
         work = sum(
             2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
         )
-        if value <= enough or math.isinf(value) or before - value <= _SETTLED * value or work > _MAX_WORK:
+        if value <= enough or math.isinf(value) or before - value <= max(_SETTLED * value, _NEGLIGIBLE) or work > _MAX_WORK:
             return value
         gap /= 2
 
