@@ -375,6 +375,13 @@ def test_parquet_bad_input(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": ["u", None], "text": ["a", "b"]}), tmp_path / "x")
     with pytest.raises(InputError, match="row 2"):
         _read(tmp_path / "x", "parquet")
+    twice = pa.table([["ann", "ann"], ["a", "b"], ["row1", "row2"]], names=["user", "text", "user"])
+    pq.write_table(twice, tmp_path / "x")
+    with pytest.raises(InputError, match="has two columns of one name: keep one"):
+        _read(tmp_path / "x", "parquet")
+    pq.write_table(pa.table({"user": [5.0], "text": ["a"]}), tmp_path / "x")
+    with pytest.raises(InputError, match="user is no text and no whole number: write user ids as text"):
+        _read(tmp_path / "x", "parquet")
     latin = pa.array([f"{SECRET} caf\xe9".encode("latin-1")]).view(pa.string())
     pq.write_table(pa.table({"user": ["u"], "text": latin}), tmp_path / "x")
     with pytest.raises(InputError, match="not a readable Parquet") as caught:

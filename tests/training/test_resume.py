@@ -283,6 +283,30 @@ def cut(ledger: Path, keep: int) -> None:
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:keep]))
 
 
+@pytest.mark.parametrize("lost", ["end", "ledger and setup"])
+def test_rounds_that_were_paid_are_not_forgotten_before_the_first_checkpoint(corpora, tmp_path, lost):
+    """Another config took the place of a run whose ledger had lost its end, and a new key that of its own."""
+    out = tmp_path / "run"
+    config = run_config(corpora, training={**runs.TREE["training"], "checkpoint_every": 5})
+    crash(config, out, charges=3)
+    assert not (out / "checkpoint").exists()
+    kept = {path: path.read_bytes() for path in (out / "ledger.jsonl", out / "private" / "setup.json")}
+    key = (out / "private" / "sampling.key").read_bytes()
+    if lost == "end":
+        cut(out / "ledger.jsonl", 1)
+    else:
+        for path in kept:
+            path.unlink()
+    other = run_config(corpora, training={**runs.TREE["training"], "num_rounds": 4})
+    for asked, resume in ((config, True), (other, False), (other, True), (config, False)):
+        with pytest.raises(InputError):
+            train(asked, out, workers=0, resume=resume)
+    assert (out / "private" / "sampling.key").read_bytes() == key
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert train(config, out, workers=0, resume=True)["rounds"] == 2
+
+
 def test_a_torn_last_line_was_never_released_and_is_cut(crashed, corpora):
     with (crashed / "ledger.jsonl").open("a") as file:
         file.write('{"kind":"round","round":4,"att')

@@ -83,6 +83,8 @@ def _parquet_rows(path: Path) -> Iterator[Sentence]:
     listed = _listed_text(pq.read_metadata(path), path)
     with pq.ParquetFile(path, read_dictionary=listed, **_BOUNDED) as file:
         names = set(file.schema_arrow.names)
+        if len(names) < len(file.schema_arrow.names):
+            raise InputError("path", str(path), "has two columns of one name: keep one")
         missing = sorted({"user", "text"} - names)
         if missing:
             raise InputError("path", str(path), f"no column {missing[0]}: a row needs user and text")
@@ -229,6 +231,8 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     user, text = row.get("user"), row.get("text")
     if isinstance(user, int) and not isinstance(user, bool):
         user = str(user)
+    if user is not None and not isinstance(user, str):
+        raise InputError("path", where, "user is no text and no whole number: write user ids as text")
     if not isinstance(user, str) or not user.strip():
         raise InputError(
             "path",

@@ -162,7 +162,12 @@ def _one_direction(
         work = sum(
             2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
         )
-        if value <= enough or math.isinf(value) or before - value <= max(_SETTLED * value, _NEGLIGIBLE) or work > _MAX_WORK:
+        if (
+            value <= enough
+            or math.isinf(value)
+            or before - value <= max(_SETTLED * value, _NEGLIGIBLE)
+            or work > _MAX_WORK
+        ):
             return value
         gap /= 2
 

@@ -139,9 +139,14 @@ class RunDir:
         self.check_uncut(len(ledger.events))
         return ledger
 
+    @property
+    def num_known(self) -> int:
+        """Lines that the ledger is known to have had; 0 where nothing is known."""
+        return self.charged.stat().st_size if self.charged.exists() else 0
+
     def check_uncut(self, num_events: int) -> None:
         """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
-        known = self.charged.stat().st_size if self.charged.exists() else 0
+        known = self.num_known
         if num_events < known:
             remedy = f"has {num_events} lines, of {known} that were charged: put the run's own, complete ledger back"
             raise InputError("ledger.jsonl", str(self.ledger), remedy)
@@ -201,7 +206,7 @@ class RunDir:
     @property
     def played(self) -> bool:
         """Whether a round was charged, or something is there that only a round can have led to."""
-        if any(path.exists() for path in self.outcomes):
+        if any(path.exists() for path in self.outcomes) or self.num_known:
             return True
         try:
             return self.ledger.exists() and any(event["kind"] == "round" for event in read_ledger(self.ledger))
@@ -247,7 +252,7 @@ def settle_run(run: RunDir) -> None:
 
 def unused(run: RunDir) -> bool:
     """Whether nothing was charged, and nothing is there that would have been. The caller holds the folder."""
-    if any(path.exists() for path in run.outcomes):
+    if any(path.exists() for path in run.outcomes) or run.num_known:
         return False
     if run.ledger.exists():
         return all(event["kind"] == "open" for event in read_ledger(run.ledger))

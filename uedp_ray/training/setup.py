@@ -170,7 +170,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         with replacing(path, private=path == run.used) as new:
             dump_config(written, new)
     storage.put(run.used, run.config)
-    if not run.ledger.exists() and any(path.exists() for path in (run.setup, *run.outcomes)):
+    if not run.ledger.exists() and (run.num_known or any(path.exists() for path in (run.setup, *run.outcomes))):
         remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     return plan
