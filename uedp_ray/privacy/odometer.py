@@ -135,6 +135,8 @@ class Odometer:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Odometer:
         """Reads what ``to_dict`` wrote, of older versions too. Raises: InputError, KeyError, TypeError for anything else."""
+        if not isinstance(values, Mapping):
+            raise TypeError("an odometer is a mapping")
         values = {_RENAMED.get(name, name): value for name, value in values.items()}
         parts = tuple((RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in values["planned"])
         return cls(**{**values, "planned": parts})
