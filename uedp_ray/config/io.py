@@ -186,12 +186,7 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     if not isinstance(tree, Mapping):
         raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
     hints = typing.get_type_hints(cls)
-    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
-        earlier = each.metadata.get("was", each.name)
-        if earlier != each.name and earlier in tree:
-            if each.name in tree:
-                raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {each.name}, which is given too")
-            tree = {each.name if key == earlier else key: value for key, value in tree.items()}
+    tree = renamed(cls, tree, where)
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:
             name = key if isinstance(key, str) else shown(key)
@@ -203,6 +198,21 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         section = where.rstrip(".").rpartition(".")[2]
         before = where.removesuffix(f"{section}.") if error.field.startswith(f"{section}.") else where
         raise InputError(f"{before}{error.field}", error.value, error.remedy) from error.__cause__
+
+
+def earlier_names(cls: Any) -> dict[str, str]:
+    """The keys that files of earlier versions have for fields of ``cls``, and what they are called now."""
+    return {each.metadata["was"]: each.name for each in dataclasses.fields(cls) if "was" in each.metadata}
+
+
+def renamed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """``tree`` with keys as they are called now. Raises: InputError where one is given under both names."""
+    for earlier, name in earlier_names(cls).items():
+        if earlier in tree:
+            if name in tree:
+                raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {name}, which is given too")
+            tree = {name if key == earlier else key: value for key, value in tree.items()}
+    return tree
 
 
 def _convert(annotation: Any, value: Any, where: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.io import earlier_names, from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.sections import (
     BOUNDING_SENTENCES,
     BoundsConfig,
@@ -157,7 +157,8 @@ class RunConfig:
 
 def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree of a run's settings under the names that digests know, so that what an earlier version began goes on."""
-    tree["privacy"]["protect"] = tree["privacy"].pop("unit")
+    for earlier, name in earlier_names(PrivacyConfig).items():
+        tree["privacy"][earlier] = tree["privacy"].pop(name)
     return tree
 
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import yaml
 
-from uedp_ray.config import RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config import PrivacyConfig, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.io import renamed
 from uedp_ray.config.limits import at_least, check_choices, choice, positive
 from uedp_ray.config.run import as_first_named
 from uedp_ray.corpus.categories import expand
@@ -294,7 +295,7 @@ def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
     """The base's privacy section with the budget in it. Raises: InputError where the two contradict each other."""
     if not isinstance(privacy, dict):
         raise InputError("base.privacy", privacy, "expected a mapping of keys")
-    privacy = {"unit" if name == "protect" else name: value for name, value in privacy.items()}  # of an earlier version
+    privacy = renamed(PrivacyConfig, privacy, "base.privacy.")
     stated: dict[str, Any] = {"delta": budget.delta, "unit": budget.unit}
     if budget.noise == "calibrated":
         stated |= {"target_epsilon": budget.target_epsilon, "noise_multiplier": None}

@@ -37,7 +37,7 @@ _BYTES = 12
 
 
 def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
-    """Raises: InputError for whatever of a private run can be refused without its text. ``say`` is told what is ignored."""
+    """Raises: InputError for whatever of a private run can be refused without its text. ``reporter``: what is ignored."""
     used = for_use(config)
     check_device(used)
     check_model(used)

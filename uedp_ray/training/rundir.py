@@ -157,6 +157,11 @@ class RunDir:
         return self.checkpoint, self.rounds, self.model, self.result
 
     @property
+    def paid(self) -> bool:
+        """Whether something is there that only a charge can have led to, whatever became of the ledger."""
+        return self.num_known > 0 or any(path.exists() for path in self.outcomes)
+
+    @property
     def sentence_weight(self) -> Path:
         return self.private / "sentence_weight.npy"
 
@@ -206,7 +211,7 @@ class RunDir:
     @property
     def played(self) -> bool:
         """Whether a round was charged, or something is there that only a round can have led to."""
-        if any(path.exists() for path in self.outcomes) or self.num_known:
+        if self.paid:
             return True
         try:
             return self.ledger.exists() and any(event["kind"] == "round" for event in read_ledger(self.ledger))
@@ -252,7 +257,7 @@ def settle_run(run: RunDir) -> None:
 
 def unused(run: RunDir) -> bool:
     """Whether nothing was charged, and nothing is there that would have been. The caller holds the folder."""
-    if any(path.exists() for path in run.outcomes) or run.num_known:
+    if run.paid:
         return False
     if run.ledger.exists():
         return all(event["kind"] == "open" for event in read_ledger(run.ledger))

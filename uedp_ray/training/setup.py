@@ -170,7 +170,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         with replacing(path, private=path == run.used) as new:
             dump_config(written, new)
     storage.put(run.used, run.config)
-    if not run.ledger.exists() and (run.num_known or any(path.exists() for path in (run.setup, *run.outcomes))):
+    if not run.ledger.exists() and (run.paid or run.setup.exists()):
         remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     return plan
@@ -184,11 +184,11 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
     planned(asked.config, setup).check_header(ledger.header, run.setup)
     if (setup["evaluation"] is None) != (asked.named is None):
         raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
-    for name in ("corpus", "evaluation"):
-        if setup[name] is not None:
-            corpus = unchanged(run, setup, name)
-            if name == "corpus" and asked.guarded:
-                check_warm_start(corpus, asked.used.model.warm_start)
+    corpus = unchanged(run, setup, "corpus")
+    if asked.guarded:
+        check_warm_start(corpus, asked.used.model.warm_start)
+    if setup["evaluation"] is not None:
+        unchanged(run, setup, "evaluation")
 
 
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
