@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose, epsilon
-from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 
@@ -59,6 +59,16 @@ def test_different_mechanisms_are_grouped():
     other = RoundMechanism(noise_multiplier=3.0, user_sampling_prob=0.05)
     events = [*rounds(3), *rounds(4, other), *rounds(2)]
     assert epsilon_of_events(events, delta=1e-5) == compose([(MECHANISM, 5), (other, 4)], delta=1e-5)
+
+
+def test_charges_of_more_mechanisms_than_any_run_has_are_refused():
+    """Each costs an accountant's work: a few kilobytes of them took minutes and gigabytes."""
+    other = [RoundMechanism(noise_multiplier=1.0 + index, user_sampling_prob=0.05) for index in range(65)]
+    written = Charges(tuple((mechanism, 1) for mechanism in other)).to_dict()
+    with pytest.raises(InputError, match="more mechanisms than any run"):
+        Charges.from_dict(written)
+    fewer = {**written, "rounds": written["rounds"][:64]}
+    assert Charges.from_dict(fewer).num_rounds == 64
 
 
 def test_nothing_costs_nothing():

@@ -196,12 +196,18 @@ def _curve(profiles: list[Profile], eps_G: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
     """The loss in each direction beyond which delta is at most ``tail``, to within a factor 1.2; 0 if there is none."""
-    eps = 2.0 ** np.arange(-24.0, 17.5, 0.25)
     found = []
-    for delta in _curve(profiles, np.concatenate([-eps[::-1], [0.0], eps])):
-        upper = delta[eps.size :]
-        over = np.flatnonzero(upper > tail)
-        found.append(0.0 if not over.size else float(eps[min(over[-1], eps.size - 1)]))
+    for side in (0, 1):
+        reach = 0.0
+        # Coarsely first: the curve of a family of many shifts costs much at each eps.
+        for log_eps in (np.arange(-24.0, 18.0), np.arange(-0.75, 0.25, 0.25)):
+            eps = 2.0**log_eps * (reach or 1.0)
+            delta = _curve(profiles, np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
+            over = np.flatnonzero(delta > tail)
+            if not over.size:
+                break
+            reach = float(eps[min(over[-1], eps.size - 1)])
+        found.append(reach)
     return found[0], found[1]
 
 

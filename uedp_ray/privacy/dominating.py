@@ -13,8 +13,9 @@ References: Choquette-Choo, Ganesh, Steinke, Thakurta, arXiv 2310.15526, Cor. 4.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 import numpy as np
@@ -52,23 +53,52 @@ class Family:
     shifts_LJ: np.ndarray
     probs_LJ: np.ndarray
     noise_multiplier: float
-    _memo: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def curves(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """delta(eps) of each label, mixture over Gaussian and Gaussian over mixture: two arrays (L, G).
 
         ``eps_G`` is symmetric about 0: the threshold of one direction at eps is that of the other at -eps.
         """
-        key = eps_G.tobytes()
-        if key not in self._memo:
+        key = (self, eps_G.tobytes())
+        table = _TABLES.get(key)
+        if table is None:
             parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
             split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
             with np.errstate(over="ignore"):  # as in ``_hockey_sticks``
                 done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
-            while len(self._memo) > 5:  # a table of many shifts takes megabytes
-                del self._memo[next(iter(self._memo))]
-            self._memo[key] = (np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done]))
-        return self._memo[key]
+            table = np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done])
+            _TABLES.put(key, table)
+        return table
+
+
+class _Tables:
+    """What curves were computed last, of all families together: those of many shifts take megabytes each."""
+
+    def __init__(self, most_bytes: int):
+        self._room = most_bytes
+        self._found: dict[tuple[Family, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[Family, bytes]) -> tuple[np.ndarray, np.ndarray] | None:
+        with self._lock:
+            table = self._found.pop(key, None)
+            if table is not None:
+                self._found[key] = table  # now the last to go
+            return table
+
+    def put(self, key: tuple[Family, bytes], table: tuple[np.ndarray, np.ndarray]) -> None:
+        with self._lock:
+            self._room += _num_bytes(self._found.pop(key, ())) - _num_bytes(table)
+            self._found[key] = table
+            while self._room < 0:
+                self._room += _num_bytes(self._found.pop(next(iter(self._found))))
+
+
+def _num_bytes(arrays: Sequence[np.ndarray]) -> int:
+    return sum(each.nbytes for each in arrays)
+
+
+_TABLES = _Tables(512 << 20)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # hardly any noise: what is not a number then counts as lost, at the end

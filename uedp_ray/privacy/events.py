@@ -78,6 +78,8 @@ class Charges(NamedTuple):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charges:
         """Reads what ``to_dict`` wrote. Raises: InputError, KeyError, TypeError for anything else."""
+        if len(values["rounds"]) > _MOST_CHANGES:
+            raise InputError("rounds", len(values["rounds"]), f"has more mechanisms than any run ({_MOST_CHANGES})")
         parts = tuple(
             (RoundMechanism.from_dict(part["mechanism"]), _count(part, "rounds")) for part in values["rounds"]
         )
