@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -24,15 +25,18 @@ from uedp_ray import export
 from uedp_ray.answers import export_epsilon, ledger_epsilon
 from uedp_ray.config import RunConfig as Config
 from uedp_ray.config import from_dict, load_config
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.storage.locks import folder_locked
+from uedp_ray.training.card import card
 from uedp_ray.training.export import DATE
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.privacy_page import Total
 
 FILES = {
     "README.md",
@@ -113,6 +117,14 @@ def test_the_card_is_one_that_a_hub_reads_with_the_total_before_any_other_figure
     figures = re.findall(r"\d+\.\d+", text.split("---\n", 2)[2])
     assert float(figures[0]) == pytest.approx(answer["epsilon"], abs=1e-3)
     assert "5 of 5 planned" in text
+
+
+def test_a_name_is_no_markup(private_run, exported):
+    out, _ = exported
+    config = dataclasses.replace(load_config(out / "config.yaml"), name="<img src=x> [my_run](x)")
+    total = Total(1.0, "user-entity", "none", "")
+    text = card(config, private_run.result, total, Vocabulary.load(out / "model"), longest=None)
+    assert r"# \<img src=x\> \[my\_run\](x)" in text.splitlines()
 
 
 def test_that_the_text_passed_the_checks_is_no_part_of_the_guarantee(exported):

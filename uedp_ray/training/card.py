@@ -7,6 +7,7 @@ Everything in it is public: settings, and figures that the total pays for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.training.privacy_page import Total
 
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!~&]")
 _NEW = 20
 """Tokens that the example writes, where the model has room for twice as many."""
 _GENERATE = """\
@@ -77,6 +79,7 @@ def card(
         ("Licence", "none is stated here; that of a base model, if it has one, may bind its users"),
         ("All settings", "[config.yaml](config.yaml)"),
     ]
+    title = _MARKUP.sub(r"\\\g<0>", config.name)
     table = "\n".join(f"| {what} | {found} |" for what, found in rows)
     separator, narrowed = total.unit.partition("; ")[1:]  # of entities, to those that all trials of a sweep protect
     relation = "zero-out, " + (
@@ -86,7 +89,7 @@ def card(
 ---
 {_front_matter(config)}---
 
-# {config.name}
+# {title}
 
 A language model ({config.model.architecture}) that predicts the next word, trained on private text with
 {privacy.unit} differential privacy{f" ({narrowed})" if narrowed else ""}.
