@@ -57,6 +57,7 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
         ({"privacy__noise": "published"}, "privacy.noise_multiplier", "give z"),
         ({"privacy__normalizer": "published"}, "privacy.normalizer", "private data"),
         ({"corpus__declared_num_users": None}, "corpus.declared_num_users", "declare"),
+        ({"corpus__declared_num_users": 2**62}, "corpus.declared_num_users", "10,000,000,000 or fewer"),
         ({"bounds__mode": "none"}, "bounds.mode", "declared or enforced"),
         ({"privacy__sentence_clip_norm": None}, "privacy.sentence_clip_norm", "reweight"),
         ({"training__local_update": "local_sgd"}, "bounds.holder_bound", "truncate"),

@@ -25,6 +25,8 @@ BOUNDING_SENTENCES = frozenset({"gradient"})
 """Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
 A name that is not here bounds nothing but the user's update as a whole."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
+_MOST_USERS = 10**10
+"""As many as the accountant takes."""
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -80,7 +82,7 @@ class CorpusConfig:
     """Why evaluating is safe: public text, or users declared to be outside the protected set."""
 
     def __post_init__(self) -> None:
-        at_least("corpus.declared_num_users", self.declared_num_users, 1, optional=True)
+        at_least("corpus.declared_num_users", self.declared_num_users, 1, most=_MOST_USERS, optional=True)
         at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
         check_choices(self, "corpus")
 
