@@ -14,6 +14,7 @@ from tests.training.runs import crash, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.export import export
 from uedp_ray.storage import objects
 from uedp_ray.storage.objects import Objects
 from uedp_ray.storage.open import folder_only, local_copy, open_storage
@@ -99,6 +100,19 @@ def test_a_part_of_a_url_is_no_folder(corpora, tmp_path, monkeypatch, out):
         assert "secret" not in str(raised.value)
     assert not list(tmp_path.iterdir())
     assert open_storage(tmp_path / "run:1").root == tmp_path / "run:1", "a folder may have a colon in its name"
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/a/../b", "file:///tmp/./x", "s3://bucket/..?region=x"])
+def test_a_url_with_a_step_is_refused(out):
+    """To a store of objects ``a/../b`` is a name of its own; this node's copy of it would be that of ``a/b``."""
+    with pytest.raises(InputError, match="has a step"):
+        open_storage(out)
+
+
+def test_what_cannot_be_opened_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(InputError) as raised:
+        export("s3:", tmp_path / "out")
+    assert raised.value.field == "path"
 
 
 @pytest.mark.parametrize(

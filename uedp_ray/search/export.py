@@ -42,7 +42,7 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
     Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a run of its own), delta, unit.
     Raises: InputError for what is not finished, has no guarantee, or what the rule does not pay for.
     """
-    out, storage = folder_only(out), open_storage(path)
+    out, storage = folder_only(out), open_storage(path, "path")
     with storage.exclusive():
         folder = SweepDir(storage.root, storage)
         storage.get(folder.config, folder.terms)

@@ -335,9 +335,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def unusable(url: str, error: StorageError) -> InputError:
+def unusable(url: str, error: StorageError, field: str = "--out") -> InputError:
     """What the user is told of a storage that fails before anything is done."""
-    return InputError("--out", url, f"cannot be used ({error}): check the name, the permissions and the credentials")
+    return InputError(field, url, f"cannot be used ({error}): check the name, the permissions and the credentials")
 
 
 def folder_of(url: str) -> Path:

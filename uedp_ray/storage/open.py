@@ -17,19 +17,19 @@ from uedp_ray.storage.mirror import OWNERS, Mirror, folder_of, unusable
 from uedp_ray.storage.objects import Objects, as_url, download
 
 
-def open_storage(out: str | Path | Storage) -> Storage:
+def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
     """Of a path or a URL. Nodes keep their copies under ``$UEDP_RAY_WORK`` (default ``~/.cache/uedp_ray``).
 
     Raises: InputError for a URL that cannot be opened or reached, or a path that holds what belongs to a URL.
     """
     if isinstance(out, Storage):
         return out
-    url = as_url(out)
+    url = as_url(out, field)
     if url is None:
         root = Path(out).resolve()
         if (root / OWNERS).is_dir():  # its ledger is in parts, of which the file shows only what was copied last
             remedy = "is kept by runs that name it as a URL, or is a copy of such: name the URL"
-            raise InputError("--out", str(root), remedy)
+            raise InputError(field, str(root), remedy)
         return Storage(root)
     work = _work()
     try:
@@ -41,7 +41,7 @@ def open_storage(out: str | Path | Storage) -> Storage:
     try:
         mirror.exists()
     except StorageError as error:
-        raise unusable(url, error) from error
+        raise unusable(url, error, field) from error
     return mirror
 
 
