@@ -25,7 +25,7 @@ import uedp_ray
 from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import TREE, crash, events, run_config, run_tree
 from uedp_ray import interrupts
-from uedp_ray.analysis.style import perplexity_text
+from uedp_ray.analysis.style import score_text
 from uedp_ray.errors import InputError
 from uedp_ray.search.layout import corpora_at
 from uedp_ray.training.host import train
@@ -552,7 +552,7 @@ def test_sweep_and_report(answer, command, tmp_path, corpora):
     assert set(found["selection"]) >= {"rule", "epsilon"}
     page = answer("report", out)["html"]
     assert page == str(out / "report.html")
-    assert perplexity_text(found["best"]["perplexity"]) in (out / "report.html").read_text()
+    assert score_text(found["best"]["perplexity"]) in (out / "report.html").read_text()
     code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
     assert code == 0
     assert "Price of choosing (composition)" in told

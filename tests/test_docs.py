@@ -29,7 +29,10 @@ REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
 SWEEPS = (ROOT / "docs" / "sweeps.md").read_text()
 SECTIONS = dict(re.findall(r"^###? `(\w+)`([^#]*)", REFERENCE + SWEEPS, re.M))
 SETTINGS = {
-    c.__name__: c for module in (config, sweep_config) for c in vars(module).values() if dataclasses.is_dataclass(c)
+    c.__name__: c
+    for module in (config, sweep_config)
+    for c in vars(module).values()
+    if dataclasses.is_dataclass(c) and c is not sweep_config.Metric
 }
 NAMED_DEFAULTS = {"empty": "", "none": None}
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import optuna
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.search.sweeps import sweep_config
-from tests.training.runs import NUM_USERS
+from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
+from tests.training.runs import NUM_USERS, TREE, run_config
 from tests.updates.tiny import CPU
 from tests.updates.worker import Worker, make, sentences
-from uedp_ray import methods
-from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, from_dict
+from uedp_ray import export, methods
+from uedp_ray.analysis.frames import load_sweep, rank
+from uedp_ray.analysis.report import report
+from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, from_dict, limits, sections
+from uedp_ray.console import print_sweep
 from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import names_users, read
@@ -27,6 +32,12 @@ from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
 from uedp_ray.plan import Plan
 from uedp_ray.search.feasibility import judge
+from uedp_ray.search.study import Study
+from uedp_ray.search.sweep_config import load_sweep_config
+from uedp_ray.tasks.base import IGNORED, forward_logits
+from uedp_ray.tasks.metric import METRICS, Metric
+from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
 from uedp_ray.training.texts import outdated, prepared_source
 from uedp_ray.updates.base import LocalUpdate, local_update
@@ -99,6 +110,76 @@ def test_a_detector_by_a_file(file, monkeypatch, tmp_path):
     assert outdated(source, tmp_path / "copy")
     with pytest.raises(InputError, match="matches nothing"):
         prepare(source, tmp_path / "again")
+
+
+@pytest.fixture
+def task(file, monkeypatch):
+    """The share of words that are predicted right: of this, more is better."""
+    metric = Metric(
+        name="hit_rate",
+        title="hit rate",
+        explained="held-out hit rate",
+        phrase="hit rate {}",
+        format=".1%",
+        goal="max",
+    )
+
+    class Hits(NextWord):
+        @torch.no_grad()
+        def sums(self, model, batch):
+            right = forward_logits(model, batch.input_ids).argmax(-1) == batch.targets
+            return float(right.sum()), int((batch.targets != IGNORED).sum())
+
+        def value(self, total, count):
+            return total / count
+
+        def scores(self, value, size):
+            return {"hit_rate": value}
+
+    file("uedp_ray.tasks.hits", TASK=Hits)
+    monkeypatch.setitem(METRICS, "hits", metric)  # type: ignore[arg-type]
+    monkeypatch.setattr(sections, "TaskKind", Literal["next_word", "hits"])
+    limits._choices.cache_clear()
+    yield metric
+    monkeypatch.undo()
+    limits._choices.cache_clear()
+
+
+def test_a_task(task, corpora, tmp_path):
+    settings = {"server_learning_rate": 0.1, "evaluate_every": 2}
+    config = run_config(corpora, task={"kind": "hits"}, training={**TREE["training"], **settings})
+    assert config.digest() != run_config(corpora, training={**TREE["training"], **settings}).digest()
+    result = train(config, tmp_path / "run", workers=0)
+    assert 0.0 <= result["hit_rate"] <= 1.0
+    assert set(result) >= {"hit_rate", "initial_hit_rate"}
+    assert "perplexity" not in result
+    assert pq.read_table(tmp_path / "run" / "rounds.parquet").column_names[:2] == ["round", "hit_rate"]
+    export(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| Held-out hit rate | {task.show(result['hit_rate'])} |" in card
+    assert "erplexity" not in card + (tmp_path / "out" / "privacy.md").read_text()
+
+
+def test_a_search_for_the_best_at_a_task(task, corpora, tmp_path, capsys):
+    tree = sweep_tree(corpora, search={"searcher": "random", "trials": 3, "selection": "composition"})
+    tree["base"] |= {"task": {"kind": "hits"}}
+    sweep = load_sweep_config(write_sweep(tree, tmp_path))
+    answer = search_here(sweep, tmp_path / "sweep")
+    rates = [row["hit_rate"] for row in answer["trials"]]
+    assert answer["best"]["hit_rate"] == max(rates) > min(rates)
+    print_sweep(answer)
+    shown = capsys.readouterr().out
+    assert "Held-out hit rate" in shown
+    assert task.say(max(rates)) in shown
+    loaded = load_sweep(tmp_path / "sweep")
+    assert (loaded.metric, rank([loaded])["hit_rate"].iloc[0]) == (task, max(rates))
+    page = report([tmp_path / "sweep"], tmp_path / "report.html").read_text()
+    assert "hit rate (higher is better)" in page
+    assert "erplexity" not in page
+    found = Study.open(sweep, tmp_path / "study.journal")
+    assert found._study.direction == optuna.study.StudyDirection.MAXIMIZE
+    with pytest.raises(InputError, match="cannot be searched: trials are compared by its metric"):
+        sweep_config(corpora, tmp_path, space={"task.kind": {"choice": ["next_word"]}})
 
 
 def test_an_architecture(file, monkeypatch):

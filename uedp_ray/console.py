@@ -21,6 +21,7 @@ from rich.table import Table
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
+from uedp_ray.tasks.metric import metric_of
 
 
 class _Spared:
@@ -118,13 +119,13 @@ class Screen(Lines):
         self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
 
     def round(self, row: dict[str, Any]) -> None:
-        """Shows round, rounds a second, epsilon of the planned end, last perplexity, bits per byte and time left."""
-        spent, perplexity = row["epsilon"], row["perplexity"]
+        """Shows round, rounds a second, epsilon of the planned end, the last scores and time left."""
+        spent = row["epsilon"]
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
             "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if perplexity is None else f"perplexity {perplexity:.1f} ({row['bits_per_byte']:.3f} bits/byte)",
+            "" if row[metric_of(row).name] is None else _measured(row),
             f"{row['seconds_left']:.0f} s left",
         ]
         self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
@@ -172,11 +173,10 @@ def _bar() -> Progress:
 
 def _status_table(status: dict[str, Any]) -> Table:
     table = Table(title=f"{status['done'] + status['stopped'] + status['failed']} of {status['wanted']} trials")
-    for name in (*_STATES, "best so far", "perplexity", "bits/byte", "ε of it alone"):
+    cells = {name: str(status[name]) for name in _STATES} | _best_cells(status["best"])
+    for name in cells:
         table.add_column(name, justify="right")
-    best = status["best"]
-    cells = _best_cells(best) if best else ["-"] * 4
-    table.add_row(*(str(status[state]) for state in _STATES), *cells)
+    table.add_row(*cells.values())
     return table
 
 
@@ -185,17 +185,20 @@ def _status_line(status: dict[str, Any]) -> str:
     counts = ", ".join(f"{status[state]} {state}" for state in _STATES if status[state])
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
-    trial, perplexity, bits_per_byte, epsilon = _best_cells(best)
-    found = f"best so far {trial}: perplexity {perplexity} ({bits_per_byte} bits/byte), ε of that run alone {epsilon}"
+    alone = show_epsilon(best["epsilon"], "∞")
+    found = f"best so far {best['trial']}: {_measured(best)}, ε of that run alone {alone}"
     return f"trials: {counts} of {status['wanted']}; {found}"
 
 
 _STATES = ("done", "running", "stopped", "failed", "refused")
 
 
-def _best_cells(best: dict[str, Any]) -> list[str]:
-    scores = f"{best['perplexity']:.1f}", f"{best['bits_per_byte']:.3f}"
-    return [best["trial"], *scores, show_epsilon(best["epsilon"], "∞")]
+def _best_cells(best: dict[str, Any] | None) -> dict[str, str]:
+    """By their headings."""
+    if best is None:
+        return {"best so far": "-"}
+    scores = {score.title: score.show(best[score.name]) for score in metric_of(best).scores}
+    return {"best so far": best["trial"], **scores, "ε of it alone": show_epsilon(best["epsilon"], "∞")}
 
 
 def emit(answer: dict[str, Any], as_json: bool) -> None:
@@ -222,8 +225,10 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
-    table = Table(title="Held-out perplexity, and ε of each run alone")
-    for name in ("model", "perplexity", "bits/byte", "<unk>", "ε user-entity", "ε user", "ε entity"):
+    metric = metric_of(answer["rows"][0])
+    table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
+    scores = (score.title for score in metric.scores)
+    for name in ("model", *scores, "ε user-entity", "ε user", "ε entity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
         epsilon_by = row["epsilon"]
@@ -243,24 +248,26 @@ def print_comparison(answer: dict[str, Any]) -> None:
 
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
-    best, unit = answer["best"], answer["selection"]["unit"]
+    best, unit, metric = answer["best"], answer["selection"]["unit"], metric_of([answer["metric"]])
     table = Table(
-        title=f"Held-out perplexity, and ε {OF_ONE_RUN}",
+        title=f"Held-out {metric.title}, and ε {OF_ONE_RUN}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
         show_edge=False,
     )
     searched = list(best["params"]) if best else []
-    for name in ("trial", "perplexity", "bits\n/byte", "<unk>", f"ε\n{unit}"):
+    scores = (score.title.replace("/", "\n/") for score in metric.scores)
+    for name in ("trial", *scores, f"ε\n{unit}"):
         table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
     for key in searched:
         table.add_column(key.split(".")[-1].replace("_", "\n"), justify="right", no_wrap=True)
-    for row in sorted(answer["references"], key=lambda row: -row["perplexity"]):
+    for row in sorted(answer["references"], key=lambda row: -metric.cost(row[metric.name])):
         table.add_row(row["name"], *_scores(row), show_epsilon(row["epsilon"], "∞"))
-    done = sorted((row for row in answer["trials"] if row["state"] == "done"), key=lambda row: row["perplexity"])
+    done = [row for row in answer["trials"] if row["state"] == "done"]
+    done.sort(key=lambda row: metric.cost(row[metric.name]))
     for row in done[:_SHOWN]:
-        spread = "" if row["perplexity_std"] is None else f" ± {row['perplexity_std']:.1f}"
+        spread = "" if row[metric.spread] is None else f" ± {metric.show(row[metric.spread])}"
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
         cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
         table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
@@ -297,13 +304,15 @@ def print_sweep(answer: dict[str, Any]) -> None:
 _SHOWN = 10
 
 
-def _scores(row: dict[str, Any], beside: str = "") -> tuple[str, str, str]:
-    return f"{row['perplexity']:.1f}{beside}", f"{row['bits_per_byte']:.3f}", f"{row['unk_share']:.1%}"
+def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
+    first, *others = (score.show(row[score.name]) for score in metric_of(row).scores)
+    return [f"{first}{beside}", *others]
 
 
 def _measured(row: dict[str, Any]) -> str:
-    perplexity, bits_per_byte, unk_share = _scores(row)
-    return f"perplexity {perplexity} ({bits_per_byte} bits/byte, {unk_share} <unk>)"
+    metric = metric_of(row)
+    others = ", ".join(score.say(row[score.name]) for score in metric.beside)
+    return metric.say(row[metric.name]) + (f" ({others})" if others else "")
 
 
 def _short(value: Any) -> str:

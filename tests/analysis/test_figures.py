@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from tests.analysis.sweeps import SPACE, write_sweep
 from uedp_ray.analysis import figures, importance, parallel
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.analysis.style import NothingToShow, chart, line, number, perplexity_text, svg
+from uedp_ray.analysis.style import NothingToShow, chart, line, number, score_text, svg
 from uedp_ray.errors import InputError
 
 
@@ -200,7 +200,7 @@ def test_numbers():
         "123500",
         "2.5e7",
     ]
-    assert [perplexity_text(value) for value in (116.0, 99.664, 1234.4, 12345678.0)] == [
+    assert [score_text(value) for value in (116.0, 99.664, 1234.4, 12345678.0)] == [
         "116.0",
         "99.66",
         "1234",

@@ -382,8 +382,8 @@ class Sweep(Command):
         reports: list[dict[str, Any]] = []
 
         def report(row: dict[str, Any]) -> None:
-            reports.append(row)
-            if stops(row):
+            reports.append({"perplexity" if key == "score" else key: value for key, value in row.items()})
+            if stops(reports[-1]):
                 raise _Stopped
 
         with suppress(_Stopped):

@@ -304,7 +304,7 @@ def test_real_model_prefers_stories(real_models: Path) -> None:
     task = NextWord(bos_id=1, eos_id=1, pad_id=0, max_length=128)  # token 1 opens a story in this model
 
     def perplexity(network: nn.Module, text: str) -> float:
-        total, count = task.token_nll(network, task.collate([pieces.encode(text)]))
+        total, count = task.sums(network, task.collate([pieces.encode(text)]))
         return math.exp(total / count)
 
     untrained = AutoModelForCausalLM.from_config(model.config)

@@ -236,7 +236,7 @@ def test_one_sick_gpu_costs_a_sweep_no_trial(two_gpus, corpora, tmp_path, monkey
 @pytest.mark.slow
 def test_where_every_gpu_is_sick_the_search_stops_with_the_reason(two_gpus, corpora, tmp_path, monkeypatch):
     def sick(trial, *, root, report, gpus):
-        report({"round": 0, "perplexity": 1.0, "epsilon": 1.0, "outcome": DEVICE, "reason": "the GPU failed (ECC)"})
+        report({"round": 0, "score": 1.0, "epsilon": 1.0, "outcome": DEVICE, "reason": "the GPU failed (ECC)"})
         return DEVICE
 
     monkeypatch.setattr(tuning, "run_trial", sick)

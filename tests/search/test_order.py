@@ -129,7 +129,7 @@ def test_a_study_whose_lag_was_never_fixed_tries_one_at_a_time(corpora, tmp_path
     study = Study.open(sweep_config(corpora, tmp_path), tmp_path / "journal")
     first = study.ask()
     assert study.ask() is None
-    study.finish(first.number, perplexity=5.0, epsilon=1.0)
+    study.finish(first.number, score=5.0, epsilon=1.0)
     assert study.ask().number == 1
 
 

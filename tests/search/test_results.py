@@ -8,6 +8,7 @@ import pytest
 
 from uedp_ray.errors import InputError
 from uedp_ray.search.results import best, ranked, read_columns
+from uedp_ray.tasks.metric import PERPLEXITY
 
 
 def row(perplexity, epsilon=8.0, scores=None, state="done"):
@@ -22,20 +23,22 @@ def row(perplexity, epsilon=8.0, scores=None, state="done"):
 
 
 def test_only_trials_that_ended_are_ranked():
-    rows = ranked([row(90.0), row(10.0, state="stopped"), row(20.0, state="running"), row(None, state="failed")])
-    assert best(rows) is rows[0]
+    rows = ranked(
+        [row(90.0), row(10.0, state="stopped"), row(20.0, state="running"), row(None, state="failed")], PERPLEXITY
+    )
+    assert best(rows, PERPLEXITY) is rows[0]
     assert [one["pareto"] for one in rows] == [True, False, False, False]
-    assert best([row(1.0, state="failed")]) is None
+    assert best([row(1.0, state="failed")], PERPLEXITY) is None
 
 
 def test_the_pareto_front_trades_perplexity_for_epsilon():
-    rows = ranked([row(90.0, 8.0), row(95.0, 4.0), row(96.0, 5.0), row(120.0, 1.0), row(90.0, 7.0)])
+    rows = ranked([row(90.0, 8.0), row(95.0, 4.0), row(96.0, 5.0), row(120.0, 1.0), row(90.0, 7.0)], PERPLEXITY)
     assert [one["pareto"] for one in rows] == [False, True, False, True, True]
 
 
 def test_epsilons_of_one_target_count_as_equal():
     """Calibration ends within a thousandth of its target, at another place for every trial."""
-    rows = ranked([row(90.0, 7.9999), row(100.0, 7.9985)])
+    rows = ranked([row(90.0, 7.9999), row(100.0, 7.9985)], PERPLEXITY)
     assert [one["pareto"] for one in rows] == [True, False]
 
 
@@ -44,13 +47,13 @@ def test_epsilons_of_one_target_count_as_equal():
     [([90.5, 91.0, 89.9], True), ([99.0, 99.4, 98.7], False), ([80.0, 120.0, 100.0], True)],
 )
 def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
-    rows = ranked([row(90.0, scores=[89.6, 90.0, 90.4]), row(sum(scores) / 3, scores=scores)])
-    assert best(rows) is rows[0]
+    rows = ranked([row(90.0, scores=[89.6, 90.0, 90.4]), row(sum(scores) / 3, scores=scores)], PERPLEXITY)
+    assert best(rows, PERPLEXITY) is rows[0]
     assert [one["tied_with_best"] for one in rows] == [True, tied]
 
 
 def test_one_seed_tells_nothing_apart():
-    rows = ranked([row(90.0), row(200.0)])
+    rows = ranked([row(90.0), row(200.0)], PERPLEXITY)
     assert [one["tied_with_best"] for one in rows] == [None, None]
 
 

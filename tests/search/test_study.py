@@ -64,7 +64,7 @@ def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_els
     study = Study.open(sweep, journal)
     study.fix_lag(3)
     done, begun, failed = (next_allowed(study) for _ in range(3))
-    study.finish(done.number, perplexity=90.0, epsilon=3.0)
+    study.finish(done.number, score=90.0, epsilon=3.0)
     study.fail(failed.number, "diverged")
     assert [row.state.name for row in study.trials if not refused(row)] == ["RUNNING"] * 3, (
         "nobody may know of them yet"
@@ -97,14 +97,14 @@ def test_two_objectives_are_told_both(corpora, tmp_path, journal):
     study = Study.open(sweep_config(corpora, tmp_path, space=space, search={"searcher": "nsga2"}), journal)
     asked = study.ask()
     study.report(asked.number, 2, 100.0)
-    study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    study.finish(asked.number, score=90.0, epsilon=3.0)
     study.close()
     assert study.trials[0].values == [90.0, 3.0]
 
 
 def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
     study = Study.open(sweep, journal)
-    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.finish(next_allowed(study).number, score=90.0, epsilon=3.0)
     study.close()
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 4, "worker')
@@ -117,7 +117,7 @@ def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
 
 def test_a_corrupt_journal_is_refused_and_left_as_it_is(sweep, journal):
     study = Study.open(sweep, journal)
-    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.finish(next_allowed(study).number, score=90.0, epsilon=3.0)
     study.close()
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join([*lines[:3], "{not json}\n", *lines[3:]]))
@@ -129,7 +129,7 @@ def test_a_corrupt_journal_is_refused_and_left_as_it_is(sweep, journal):
 
 def test_the_journal_opens_with_optuna_alone(sweep, journal):
     study = Study.open(sweep, journal)
-    study.finish(next_allowed(study).number, perplexity=90.0, epsilon=3.0)
+    study.finish(next_allowed(study).number, score=90.0, epsilon=3.0)
     study.close()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     assert optuna.load_study(study_name=NAME, storage=storage).best_value == 90.0
@@ -155,7 +155,7 @@ def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, pla
     study.fix_lag(2)
     asked = next_allowed(study)
     study.report(asked.number, 2, 150.0)
-    study.finish(asked.number, perplexity=90.0, epsilon=3.0)
+    study.finish(asked.number, score=90.0, epsilon=3.0)
     written = journal.read_text()
     assert place in written
     journal.write_text(written.replace(place, value))

@@ -53,7 +53,7 @@ def test_a_trial_reports_each_evaluation_and_last_its_outcome(folder):
     *rounds, last = run(folder)
     assert [row["round"] for row in rounds] == [0, 2]
     assert (last["outcome"], last["reason"]) == ("done", "")
-    assert last["perplexity"] > 1
+    assert last["score"] > 1
     assert 7.9 < last["epsilon"] <= 8
     assert (folder.root / "trials" / "0003" / "result.json").exists()
     assert run(folder) == [last], "a finished trial is not run again"
@@ -140,7 +140,7 @@ def test_what_goes_wrong_is_an_outcome_and_says_nothing_private(folder, monkeypa
     monkeypatch.setattr(worker, "run_rounds", broken)
     last = run(folder)[-1]
     assert last["outcome"] == outcome
-    assert math.isinf(last["perplexity"])
+    assert math.isinf(last["score"])
     assert re.search(reason, last["reason"])
     assert "Oslo" not in last["reason"]
 

@@ -21,7 +21,6 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.storage.tables import refusing_damage
 from uedp_ray.training.driver import RunDriver
-from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.units import UNITS
 
 MOST = 1000  # of a footer's bits, drawn at random
@@ -97,7 +96,7 @@ def test_of_a_table_of_runs(tmp_path):
 
 def test_of_the_rounds_of_a_run_that_is_resumed(tmp_path):
     path = tmp_path / "rounds.parquet"
-    row = {"round": 0, **NO_SCORES, "perplexity": 3.5, "noise_std": 1.0}
+    row = {"round": 0, "bits_per_byte": None, "unk_share": None, "perplexity": 3.5, "noise_std": 1.0}
     pq.write_table(pa.Table.from_pylist([row | {f"epsilon_{unit}": 1.0 for unit in UNITS}]), path)
     driver = SimpleNamespace(run=SimpleNamespace(rounds=path), _training=SimpleNamespace(num_rounds=3))
 

@@ -134,7 +134,9 @@ def test_that_the_text_passed_the_checks_is_no_part_of_the_guarantee(exported):
 
 def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):
     text, result = (exported[0] / "README.md").read_text(), private_run.result
-    scores = f"| {result['perplexity']:.1f}; {result['bits_per_byte']:.3f} bits per byte; {result['unk_share']:.1%} of"
+    scores = (
+        f"| {result['perplexity']:.1f}; {result['bits_per_byte']:.3f} bits/byte; {result['unk_share']:.1%} \\<unk\\>"
+    )
     assert f"Held-out perplexity {scores}" in text
     assert f"before training on the private text | {result['initial_perplexity']:.1f} |" in text
     assert "| Licence | none is stated here;" in text

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from uedp_ray.analysis.axes import labels
-from uedp_ray.analysis.frames import Sweep, check_comparable, finished_trials
+from uedp_ray.analysis.frames import Sweep, best_first, check_comparable, finished_trials
 from uedp_ray.analysis.style import (
     BLACK,
     BLUE,
@@ -35,7 +35,7 @@ from uedp_ray.analysis.style import (
     line,
     log_ticks,
     number,
-    perplexity_axis,
+    score_axis,
 )
 from uedp_ray.privacy.statement import show_delta
 
@@ -55,32 +55,34 @@ def epsilon_label(sweep: Sweep) -> str:
 
 
 def comparable_trials(sweep: Sweep) -> pd.DataFrame:
-    """Trials with a perplexity and a finite epsilon, best first, with the column ``role``: a key of the legend.
+    """Trials with a score and a finite epsilon, best first, with the column ``role``: a key of the legend.
 
     Raises: NothingToShow if there is none.
     """
     trials = sweep.trials
     shown = trials[
-        np.isfinite(trials["perplexity"]) & (trials["epsilon"] <= LARGEST) & trials["state"].isin(["done", "stopped"])
+        np.isfinite(trials[sweep.metric.name])
+        & (trials["epsilon"] <= LARGEST)
+        & trials["state"].isin(["done", "stopped"])
     ]
     if shown.empty:
-        raise NothingToShow("No trial has both a perplexity and an ε yet.")
+        raise NothingToShow(f"No trial has both {sweep.metric.title} and an ε yet.")
     best = sweep.best["trial"] if sweep.best else None
     role = np.select(
         [shown["trial"] == best, shown["state"] == "stopped", shown["tied_with_best"].fillna(False).astype(bool)],
         ["best", "stopped", "tied"],
         "done",
     )
-    return shown.assign(role=role).sort_values("perplexity", ignore_index=True)
+    return best_first(shown.assign(role=role))
 
 
 def pareto(sweep: Sweep) -> Figure:
-    """Perplexity against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
+    """Scores against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
     trials = comparable_trials(sweep)
     figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
     by_epsilon, by_rank = panels
     levels = _reference_lines(sweep, panels)
-    far = perplexity_axis(by_epsilon, trials["perplexity"], levels.values())
+    far = score_axis(by_epsilon, sweep.metric, trials[sweep.metric.name], levels.values())
     front = _front(sweep, trials, levels.get("public-only"), far)
     by_epsilon.plot(*front, drawstyle="steps-post", color=BLACK, linewidth=1.2, zorder=3.5, label="Pareto front")
     by_epsilon.axvline(sweep.target_epsilon, color=GREY, linewidth=1, linestyle=(0, (1, 2)))
@@ -111,17 +113,18 @@ def _front(sweep: Sweep, trials: pd.DataFrame, public: float | None, far: float)
     """Corners of the front, from the public model at epsilon 0, where there is one, to the edge of the budget."""
     corners = [] if public is None else [(0.0, public)]
     front = _drawable_front(sweep, far)
-    for epsilon, perplexity in zip(front["epsilon"], front["perplexity"], strict=True):
-        if public is None or perplexity < public:
-            corners.append((epsilon, perplexity))
+    metric = sweep.metric
+    for epsilon, score in zip(front["epsilon"], front[metric.name], strict=True):
+        if public is None or metric.cost(score) < metric.cost(public):
+            corners.append((epsilon, score))
     if corners:
         corners.append((max(sweep.target_epsilon, *trials["epsilon"]), corners[-1][1]))
-    return [epsilon for epsilon, _ in corners], [perplexity for _, perplexity in corners]
+    return [epsilon for epsilon, _ in corners], [score for _, score in corners]
 
 
 def _drawable_front(sweep: Sweep, far: float) -> pd.DataFrame:
     front = sweep.pareto
-    return front[(front["perplexity"] <= far) & (front["epsilon"] <= LARGEST)]
+    return front[(front[sweep.metric.name] <= far) & (front["epsilon"] <= LARGEST)]
 
 
 def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
@@ -129,15 +132,16 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
     check_comparable(sweeps)
     figure, (axes,) = chart(7.4, 4.2)
     each = [comparable_trials(sweep) for sweep in sweeps]
-    far = perplexity_axis(axes, pd.concat(each)["perplexity"])
+    metric = sweeps[0].metric
+    far = score_axis(axes, metric, pd.concat(each)[metric.name])
     for index, (sweep, trials) in enumerate(zip(sweeps, each, strict=True)):
         style = line(index)
         cloud = {**style, "linestyle": "none", "alpha": 0.35, "markersize": 4}
-        axes.plot(trials["epsilon"], trials["perplexity"].clip(upper=far), **cloud)
+        axes.plot(trials["epsilon"], trials[metric.name].clip(upper=far), **cloud)
         front = _drawable_front(sweep, far)
         axes.plot(
             front["epsilon"],
-            front["perplexity"],
+            front[metric.name],
             drawstyle="steps-post",
             **{**style, "markersize": 8},
             label=f"{sweep.name}: front of {len(trials)} trials",
@@ -149,7 +153,7 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
 
 
 def utility(sweep: Sweep) -> Figure:
-    """Perplexity against each sampling probability that was searched, q_s first.
+    """Scores against each sampling probability that was searched, q_s first.
 
     Raises: NothingToShow where none was searched.
     """
@@ -159,7 +163,7 @@ def utility(sweep: Sweep) -> Figure:
     trials = comparable_trials(sweep)
     figure, panels = chart(max(7.0, 3.2 * len(keys)), 4.0, len(keys), sharey=True)
     levels = _reference_lines(sweep, panels)
-    far = perplexity_axis(panels[0], trials["perplexity"], levels.values())
+    far = score_axis(panels[0], sweep.metric, trials[sweep.metric.name], levels.values())
     for axes, key in zip(panels, keys, strict=True):
         shown = trials[trials[key].notna()]
         _points(axes, sweep, shown, shown[key].astype(float), far)
@@ -181,16 +185,17 @@ _SYMBOLS = dict(zip(SAMPLING, ("q_s: ", "q_e: ", "q_u: ", ""), strict=True))
 
 
 def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
-    """Held-out perplexity over the rounds of the ``top`` best trials; a thin line for each further seed."""
-    best = finished_trials(sweep.trials).sort_values("perplexity").head(top)["trial"]
+    """The held-out score over the rounds of the ``top`` best trials; a thin line for each further seed."""
+    score = sweep.metric.name
+    best = best_first(finished_trials(sweep.trials)).head(top)["trial"]
     curves = [(trial, sweep.rounds(trial)) for trial in best]
-    curves = [(trial, rounds[np.isfinite(rounds["perplexity"])]) for trial, rounds in curves]
+    curves = [(trial, rounds[np.isfinite(rounds[score])]) for trial, rounds in curves]
     curves = [(trial, rounds) for trial, rounds in curves if not rounds.empty]
     if not curves:
-        raise NothingToShow("No finished trial has recorded a perplexity during its rounds.")
+        raise NothingToShow(f"No finished trial has recorded {sweep.metric.title} during its rounds.")
     figure, (axes,) = chart(7.0, 4.0)
     levels = _reference_lines(sweep, [axes])
-    far = perplexity_axis(axes, pd.concat([rounds["perplexity"] for _, rounds in curves]), levels.values())
+    far = score_axis(axes, sweep.metric, pd.concat([rounds[score] for _, rounds in curves]), levels.values())
     for index, (trial, rounds) in enumerate(curves):
         chosen = sweep.best is not None and trial == sweep.best["trial"]
         for seed, run in rounds.groupby("seed"):
@@ -198,7 +203,7 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
             if seed:
                 style |= {"linewidth": 0.8, "markersize": 2.5}
             label = None if seed else f"trial {trial}{f', {chosen_label(sweep)}' if chosen else ''}"
-            axes.plot(run["round"], run["perplexity"].clip(upper=far), label=label, **style)
+            axes.plot(run["round"], run[score].clip(upper=far), label=label, **style)
     axes.set_xlim(left=0)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -208,7 +213,7 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
 
 def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
     """Draws the levels of the model trained on public text only, and of the one trained without noise."""
-    named = zip(sweep.references["name"], sweep.references["perplexity"], strict=True)
+    named = zip(sweep.references["name"], sweep.references[sweep.metric.name], strict=True)
     levels = {name: level for name, level in named if level <= LARGEST}
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
@@ -228,14 +233,15 @@ def chosen_label(sweep: Sweep) -> str:
 
 def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: float) -> None:
     """Trials by role, with the spread over seeds; those beyond ``far`` as arrow heads at the edge."""
-    beyond = (trials["perplexity"] > far).to_numpy()
+    metric = sweep.metric
+    beyond = (trials[metric.name] > far).to_numpy()
     for role, style in (_STYLES | {"best": _STYLES["best"] | {"label": chosen_label(sweep)}}).items():
         mask = (trials["role"] == role).to_numpy() & ~beyond
         if mask.any():
-            spread = trials["perplexity_std"][mask]
+            spread = trials[metric.spread][mask]
             axes.errorbar(
                 x[mask],
-                trials["perplexity"][mask],
+                trials[metric.name][mask],
                 yerr=None if spread.isna().all() else spread.fillna(0.0).clip(upper=LARGEST),
                 linestyle="none",
                 elinewidth=0.9,
@@ -245,8 +251,6 @@ def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: f
                 **{"markersize": 6, **style},
             )
     if beyond.any():
-        text = (
-            f"beyond the axis: {beyond.sum()} trial{'s' if beyond.sum() > 1 else ''} of perplexity over {number(far)}"
-        )
+        text = f"beyond the axis: {beyond.sum()} trial{'s' if beyond.sum() > 1 else ''} of {metric.title} over {number(far)}"
         edge = axes.get_xaxis_transform()
         axes.plot(x[beyond], np.full(beyond.sum(), 0.985), "^", transform=edge, color=GREY, markersize=6, label=text)

@@ -99,13 +99,14 @@ def _short(value: object) -> str:
 
 
 def _check_result(tree: Any, config: SweepConfig) -> None:
-    budget = config.budget
+    budget, metric = config.budget, config.metric
+    score = number(metric.least)
     terms = {"delta": one_of(budget.delta), "unit": one_of(budget.unit)}
     spent = number(0.0, nothing=True)
     best = {
         "trial": _NAMED,
-        "perplexity": number(1.0),
-        "perplexity_std": spent,
+        metric.name: score,
+        metric.spread: spent,
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,
         "epsilon": record(dict.fromkeys(UNITS, spent)),
@@ -121,7 +122,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         **dict.fromkeys(("accountant", "releasable", "text"), string()),
         **terms,
     }
-    reference = {"name": one_of("public-only", "noiseless"), "perplexity": number(1.0), "epsilon": spent}
+    reference = {"name": one_of("public-only", "noiseless"), metric.name: score, "epsilon": spent}
     trial = {"trial": _NAMED, "state": string(), "run_dirs": list_of(string())}
     states = ("asked", "done", "stopped", "failed", "refused", "running")
     record(

@@ -31,19 +31,17 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.tasks.metric import Metric, metric_of
 
-_DTYPES = {
+_FIRST = {
     "trial": "string",
     "number": "int64",
     "state": "string",
     "reason": "string",
     "feasible": "boolean",
     "method": "string",
-    "perplexity": "float64",
-    "perplexity_std": "float64",
-    "bits_per_byte": "float64",
-    "unk_share": "float64",
-    "initial_perplexity": "float64",
+}
+_LAST = {
     "seeds": "Int64",
     "tied_with_best": "boolean",
     "pareto": "boolean",
@@ -59,12 +57,9 @@ _DTYPES = {
     "run_dirs": "object",
 }
 _LEAST = {
-    **dict.fromkeys(("perplexity", "initial_perplexity"), 1.0),
-    **dict.fromkeys(("perplexity_std", "bits_per_byte", "unk_share", "noise_multiplier"), 0.0),
-    **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS)), 0.0),
+    **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS), "noise_multiplier"), 0.0),
     **dict.fromkeys(("number", "seeds", "rounds", "charged"), 0),
 }
-_ROUNDS_LEAST = {"round": 0, "perplexity": 1.0}
 _STATES = ("done", "stopped", "failed", "refused", "running")
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
 _RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
@@ -88,7 +83,7 @@ class Sweep:
     selection: Mapping[str, Any]
     """The price of choosing: rule, epsilon, delta, unit, accountant, releasable, text."""
     references: pd.DataFrame
-    """name (string), perplexity (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
+    """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
     finished: bool
     """Whether ``result.json`` is there, and of all trials."""
     published_space: Space | None = None
@@ -105,6 +100,11 @@ class Sweep:
         return self.sweep_config.parsed_space if self.published_space is None else self.published_space
 
     @property
+    def metric(self) -> Metric:
+        """What trials are compared by: the name of its column, and which way is better."""
+        return self.sweep_config.metric
+
+    @property
     def unit(self) -> str:
         """Whose epsilon the budget bounds."""
         return self.sweep_config.budget.unit
@@ -119,7 +119,7 @@ class Sweep:
 
     @property
     def pareto(self) -> pd.DataFrame:
-        """Trials that no other beats in both epsilon and perplexity, by epsilon."""
+        """Trials that no other beats in both epsilon and score, by epsilon."""
         return self.trials[self.trials["pareto"].fillna(False)].sort_values("epsilon")
 
     def run_dirs(self, trial: str) -> list[Path]:
@@ -152,8 +152,13 @@ class Sweep:
     def rounds(self, trial: str) -> pd.DataFrame:
         """``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
         files = [self._file(folder, "rounds.parquet") for folder in self.run_dirs(trial)]
-        frames = [_read_rounds(self.path, file).assign(seed=seed) for seed, file in enumerate(files) if file.exists()]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["round", "perplexity", "seed"])
+        name = self.metric.name
+        frames = [
+            _read_rounds(self.path, file, self.metric).assign(seed=seed)
+            for seed, file in enumerate(files)
+            if file.exists()
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["round", name, "seed"])
 
     def _file(self, folder: Path, name: str) -> Path:
         return inside(self.path, str(folder.relative_to(self.path) / name))
@@ -173,13 +178,13 @@ def load_sweep(path: str | Path) -> Sweep:
         raise InputError("sweep", str(path), remedy)
     config = load_sweep_config(inside(path, "sweep.yaml"))
     table = read_table(path, "trials.parquet")
-    trials = _checked_trials(path, table, config.parsed_space)
+    trials = _checked_trials(path, table, config)
     result = read_result(path, config) if (path / "result.json").is_file() else None
     states = set(zip(trials["trial"], trials["state"], strict=True))
     finished = result is not None and holds_all(result["trials"], states, inside(path, "trials"))
     if result is None or not finished:
         result = _so_far(table, config)
-    references = pd.DataFrame(result["references"], columns=["name", "perplexity", "epsilon"])
+    references = pd.DataFrame(result["references"], columns=["name", config.metric.name, "epsilon"])
     return Sweep(
         path=path,
         name=path.resolve().name,
@@ -189,7 +194,7 @@ def load_sweep(path: str | Path) -> Sweep:
         best=result["best"],
         best_run=None if result["best"] is None else run_dir(path, result["best"]["run_dir"]),
         selection=result["selection"],
-        references=references.astype({"name": "string", "perplexity": "float64", "epsilon": "float64"}),
+        references=references.astype({"name": "string", config.metric.name: "float64", "epsilon": "float64"}),
         finished=finished,
     )
 
@@ -206,11 +211,11 @@ def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 def rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     """Finished, feasible trials of all sweeps, best first. Raises: InputError as ``check_comparable`` does."""
     check_comparable(sweeps)
-    return finished_trials(join(sweeps)).sort_values("perplexity", ignore_index=True)
+    return best_first(finished_trials(join(sweeps)))
 
 
 def check_comparable(sweeps: Sequence[Sweep]) -> None:
-    """Raises: InputError unless one axis fits all: same unit and delta for epsilon, same text and words for perplexity."""
+    """Raises: InputError unless one axis fits all: same unit and delta for epsilon, same task, text and words for scores."""
     first, *others = sweeps
     for other in others:
         for what, theirs, ours in zip(_SCALES, _scale(other), _scale(first), strict=True):
@@ -219,26 +224,37 @@ def check_comparable(sweeps: Sequence[Sweep]) -> None:
                 raise InputError(f"{what} of {other.name}", theirs, remedy)
 
 
-_SCALES = ("unit", "relation", "protected categories", "delta", "evaluation text", "vocabulary", "max_length")
+_SCALES = ("task", "unit", "relation", "protected categories", "delta", "evaluation text", "vocabulary", "max_length")
 
 
 def _scale(sweep: Sweep) -> tuple[Any, ...]:
     base = to_dict(sweep.sweep_config.base)
     text, words, length = base["corpus"]["evaluation"], base["vocabulary"], base["model"]["max_length"]
     protected = sweep.sweep_config.common_categories or base["corpus"]["categories"]
-    return sweep.unit, sweep.relation, [] if sweep.unit == "user" else list(protected), sweep.delta, text, words, length
+    protected = [] if sweep.unit == "user" else list(protected)
+    return base["task"], sweep.unit, sweep.relation, protected, sweep.delta, text, words, length
 
 
 def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials that ran to their end within the budget, and have a perplexity."""
-    return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & trials["perplexity"].notna()]
+    """Trials that ran to their end within the budget, and have a score."""
+    scored = trials[metric_of(trials.columns).name].notna()
+    return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & scored]
 
 
-def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
+def best_first(trials: pd.DataFrame) -> pd.DataFrame:
+    """In the order of their scores, numbered anew."""
+    metric = metric_of(trials.columns)
+    return trials.sort_values(metric.name, ascending=metric.goal == "min", ignore_index=True)
+
+
+def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.DataFrame:
     """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
-    _check_columns("trials.parquet", path, table, (*_DTYPES, *space))
+    space, metric = config.parsed_space, config.metric
+    scores = (metric.name, metric.spread, *(score.name for score in metric.beside), metric.initial)
+    dtypes = _FIRST | dict.fromkeys(scores, "float64") | _LAST
+    _check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
-    frame = _typed("trials.parquet", path, table, _DTYPES | ranges)
+    frame = _typed("trials.parquet", path, table, dtypes | ranges)
     for key, dimension in space.items():
         for value in frame[key].dropna():
             if not holds(dimension, value):
@@ -249,10 +265,11 @@ def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
     ):
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
-    _check_least("trials.parquet", frame, _LEAST)
+    least = {score.name: score.least for score in metric.scores} | {metric.initial: metric.least, metric.spread: 0.0}
+    _check_least("trials.parquet", frame, _LEAST | least)
     done = frame[frame["state"] == "done"]
     for column, lacks in (
-        ("perplexity", done["perplexity"].isna()),
+        (metric.name, done[metric.name].isna()),
         ("run_dirs", done["run_dirs"].map(lambda names: names is None or len(names) == 0).astype(bool)),
     ):
         if lacks.any():
@@ -264,14 +281,14 @@ def _checked_trials(path: Path, table: pa.Table, space: Space) -> pd.DataFrame:
     return frame
 
 
-def _read_rounds(root: Path, path: Path) -> pd.DataFrame:
-    name = str(path.relative_to(root))
+def _read_rounds(root: Path, path: Path, metric: Metric) -> pd.DataFrame:
+    name, least = str(path.relative_to(root)), {"round": 0, metric.name: metric.least}
     table = read_table(root, name)
-    _check_columns(name, root, table, _ROUNDS_LEAST)
+    _check_columns(name, root, table, least)
     once = [field.name for field in table.schema if table.column_names.count(field.name) == 1]
-    kept = [each for each in once if pa.types.is_floating(table.schema.field(each).type) or each in _ROUNDS_LEAST]
-    frame = _typed(name, root, table.select(kept), {"round": "int64", "perplexity": "float64"})
-    _check_least(name, frame, _ROUNDS_LEAST)
+    kept = [each for each in once if pa.types.is_floating(table.schema.field(each).type) or each in least]
+    frame = _typed(name, root, table.select(kept), {"round": "int64", metric.name: "float64"})
+    _check_least(name, frame, least)
     return frame
 
 

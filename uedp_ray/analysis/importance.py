@@ -5,7 +5,7 @@
 
 The importance of a setting says how far its values among the best quarter of the finished trials differ from its values
 among all of them. Shares add up to one whatever the data, so each is shown beside the 95 % quantile of the same figure with
-the perplexities shuffled among the trials. Reference: Watanabe, Bansal and Hutter, arXiv 2304.10255.
+the scores shuffled among the trials. Reference: Watanabe, Bansal and Hutter, arXiv 2304.10255.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def importances(sweep: Sweep) -> pd.DataFrame:
     trials = _assessed(sweep)
     points = [point_of(sweep.space, row) for _, row in trials.iterrows()]
     distributions = {key: _distribution(dimension) for key, dimension in sweep.space.items()}
-    perplexities = trials["perplexity"].to_numpy()
+    costs = trials[sweep.metric.name].map(sweep.metric.cost).to_numpy()
     generator = np.random.default_rng(0)
     with _quiet():
-        found = _shares(points, distributions, perplexities)
-        shuffled = [_shares(points, distributions, generator.permutation(perplexities)) for _ in range(_SHUFFLES)]
+        found = _shares(points, distributions, costs)
+        shuffled = [_shares(points, distributions, generator.permutation(costs)) for _ in range(_SHUFFLES)]
     table = pd.DataFrame({"importance": found, "chance": pd.DataFrame(shuffled).quantile(0.95)})
     return table.sort_values("importance", ascending=False)
 
@@ -61,7 +61,7 @@ def importance(sweep: Sweep) -> Figure:
         color=BLACK,
         markersize=16,
         markeredgewidth=2,
-        label="a bar that ends before this mark may be chance (95 % of shuffled perplexities)",
+        label="a bar that ends before this mark may be chance (95 % of shuffled scores)",
     )
     axes.set_yticks(rows, [names[key] for key in table.index])
     axes.grid(axis="y", visible=False)
@@ -93,13 +93,11 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(low, high, log=dimension.is_log)
 
 
-def _shares(
-    points: list[Point], distributions: dict[str, BaseDistribution], perplexities: np.ndarray
-) -> dict[str, float]:
+def _shares(points: list[Point], distributions: dict[str, BaseDistribution], costs: np.ndarray) -> dict[str, float]:
     study = optuna.create_study(direction="minimize")
     study.add_trials(
         optuna.create_trial(params=point, distributions={key: distributions[key] for key in point}, value=float(value))
-        for point, value in zip(points, perplexities, strict=True)
+        for point, value in zip(points, costs, strict=True)
     )
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE)
     return optuna.importance.get_param_importances(study, evaluator=evaluator)

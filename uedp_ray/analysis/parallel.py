@@ -1,4 +1,4 @@
-"""Parallel coordinates: every trial as one line across the searched settings, to its perplexity.
+"""Parallel coordinates: every trial as one line across the searched settings, to its score.
 
     parallel_coordinates(load_sweep("runs/quickstart")).savefig("parallel.svg")
 
@@ -21,18 +21,18 @@ from matplotlib.figure import Figure
 from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.figures import chosen_label, comparable_trials
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.analysis.style import BLACK, GREY, chart, legend, number, perplexity_axis, shown_value
+from uedp_ray.analysis.style import BLACK, GREY, chart, legend, number, score_axis, shown_value
 from uedp_ray.search.space import Dimension, Point
 
 _ABSENT = -0.14
 
 
 def parallel_coordinates(sweep: Sweep) -> Figure:
-    """One line a trial across the searched settings, ending at its perplexity; settings it does not have lie below."""
-    trials = comparable_trials(sweep)
+    """One line a trial across the searched settings, ending at its score; settings it does not have lie below."""
+    trials, metric = comparable_trials(sweep), sweep.metric
     names = labels(sweep.space)
     figure, (axes,) = chart(max(7.0, 1.25 * (len(names) + 1)), 4.2)
-    far = perplexity_axis(axes, trials["perplexity"])
+    far = score_axis(axes, metric, trials[metric.name])
     low, high = axes.get_ylim()
     along = functools.partial(_share, low=low, high=high, is_log=axes.get_yscale() == "log")
     ticks = [value for value in axes.get_yticks() if low <= value <= high]
@@ -47,7 +47,7 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
         heights = [_height(each, point) for each in columns]
         axes.plot(
             range(len(columns) + 1),
-            [*heights, along(min(row["perplexity"], far, high))],
+            [*heights, along(min(row[metric.name], far, high))],
             color=BLACK if best else shades_RC[index],
             linewidth=2.6 if best else 1.1,
             linestyle=":" if row["role"] == "stopped" else "-",
@@ -64,7 +64,7 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
         axes.axhline(_ABSENT, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
         beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": 8}
         axes.annotate("not\nused", (-0.02, _ABSENT), **beside)
-    titles = [*(_wrapped(names[each.key]) for each in columns), "perplexity\n(lower is\nbetter)"]
+    titles = [*(_wrapped(names[each.key]) for each in columns), f"{metric.title}\n({metric.better} is\nbetter)"]
     axes.set_xticks(range(len(titles)), titles)
     axes.set_xlim(-0.15, len(columns) + 0.45)
     legend(figure, [axes])

@@ -48,14 +48,14 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     return [
         picture(
             "pareto",
-            "Perplexity against ε",
+            f"{sweep.metric.title.capitalize()} against ε",
             f"{_of_trials(sweep)} {spread} {noiseless}",
             lambda: figures.pareto(sweep),
         ),
         picture(
             "parallel",
             "All searched settings",
-            "One line a trial, from its settings to its perplexity: the darker, the better; dotted lines were stopped "
+            "One line a trial, from its settings to its score: the darker, the better; dotted lines were stopped "
             "early. Axes follow the scale that was searched.",
             lambda: parallel.parallel_coordinates(sweep),
         ),
@@ -89,7 +89,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
         ),
         picture(
             "learning",
-            "Perplexity over the rounds",
+            f"{sweep.metric.title.capitalize()} over the rounds",
             f"The best finished trials. {'Thin lines are further seeds. ' if several_seeds else ''}{noiseless}",
             lambda: figures.learning_curves(sweep),
         ),

@@ -23,6 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from uedp_ray.tasks.metric import Metric
+
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
     "#000000",
     "#e69f00",
@@ -42,7 +44,7 @@ _LINES = (
     (SKY, (0, (8, 2)), "P"),
 )
 _FAR = 3.0
-"""A perplexity beyond this many times the typical one is drawn at the edge: it would flatten the rest."""
+"""A score beyond this many times the typical one is drawn at the edge: it would flatten the rest."""
 LARGEST = 1e100
 """Figures take what is larger as infinite: the axis of the largest numbers has no end."""
 _FONTS = "DejaVu Sans', Verdana, Arial, Helvetica, sans-serif"
@@ -98,25 +100,28 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
     )
 
 
-def perplexity_axis(axes: Axes, values: Iterable[float], lines: Iterable[float] = ()) -> float:
-    """Sets the vertical axis for perplexities, and returns the value beyond which they are to be drawn at its edge.
+def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Iterable[float] = ()) -> float:
+    """Sets the vertical axis for scores, and returns the value beyond which they are to be drawn at its edge.
 
-    ``lines``: levels that must be visible. The scale is logarithmic where values span more than a factor of three.
+    ``lines``: levels that must be visible. Of ratios, the scale is logarithmic where values span more than a factor
+    of three.
     """
     shown, levels = np.array(list(values)), list(lines)
-    far = min(_FAR * max([float(np.median(shown.clip(max=LARGEST))), float(shown.min()), *levels]), LARGEST)
+    far = LARGEST
+    if metric.ratio:
+        far = min(_FAR * max([float(np.median(shown.clip(max=LARGEST))), float(shown.min()), *levels]), LARGEST)
     inside = [*shown[shown <= far].tolist(), *levels] or [far]
     low, high = min(inside), max(inside)
     cut = bool((shown > far).any())
     top = far if cut else high
-    if top > 3 * low:
+    if metric.ratio and top > 3 * low:
         axes.set_yscale("log")
         axes.set_ylim(low / (top / low) ** 0.06, top * (top / low) ** 0.06)
         log_ticks(axes, "y", low, top)
     else:
-        room = (top - low or 0.1 * top) * 0.08
+        room = (top - low or 0.1 * top or 1.0) * 0.08
         axes.set_ylim(low - room, top + room)
-    axes.set_ylabel("perplexity (lower is better)")
+    axes.set_ylabel(f"{metric.title} ({metric.better} is better)")
     return far if cut else math.inf
 
 
@@ -140,7 +145,7 @@ def number(value: float) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.3g}")
 
 
-def perplexity_text(value: float) -> str:
+def score_text(value: float) -> str:
     """Four significant digits, trailing zeros kept, so that a column of them lines up."""
     return f"{value:#.4g}".rstrip(".") if value < 1e4 else number(value)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from uedp_ray.analysis.figures import NOISELESS
 from uedp_ray.analysis.frames import UNITS, Sweep
-from uedp_ray.analysis.style import number, perplexity_text
+from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Dimension
 
@@ -40,9 +40,9 @@ def shown(epsilon: float | None, unknown: str = "not known") -> str:
     return unknown if epsilon is not None and math.isnan(epsilon) else show_epsilon(epsilon)
 
 
-def with_spread(perplexity: float, spread: float | None) -> str:
+def with_spread(score: float, spread: float | None) -> str:
     """``95.12 ± 1.3``; without the spread where there is one seed."""
-    return perplexity_text(perplexity) + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
+    return score_text(score) + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
 
 
 def ranges(dimension: Dimension) -> str:
@@ -115,17 +115,17 @@ def _trials(sweep: Sweep) -> str:
 
 
 def _found(sweep: Sweep) -> str:
-    best = sweep.best
+    best, metric = sweep.best, sweep.metric
     if best is None:
         return "No trial finished within the budget: there is nothing to choose."
     verb = "is the best" if sweep.finished else "is the best so far"
-    text = f"Trial {best['trial']} {verb}, with perplexity {with_spread(best['perplexity'], best['perplexity_std'])}"
+    text = f"Trial {best['trial']} {verb}, with {metric.title} {with_spread(best[metric.name], best[metric.spread])}"
     text += f" over {best['seeds']} seeds" if best["seeds"] > 1 else ""
-    levels = dict(zip(sweep.references["name"], sweep.references["perplexity"], strict=True))
+    levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
     if "public-only" in levels:
-        text += f"; a model of public text only has {perplexity_text(levels['public-only'])} (ε = 0)"
+        text += f"; a model of public text only has {score_text(levels['public-only'])} (ε = 0)"
     if "noiseless" in levels:
-        text += f"; a noiseless one {perplexity_text(levels['noiseless'])} (no guarantee)"
+        text += f"; a noiseless one {score_text(levels['noiseless'])} (no guarantee)"
     return f"{text}. {_ties(best)}"
 
 

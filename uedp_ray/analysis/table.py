@@ -15,6 +15,7 @@ from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
 from uedp_ray.privacy.statement import OF_ONE_RUN
+from uedp_ray.tasks.metric import Metric
 
 NOTHING = "–"
 
@@ -46,14 +47,13 @@ class TrialTable:
 
 def trial_table(sweep: Sweep) -> TrialTable:
     """Every trial, refused and failed ones with their reason, in the order in which they were asked for."""
-    names = labels(sweep.space)
+    names, metric = labels(sweep.space), sweep.metric
     told = "" if sweep.trials["reason"].isna().all() else "why a trial was refused, failed or stopped; "
     columns = {
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
-        "perplexity": Column("perplexity", "held-out perplexity, ± one standard deviation over seeds", True),
-        "bits_per_byte": Column("bits/byte", "of the evaluation text, unknown words spelled out", True),
-        "unk_share": Column("<unk>", "share of the evaluation text's words that the vocabulary lacks", True),
+        metric.name: Column(metric.title, f"{metric.explained}, ± one standard deviation over seeds", True),
+        **{score.name: Column(score.title, score.explained, True) for score in metric.beside},
         "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
@@ -74,14 +74,14 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
     value = row[key]
     if pd.isna(value):
         return Cell("none", "none") if key in point_of(sweep.space, row) else Cell(NOTHING, "")
-    return Cell(_text(row, key, value), str(value))
+    return Cell(_text(sweep.metric, row, key, value), str(value))
 
 
-def _text(row: pd.Series, key: str, value: Any) -> str:
-    if key == "perplexity":
-        return with_spread(value, row["perplexity_std"])
-    if key == "unk_share":
-        return f"{value:.1%}"
+def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
+    if key == metric.name:
+        return with_spread(value, row[metric.spread])
+    if (beside := {score.name: score for score in metric.beside}.get(key)) is not None:
+        return beside.show(value)
     if key == "epsilon":
         return shown(value)
     return number(value) if key == "noise_multiplier" else shown_value(value)

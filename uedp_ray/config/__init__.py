@@ -16,6 +16,7 @@ from uedp_ray.config.sections import (
     PrivacyConfig,
     SourceConfig,
     SurplusRule,
+    TaskConfig,
     TrainingConfig,
     VocabularyConfig,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "RunConfig",
     "SourceConfig",
     "SurplusRule",
+    "TaskConfig",
     "TrainingConfig",
     "VocabularyConfig",
     "dump_config",

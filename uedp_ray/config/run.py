@@ -21,6 +21,7 @@ from uedp_ray.config.sections import (
     ModelConfig,
     PretrainConfig,
     PrivacyConfig,
+    TaskConfig,
     TrainingConfig,
     VocabularyConfig,
 )
@@ -33,6 +34,7 @@ class RunConfig:
 
     name: str = "run"
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     bounds: BoundsConfig = field(default_factory=BoundsConfig)
     privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
@@ -156,9 +158,11 @@ class RunConfig:
 
 
 def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a run's settings under the names that digests know, so that what an earlier version began goes on."""
+    """The tree of a run's settings as digests first knew them, so that what an earlier version began goes on."""
     for earlier, name in earlier_names(PrivacyConfig).items():
         tree["privacy"][earlier] = tree["privacy"].pop(name)
+    if tree["task"] == to_dict(TaskConfig()):  # of a time when there was no other
+        del tree["task"]
     return tree
 
 

@@ -18,6 +18,7 @@ SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "spee
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
+TaskKind = Literal["next_word"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
 LocalUpdateName = Literal["gradient", "local_sgd"]
@@ -77,7 +78,7 @@ class CorpusConfig:
     """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
     prepared corpus serves every choice."""
     evaluation: SourceConfig | None = None
-    """Text on which perplexity is computed. It must be outside the protected set."""
+    """Text on which the model is scored. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
     """Why evaluating is safe: public text, or users declared to be outside the protected set."""
 
@@ -85,6 +86,16 @@ class CorpusConfig:
         at_least("corpus.declared_num_users", self.declared_num_users, 1, most=_MOST_USERS, optional=True)
         at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
         check_choices(self, "corpus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What the network is asked to do, and so what it is scored by."""
+
+    kind: TaskKind = "next_word"
+
+    def __post_init__(self) -> None:
+        check_choices(self, "task")
 
 
 @dataclass(frozen=True, kw_only=True)

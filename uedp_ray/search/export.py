@@ -97,12 +97,13 @@ _RECOMPUTE = {
 
 
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
-    config, rows = load_sweep_config(folder.config), _ended_rows(folder)
+    config = load_sweep_config(folder.config)
+    rows = _ended_rows(config, folder)
     folder.storage.get(folder.pool)
     for row in rows:
         for name in row["run_dirs"]:
             folder.storage.child(folder.root / name).restore(folder.root / name / "ledger.jsonl")
-    chosen = best(rows)
+    chosen = best(rows, config.metric)
     if chosen is None:
         raise InputError("SWEEP", str(folder.root), "chose nothing: no trial was trained to its end")
     best_run = folder.root / min(chosen["run_dirs"])
@@ -120,14 +121,14 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
     return export_best(config, folder, rows, price(config, folder, rows), run, out)
 
 
-def _ended_rows(folder: SweepDir) -> list[Row]:
+def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:
     """The trials of a sweep that ended. Raises: InputError where it goes on, or went on since its result was written."""
     folder.storage.get(folder.result, folder.table)
     again = "go on with it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
         raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
     anew = "have it made anew by uedp-ray sweep … --resume"
-    rows = read_rows(folder.result, anew)
+    rows = read_rows(folder.result, config.metric, anew)
     table = {(row["trial"], row["state"]) for row in read_columns(folder.table, ["trial", "state"], anew)}
     if not holds_all(rows, table, folder.trials):
         raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")

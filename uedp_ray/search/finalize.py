@@ -13,8 +13,9 @@ from typing import Any
 
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
+from uedp_ray.corpus.textsize import warn_unknown
 from uedp_ray.errors import InputError
-from uedp_ray.fields import list_of, number, record, string
+from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
 from uedp_ray.search.feasibility import run_config
@@ -28,7 +29,8 @@ from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared
 from uedp_ray.search.trial import started, trial_base
 from uedp_ray.storage.files import read_json, write_json
-from uedp_ray.training.evaluate import public_row, warn_unknown
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import with_absolute_paths
@@ -43,7 +45,7 @@ def conclude(
         if row["state"] == "failed":  # nothing starts it again, which would do this
             for run in folder.runs(row["number"], config.search.seeds_per_trial):
                 settle_run(RunDir(run))
-    warn_unknown(max((row["unk_share"] for row in rows if row["state"] == "done"), default=0.0), reporter)
+    warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
     selection = price(config, folder, rows)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
@@ -51,7 +53,7 @@ def conclude(
     answer = {
         "best": _best(config, folder, rows, selection, winner),
         "pareto": [
-            {key: row[key] for key in ("trial", "epsilon", "perplexity")}
+            {key: row[key] for key in ("trial", "epsilon", config.metric.name)}
             for row in sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"]))
             if row["pareto"]
         ],
@@ -62,17 +64,21 @@ def conclude(
     }
     write_json(folder.result, answer)
     folder.storage.publish(folder.config, folder.terms, folder.journal, folder.table, folder.tensorboard, folder.result)
-    return _answered(folder)
+    return _answered(config, folder)
 
 
-def _answered(folder: SweepDir) -> dict[str, Any]:
+def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """``result.json`` with where everything lies, and the command that makes what is handed on."""
-    fields = {"best": record({}, nothing=True), "references": list_of(_REFERENCE)}
+    fields = {"best": record({}, nothing=True), "references": list_of(_reference(config.metric))}
     answer = read_json(folder.result, fields, "have it made anew by uedp-ray sweep … --resume")
     for row in filter(None, [answer["best"], *answer["references"]]):
         row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
     address = folder.storage.address(folder.root)
-    return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
+    return answer | {
+        "metric": config.metric.name,
+        "sweep_dir": address,
+        "export": f"uedp-ray export {shlex.quote(address)} --out DIR",
+    }
 
 
 _WINNER = "winner"
@@ -145,7 +151,7 @@ def _winner(
     reporter: Reporter,
 ) -> dict[str, Any] | None:
     """Makes ``winner/`` and says what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
-    found = best(rows)
+    found = best(rows, config.metric)
     if found is None or config.search.rule == "composition":
         return None
     if config.search.rule == "repeat_and_select":
@@ -176,7 +182,7 @@ def _exported(
 
 
 def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> list[dict[str, Any]]:
-    known = _concluded(folder)
+    known = _concluded(folder, config.metric)
     if known is not None:
         return known
     if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
@@ -196,9 +202,7 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     return [
         {
             "name": row["name"],
-            "perplexity": row["perplexity"],
-            "bits_per_byte": row["bits_per_byte"],
-            "unk_share": row["unk_share"],
+            **{name: row[name] for name in config.metric.names},
             "epsilon": row["epsilon"][unit],
             "rounds": row["rounds"],
             "planned_rounds": row["planned_rounds"],
@@ -208,25 +212,28 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     ]
 
 
-def _concluded(folder: SweepDir) -> list[dict[str, Any]] | None:
+def _concluded(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:
     """The references of an earlier end of this sweep: more trials do not change them."""
     try:
-        known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_REFERENCE)}, "")["references"]
+        known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_reference(metric))}, "")[
+            "references"
+        ]
     except (OSError, InputError):
         return None
     return known
 
 
-_REFERENCE = record(
-    {
-        **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
-        "epsilon": number(0.0, nothing=True),
-        **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True, nothing=True)),
-        "name": string(),
-        "run_dir": string(nothing=True),
-    }
-)
-"""One that ``_references`` makes."""
+def _reference(metric: Metric) -> Check:
+    """Of one that ``_references`` makes."""
+    return record(
+        {
+            **metric.checks(nothing=False),
+            "epsilon": number(0.0, nothing=True),
+            **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True, nothing=True)),
+            "name": string(),
+            "run_dir": string(nothing=True),
+        }
+    )
 
 
 def _train(
@@ -289,8 +296,8 @@ def _best(
     if winner is not None:
         answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule == "public":  # the trials were about other text
-        scores = ("perplexity", "bits_per_byte", "unk_share", "epsilon", "rounds", "planned_rounds")
-        answer |= {key: winner[key] for key in scores} | {"perplexity_std": None, "seeds": 1}
+        measured = (*config.metric.names, "epsilon", "rounds", "planned_rounds")
+        answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer
 

@@ -2,9 +2,9 @@
 
     rows = Rows(sweep, SweepDir(root)).read(study.trials)
     write_table(rows, sweep, root / "trials.parquet")
-    best(rows), [row for row in rows if row["pareto"]]
+    best(rows, sweep.metric), [row for row in rows if row["pareto"]]
 
-Perplexities are of released models on evaluation text; everything here is as public as the trials are.
+Scores are of released models on evaluation text; everything here is as public as the trials are.
 """
 
 from __future__ import annotations
@@ -30,39 +30,31 @@ from uedp_ray.search.study import REASON, outcome, refused, seconds
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.storage.tables import read_bounded, refusing_damage
+from uedp_ray.tasks.metric import Metric
 from uedp_ray.units import UNITS
 
 Row = dict[str, Any]
 
 SIGNIFICANCE = 0.05
 _RESTORE = "put the sweep's own back, or search in another folder"
-_RESULT: dict[str, Check] = {
-    **dict.fromkeys(("perplexity", "bits_per_byte", "unk_share"), number(0.0)),
-    "initial_perplexity": number(0.0, nothing=True),
-    "rounds": number(0, whole=True),
-}
-_ROW = {
+_ROW: dict[str, Check] = {
     "trial": string(),
     "number": number(0, whole=True),
     "state": string(),
-    "perplexity": number(0.0, nothing=True),
     **dict.fromkeys(("rounds", "charged"), number(0, whole=True, nothing=True)),
     "run_dirs": list_of(string(r"trials/[\w-]{1,64}", "a run of the sweep")),
 }
 _PLAY = 1.005
 _STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
-_COLUMNS = {
+_FIRST = {
     "trial": pa.string(),
     "number": pa.int64(),
     "state": pa.string(),
     "reason": pa.string(),
     "feasible": pa.bool_(),
     "method": pa.string(),
-    "perplexity": pa.float64(),
-    "perplexity_std": pa.float64(),
-    "bits_per_byte": pa.float64(),
-    "unk_share": pa.float64(),
-    "initial_perplexity": pa.float64(),
+}
+_LAST = {
     "seeds": pa.int64(),
     "tied_with_best": pa.bool_(),
     "pareto": pa.bool_(),
@@ -77,6 +69,12 @@ _COLUMNS = {
     "seconds": pa.float64(),
     "run_dirs": pa.list_(pa.string()),
 }
+
+
+def _columns(metric: Metric) -> dict[str, pa.DataType]:
+    """Of a sweep's table, less the searched settings."""
+    scores = (metric.name, metric.spread, *(score.name for score in metric.beside), metric.initial)
+    return _FIRST | dict.fromkeys(scores, pa.float64()) | _LAST
 
 
 class Rows:
@@ -96,13 +94,13 @@ class Rows:
             if outcome(trial).is_finished():
                 self._ended[trial.number] = row
             rows.append(dict(row))
-        return ranked(rows)
+        return ranked(rows, self._sweep.metric)
 
 
 def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
     state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
-    row: Row = dict.fromkeys(_COLUMNS) | {
+    row: Row = dict.fromkeys(_columns(sweep.metric)) | {
         "trial": trial_id(trial.number),
         "number": trial.number,
         "state": state,
@@ -120,9 +118,9 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     if state in ("done", "stopped", "failed"):
         row |= _spent(sweep, runs)
     if state == "done":
-        row |= _measured(folder.runs(trial.number, sweep.search.seeds_per_trial))
+        row |= _measured(sweep.metric, folder.runs(trial.number, sweep.search.seeds_per_trial))
     elif state == "stopped" and trial.intermediate_values:
-        row["perplexity"] = trial.intermediate_values[max(trial.intermediate_values)]
+        row[sweep.metric.name] = trial.intermediate_values[max(trial.intermediate_values)]
     return row
 
 
@@ -144,55 +142,51 @@ def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
     }
 
 
-def _measured(runs: Sequence[Path]) -> Row:
-    results = [_result(run / "result.json") for run in runs]
-    scores = [result["perplexity"] for result in results]
+def _measured(metric: Metric, runs: Sequence[Path]) -> Row:
+    results = [_result(metric, run / "result.json") for run in runs]
+    scores = [result[metric.name] for result in results]
     return {
-        "perplexity": statistics.fmean(scores),
-        "perplexity_std": statistics.stdev(scores) if len(scores) > 1 else None,
-        "bits_per_byte": statistics.fmean(result["bits_per_byte"] for result in results),
-        "unk_share": results[0]["unk_share"],
-        "initial_perplexity": results[0]["initial_perplexity"],
+        **{name: statistics.fmean(result[name] for result in results) for name in metric.names},
+        metric.spread: statistics.stdev(scores) if len(scores) > 1 else None,
+        metric.initial: results[0][metric.initial],
         "rounds": min(result["rounds"] for result in results),
         "scores": scores,
     }
 
 
-def _result(path: Path) -> dict[str, Any]:
+def _result(metric: Metric, path: Path) -> dict[str, Any]:
     """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
-    return read_json(path, _RESULT, _RESTORE)
+    initial = {metric.initial: number(metric.least, nothing=True)}
+    checks = metric.checks(nothing=False) | initial | {"rounds": number(0, whole=True)}
+    return read_json(path, checks, _RESTORE)
 
 
-def read_rows(path: Path, remedy: str) -> list[Row]:
+def read_rows(path: Path, metric: Metric, remedy: str) -> list[Row]:
     """The rows in a sweep's ``result.json``. Raises: InputError with the ``remedy`` if they are none that a sweep writes."""
-    rows: list[Row] = read_json(path, {"trials": list_of(record(_ROW))}, remedy)["trials"]
+    row_checks = record(_ROW | {metric.name: number(metric.least, nothing=True)})
+    rows: list[Row] = read_json(path, {"trials": list_of(row_checks)}, remedy)["trials"]
     for row in rows:
-        if row["state"] == "done" and (row["perplexity"] is None or not row["run_dirs"]):
+        if row["state"] == "done" and (row[metric.name] is None or not row["run_dirs"]):
             raise InputError(path.name, str(path), f"is damaged (trial {row['trial']}): {remedy}")
     return rows
 
 
-def ranked(rows: list[Row]) -> list[Row]:
+def ranked(rows: list[Row], metric: Metric) -> list[Row]:
     """Marks the Pareto front and, with several seeds, what cannot be told apart from the best."""
     done = [row for row in rows if row["state"] == "done"]
     for row in done:
-        row["pareto"] = not any(_dominates(other, row) for other in done)
-    first = best(rows)
+        row["pareto"] = not any(_dominates(other, row, metric) for other in done)
+    first = best(rows, metric)
     if first is not None and len(first["scores"]) > 1:
         for row in done:
-            row["tied_with_best"] = row is first or not _differ(first["scores"], row["scores"])
+            row["tied_with_best"] = row is first or not _differ(first["scores"], row["scores"], metric)
     return rows
 
 
-def best(rows: Iterable[Row]) -> Row | None:
-    """The trial of least (mean) perplexity among those trained to their end."""
-    return min((row for row in rows if row["state"] == "done"), key=lambda row: row["perplexity"], default=None)
-
-
-_STATED = (
-    *("trial", "perplexity", "perplexity_std", "bits_per_byte", "unk_share", "seeds", "noise_multiplier"),
-    *("rounds", "planned_rounds"),
-)
+def best(rows: Iterable[Row], metric: Metric) -> Row | None:
+    """The trial of the best (mean) score among those trained to their end."""
+    done = (row for row in rows if row["state"] == "done")
+    return min(done, key=lambda row: metric.cost(row[metric.name]), default=None)
 
 
 def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
@@ -200,12 +194,14 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
 
     None where no trial was trained to its end.
     """
-    found = best(rows)
+    metric = sweep.metric
+    found = best(rows, metric)
     if found is None:
         return None
+    of_trial = ("trial", *metric.names, metric.spread, "seeds", "noise_multiplier", "rounds", "planned_rounds")
     tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
     return {
-        **{key: found[key] for key in _STATED},
+        **{key: found[key] for key in of_trial},
         "epsilon": {unit: found[f"epsilon_{unit}"] for unit in UNITS},
         "epsilon_with_choice": None,
         "delta": sweep.budget.delta,
@@ -216,23 +212,24 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     }
 
 
-def _dominates(one: Row, other: Row) -> bool:
-    """Whether ``one`` is better in perplexity or epsilon and no worse in the other. Calibration leaves epsilon some play."""
+def _dominates(one: Row, other: Row, metric: Metric) -> bool:
+    """Whether ``one`` is better in score or epsilon and no worse in the other. Calibration leaves epsilon some play."""
     no_dearer = one["epsilon"] <= other["epsilon"] * _PLAY
     cheaper = one["epsilon"] * _PLAY < other["epsilon"]
-    better, as_good = one["perplexity"] < other["perplexity"], one["perplexity"] <= other["perplexity"]
+    ours, theirs = metric.cost(one[metric.name]), metric.cost(other[metric.name])
+    better, as_good = ours < theirs, ours <= theirs
     return (better and no_dearer) or (as_good and cheaper)
 
 
-def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Welch's t-test on log perplexities: whether means of this distance are rare if the two configurations are alike."""
-    logs = [[math.log(score) for score in scores] for scores in (one, other)]
-    return bool(stats.ttest_ind(*logs, equal_var=False).pvalue < SIGNIFICANCE)
+def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> bool:
+    """Welch's t-test: whether means of this distance are rare if the two configurations are alike. Of ratios, on logs."""
+    compared = [[math.log(score) if metric.ratio else score for score in scores] for scores in (one, other)]
+    return bool(stats.ttest_ind(*compared, equal_var=False).pvalue < SIGNIFICANCE)
 
 
 def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     """``trials.parquet``: one row a trial, a column a searched setting."""
-    columns = _COLUMNS | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
+    columns = _columns(sweep.metric) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
     data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
@@ -249,7 +246,7 @@ def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
     refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
     with refusing_damage(refusal):
         table = read_bounded(path, remedy)
-        if table is None or any(table.schema.field(name).type != _COLUMNS[name] for name in columns):
+        if table is None or any(table.schema.field(name).type != (_FIRST | _LAST)[name] for name in columns):
             raise refusal
         rows: list[Row] = table.select(list(columns)).to_pylist()
     return rows

@@ -37,7 +37,7 @@ class Feed(Searcher):
     def __init__(
         self, study: Study, *, left: int, count_refused: bool, changed: Callable[[], None], slots: int | None = None
     ):
-        super().__init__(metric="perplexity", mode="min")
+        super().__init__(metric=study.metric.name, mode=study.metric.goal)
         self._study, self._left, self._count_refused, self._changed = study, left, count_refused, changed
         self._running: dict[str, Asked] = {}
         self._slots, self._held = slots, 0
@@ -114,7 +114,7 @@ class Feed(Searcher):
         if trial_id not in self._running or "outcome" in result:
             return False
         with self._giving_up():
-            stopped = self._study.report(self._running[trial_id].number, result["round"], result["perplexity"])
+            stopped = self._study.report(self._running[trial_id].number, result["round"], result[self.metric])
             self._changed()
         return stopped
 
@@ -134,7 +134,7 @@ class Feed(Searcher):
         elif outcome == DONE:
             self._in_a_row = 0
             self.close()
-            self._study.finish(number, perplexity=result["perplexity"], epsilon=result["epsilon"])
+            self._study.finish(number, score=result[self.metric], epsilon=result["epsilon"])
         elif outcome == DISK:  # no fault of the point: it stays begun, for --resume
             reason = result["reason"]
             self.failure = OSError(

@@ -42,6 +42,7 @@ _CHECKED = "public text is compared with the private text once, before the first
 _FIXED = {
     "name": "trials have names of their own",
     "corpus": "every trial reads the same text",
+    "task": "trials are compared by its metric",
     "bounds.mode": "what is promised of the text holds for all trials",
     "vocabulary.public_text": _CHECKED,
     "pretrain.text": _CHECKED,

@@ -29,9 +29,9 @@ def falls_behind(
 
     Args:
       rule: ``asha``: at its first report at or after round grace * 4^k it is not among the best quarter of all that got
-        there. ``median``: the best it reported is worse than the median of its elders' mean perplexities until then.
+        there. ``median``: the best it reported is worse than the median of its elders' mean costs until then.
       grace: rounds before which nothing is stopped.
-      own: perplexity by round, of the trial's reports so far; at least one.
+      own: cost by round (what is to be made small), of the trial's reports so far; at least one.
       elders: the same of each trial that it is compared with.
     """
     now = max(own)
@@ -56,5 +56,5 @@ def falls_behind(
     return better >= math.ceil((len(there) + 1) / REDUCTION)
 
 
-def _worst_if_nan(perplexity: float) -> float:
-    return math.inf if math.isnan(perplexity) else perplexity
+def _worst_if_nan(cost: float) -> float:
+    return math.inf if math.isnan(cost) else cost

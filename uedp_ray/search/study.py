@@ -2,7 +2,7 @@
 
     study = Study.open(sweep, Path("runs/s/study.journal"))
     asked = study.ask()                                     # a point, judged; one that is refused has ended already
-    study.finish(asked.number, perplexity=151.7, epsilon=7.9)
+    study.finish(asked.number, score=151.7, epsilon=7.9)
 
 States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
 early; FAIL: diverged or crashed; RUNNING: begun. A trial that a dead process left RUNNING keeps its number and its point
@@ -39,6 +39,7 @@ from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import check_regular
+from uedp_ray.tasks.metric import Metric
 
 NAME = "sweep"
 _MOST_BYTES = 1 << 30
@@ -83,18 +84,18 @@ class Study:
         """Creates the journal ``path``, or goes on with it."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         _mend(path)
-        multi = sweep.search.searcher == "nsga2"
+        multi, metric = sweep.search.searcher == "nsga2", sweep.metric
         try:
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(path))),
                 study_name=NAME,
-                directions=["minimize"] * (2 if multi else 1),
+                directions=[metric.direction, "minimize"][: 1 + multi],
                 load_if_exists=True,
             )
             if not study.get_trials(deepcopy=False):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                    study.set_metric_names(["perplexity", "epsilon"][: 1 + multi])
+                    study.set_metric_names([metric.name, "epsilon"][: 1 + multi])
             _check(sweep, study)
             return cls(sweep, study)
         except OSError:
@@ -102,6 +103,10 @@ class Study:
         except Exception as error:  # Optuna replays whatever the file says, and trips in as many ways
             remedy = f"is damaged ({type(error).__name__}): restore a copy, or start again in another folder"
             raise InputError("study.journal", str(path), remedy) from None
+
+    @property
+    def metric(self) -> Metric:
+        return self._sweep.metric
 
     @property
     def trials(self) -> Sequence[FrozenTrial]:
@@ -175,29 +180,32 @@ class Study:
         running = (trial for trial in self.trials if outcome(trial) == TrialState.RUNNING)
         return [trial.number for trial in running if _PLACED in trial.user_attrs]
 
-    def report(self, number: int, step: int, perplexity: float) -> bool:
-        """An intermediate perplexity, by round; the first told counts. Returns whether it stops the trial early, which has
+    def report(self, number: int, step: int, score: float) -> bool:
+        """An intermediate score, by round; the first told counts. Returns whether it stops the trial early, which has
         ended then. Not kept for two objectives."""
         if len(self._study.directions) > 1:
             return False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a trial that was killed tells a round again
-            self._asked[number].report(perplexity, step)
+            self._asked[number].report(score, step)
         search, trials = self._sweep.search, self.trials
         known = [trials[elder] for elder in self._known(self._order.index(number))]
-        compared = [elder.intermediate_values for elder in known if outcome(elder) in _TRAINED]
-        if not falls_behind(search.early_stopping, search.grace_rounds, trials[number].intermediate_values, compared):
+        own, *compared = (
+            {step: self._sweep.metric.cost(value) for step, value in each.intermediate_values.items()}
+            for each in (trials[number], *(elder for elder in known if outcome(elder) in _TRAINED))
+        )
+        if not falls_behind(search.early_stopping, search.grace_rounds, own, compared):
             return False
         self.stop(number)
         return True
 
-    def finish(self, number: int, *, perplexity: float, epsilon: float) -> None:
+    def finish(self, number: int, *, score: float, epsilon: float) -> None:
         """A trial was trained to its end."""
-        values = [perplexity] if len(self._study.directions) == 1 else [perplexity, epsilon]
+        values = [score] if len(self._study.directions) == 1 else [score, epsilon]
         self._end(number, TrialState.COMPLETE, values)
 
     def stop(self, number: int) -> None:
-        """A trial was stopped early: it is not complete, and its last perplexity is not its value."""
+        """A trial was stopped early: it is not complete, and its last score is not its value."""
         self._end(number, TrialState.PRUNED)
 
     def fail(self, number: int, reason: str) -> None:

@@ -38,6 +38,7 @@ from uedp_ray.search.tuning import tune_trials
 from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
+from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import copies_told
@@ -378,15 +379,15 @@ def _on_change(
             ended[0] = count
             write_table(now, config, folder.table)
             folder.storage.publish(folder.table)
-        reporter.trials(_status(now, wanted))
+        reporter.trials(_status(now, wanted, config.metric))
 
     return changed
 
 
-def _status(rows: list[Row], wanted: int) -> dict[str, Any]:
-    found = best(rows)
+def _status(rows: list[Row], wanted: int, metric: Metric) -> dict[str, Any]:
+    found = best(rows, metric)
     return {
         **count_states(rows),
         "wanted": wanted,
-        "best": found and {key: found[key] for key in ("trial", "perplexity", "bits_per_byte", "epsilon", "unit")},
+        "best": found and {key: found[key] for key in ("trial", *metric.names, "epsilon", "unit")},
     }

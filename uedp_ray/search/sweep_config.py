@@ -31,6 +31,7 @@ from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import write_atomically
+from uedp_ray.tasks.metric import METRICS, Metric
 from uedp_ray.units import Unit
 
 Selection = Literal["default", "public", "repeat_and_select", "composition"]
@@ -229,7 +230,7 @@ class SweepConfig:
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
         if self.search.searcher == "nsga2" and not (noise or target):
-            remedy = "trades perplexity for epsilon: put privacy.target_epsilon into the space, or use tpe"
+            remedy = "trades the score for epsilon: put privacy.target_epsilon into the space, or use tpe"
             raise InputError("search.searcher", "nsga2", remedy)
         if self.search.searcher == "gp" and free:
             raise InputError("search.searcher", "gp", "does not learn which points are refused: use calibrated noise")
@@ -254,6 +255,11 @@ class SweepConfig:
     def unit(self) -> str:
         """What the price of the search protects, in words."""
         return narrowed(self.budget.unit, self.common_categories)
+
+    @property
+    def metric(self) -> Metric:
+        """What trials are compared by."""
+        return METRICS[self.base.task.kind]
 
     @property
     def num_trials(self) -> int:

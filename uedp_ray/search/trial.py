@@ -30,7 +30,8 @@ from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
 
 Report = Callable[[dict[str, Any]], None]
-"""Told ``round``, ``perplexity`` and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and ``reason`` too."""
+"""Told ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and
+``reason`` too."""
 
 DONE, DISK = "done", "disk"
 FAILED = "failed"
@@ -54,8 +55,8 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         folder.fetch()
         sweep = load_sweep_config(folder.config)
         with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
-            perplexity, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
-        outcome, reason = (DONE, "") if math.isfinite(perplexity) else (FAILED, "its perplexity is not finite")
+            score, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
+        outcome, reason = (DONE, "") if math.isfinite(score) else (FAILED, f"its {sweep.metric.title} is not finite")
     except OSError as error:
         of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
         outcome, reason = DISK if of_disk else CRASHED, str(error)
@@ -69,8 +70,8 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         last = traceback.extract_tb(error.__traceback__)[-1]
         outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
     if outcome != DONE:
-        perplexity, epsilon = math.inf, math.inf
-    report({"round": 0, "perplexity": perplexity, "epsilon": epsilon, "outcome": outcome, "reason": reason})
+        score, epsilon = math.inf, math.inf
+    report({"round": 0, "score": score, "epsilon": epsilon, "outcome": outcome, "reason": reason})
     return outcome
 
 
@@ -97,12 +98,12 @@ def _train(
     sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
 ) -> tuple[float, float]:
     config = started(run_config(trial_base(sweep, folder), point), folder)
-    resources, unit = sweep.resources, sweep.budget.unit
+    resources, unit, name = sweep.resources, sweep.budget.unit, sweep.metric.name
 
     class Evaluations(Reporter):
         def evaluated(self, row: dict[str, Any]) -> None:
             if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
-                report({"round": row["round"], "perplexity": row["perplexity"], "epsilon": row[f"epsilon_{unit}"]})
+                report({"round": row["round"], "score": row[name], "epsilon": row[f"epsilon_{unit}"]})
 
     results = []
     for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
@@ -122,7 +123,7 @@ def _train(
             reporter=Evaluations() if seed == 0 else SILENT,
         )
         results.append(result)
-    scores = [result["perplexity"] for result in results]
+    scores = [result[name] for result in results]
     spent = [result["epsilon"][unit] for result in results]
     # null stands for what is not finite
     return math.inf if None in scores else statistics.fmean(scores), math.inf if None in spent else max(spent)

@@ -33,13 +33,15 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
     from ray import tune
 
     storage, resources, variables = folder.storage, config.resources, named_variables(to_dict(config))
+    name = config.metric.name
 
     def trainable(trial: dict[str, Any]) -> None:
-        for name, value in variables.items():  # what $NAME stands for, where a node does not say it itself
-            os.environ.setdefault(name, value)
+        for variable, value in variables.items():  # what $NAME stands for, where a node does not say it itself
+            os.environ.setdefault(variable, value)
 
         def report(row: dict[str, Any]) -> None:
-            tune.report(row | {"where": _where()} if row.get("outcome") == DEVICE else row)
+            where = {"where": _where()} if row.get("outcome") == DEVICE else {}
+            tune.report({name if key == "score" else key: value for key, value in row.items()} | where)
 
         if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
             threading.Event().wait()  # a device that is given back is given to the next trial: this one keeps it
@@ -68,7 +70,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
             verbose=0,
         ),
     )
-    for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite perplexity of failed trials
+    for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite score of failed trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Tune prints banners even when told not to (the table says how trials ended), and leaves its handler of Ctrl-C behind.
     with redirect_stdout(io.StringIO()), handlers_kept():

@@ -1,5 +1,10 @@
 """What private training needs of a task: a batch of sentences, and one loss for each that depends on that sentence alone.
 
+    task = task_of("next_word").of(vocabulary, max_length=64)
+    batch = task.collate([np.array([5, 7, 9]), np.array([4])])
+    losses = task.losses(model, batch)  # (2,)
+
+``task.kind`` names a module of this room with a ``TASK``, and its metric in ``metric.METRICS``.
 Shape legend: B sentences, T positions, V vocabulary. The sentences are private.
 """
 
@@ -7,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from uedp_ray.corpus.textsize import TextSize
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.tasks.metric import METRICS
 
 IGNORED = -100
 """Target of a position where nothing is predicted."""
@@ -32,11 +42,14 @@ class Batch:
 
 
 class Task(Protocol):
-    """What the gradients of private training need of a task.
+    """What a network is asked to do, and how well it did.
 
-    ``NextWord`` is the only one: what makes the tasks, pre-training and perplexity name it. Another one needs those too.
     It can be hashed, and what equals it computes the same: what was found out about one is taken to hold for the other.
     """
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, max_length: int) -> Self:
+        """In the tokens of a vocabulary, of which a sentence has ``max_length`` at most."""
 
     def length(self, sentence: np.ndarray) -> int:
         """Positions that a sentence takes."""
@@ -46,6 +59,23 @@ class Task(Protocol):
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) losses; entry x depends on sentence x alone."""
+
+    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """What the metric adds up over batches, and the number of predictions; without gradients."""
+
+    def value(self, total: float, count: int) -> float:
+        """The metric, of the ``sums`` over a whole text; ``count`` is 1 or more."""
+
+    def scores(self, value: float, size: TextSize) -> dict[str, float]:
+        """The metric with what is stated beside it (``Metric.names``), on a text of this size."""
+
+
+def task_of(kind: str) -> type[Task]:
+    """Raises: KeyError for an unknown name."""
+    if kind not in METRICS:
+        raise KeyError(kind)
+    found: type[Task] = import_module(f"uedp_ray.tasks.{kind}").TASK
+    return found
 
 
 def forward_logits(model: nn.Module, input_ids: Tensor) -> Tensor:

@@ -4,12 +4,23 @@
     batch = task.collate([np.array([5, 7, 9]), np.array([4])])
     losses = task.losses(model, batch)  # (2,)
 
+Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of a text: words
+as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end a sentence; the sentence start is given.
+Of a sentence of ``max_length`` tokens or more the first ``max_length`` count, and no end; one without a token counts
+nothing. Figures with different vocabularies do not compare.
+
+Bits per byte = (total negative log-likelihood in bits + 8 bits for each byte of the words that became ``<unk>``) / bytes of
+the text that was predicted, in UTF-8, with one byte for each predicted sentence end. It is the length of a code from which
+the text can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the
+letter case and the punctuation that a vocabulary is told to take away.
+
 ``bos_id``, ``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
 Shape legend: B sentences, T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.tasks.base import IGNORED, Batch, forward_logits
 
@@ -65,13 +77,27 @@ class NextWord:
         return self._token_losses(model, batch).sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
 
     @torch.no_grad()
-    def token_nll(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """Summed negative log-likelihood (nats) and number of predicted tokens; perplexity is exp of their ratio."""
+    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Summed negative log-likelihood (nats) and number of predicted tokens."""
         total = self._token_losses(model, batch).sum(dtype=torch.float64)
         return float(total), int((batch.targets != IGNORED).sum())
+
+    def value(self, total: float, count: int) -> float:
+        """Perplexity; infinity if it overflows."""
+        mean = total / count
+        return math.exp(mean) if mean < 700 else math.inf
+
+    def scores(self, value: float, size: TextSize) -> dict[str, float]:
+        """``perplexity``, ``bits_per_byte`` (the same total of the same tokens) and ``unk_share``."""
+        bits = math.log2(value) * (size.tokens + size.ends) if value > 0 else math.nan
+        bits_per_byte = (bits + 8 * size.unknown_bytes) / max(size.num_bytes, 1)
+        return {"perplexity": value, "bits_per_byte": bits_per_byte, "unk_share": size.unk_share}
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = forward_logits(model, batch.input_ids)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
         losses = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
         return losses.view(batch.targets.shape)
+
+
+TASK = NextWord

@@ -18,6 +18,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.models.architecture import architecture
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
+from uedp_ray.tasks.metric import METRICS, Metric
 from uedp_ray.training.privacy_page import Total
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!~&]")
@@ -61,15 +62,15 @@ def card(
       config: as published (``redact.published``). ``result``: the run's ``result.json``.
       vocabulary: the model's. ``longest``: tokens that the model reads at most; None without a limit.
     """
-    privacy, training = config.privacy, config.training
+    privacy, training, metric = config.privacy, config.training, METRICS[config.task.kind]
     rows = [
         (
             "**ε, total**",
             f"**{show_epsilon(total.epsilon)}** at δ = {show_delta(privacy.delta)}, unit {total.unit}: {_paid(total)}",
         ),
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
-        ("Held-out perplexity", _scored(result)),
-        *_before(result),
+        (f"Held-out {metric.title}", _scored(metric, result)),
+        *_before(metric, result),
         ("Rounds", f"{result['rounds']} of {training.num_rounds} planned"),
         *(
             [("Base model", _base_model(config) or "not published")]
@@ -118,19 +119,18 @@ that training may have started from, nor of text that is typed into it.
 """
 
 
-def _scored(result: Mapping[str, Any]) -> str:
-    perplexity, bits, unknown = (result.get(key) for key in ("perplexity", "bits_per_byte", "unk_share"))
-    if perplexity is None:
+def _scored(metric: Metric, result: Mapping[str, Any]) -> str:
+    found = result.get(metric.name)
+    if found is None:
         return "not computed"
-    parts = [f"{perplexity:.1f}"]
-    parts += [] if bits is None else [f"{bits:.3f} bits per byte"]
-    parts += [] if unknown is None else [f"{unknown:.1%} of the tokens are `<unk>`"]
-    return "; ".join(parts)
+    beside = [score.say(result[score.name]) for score in metric.beside if result.get(score.name) is not None]
+    return _MARKUP.sub(r"\\\g<0>", "; ".join([metric.show(found), *beside]))
 
 
-def _before(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    before = result.get("initial_perplexity")
-    return [] if before is None else [("Perplexity before training on the private text", f"{before:.1f}")]
+def _before(metric: Metric, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    before = result.get(metric.initial)
+    title = f"{metric.title.capitalize()} before training on the private text"
+    return [] if before is None else [(title, metric.show(before))]
 
 
 def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:

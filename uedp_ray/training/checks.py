@@ -89,7 +89,7 @@ def check_source(field: str, source: SourceConfig) -> None:
 
 def check_unshared(base: RunConfig, variant: RunConfig) -> None:
     """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
-    shared = ["name", "corpus.source", "corpus.evaluation", "pretrain"]
+    shared = ["name", "task", "corpus.source", "corpus.evaluation", "pretrain"]
     if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
         shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *SHAPE))]
         positions = "max_length" in architecture(base.model.architecture).shape

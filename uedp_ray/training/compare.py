@@ -35,6 +35,7 @@ from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
+from uedp_ray.tasks.metric import METRICS
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_warm_start
@@ -85,8 +86,8 @@ def compare(
     """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
     ``out/table.json``.
 
-    A row holds name, perplexity, bits_per_byte, unk_share, epsilon by unit (None: no guarantee), delta, unit, rounds
-    and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
+    A row holds name, the scores (perplexity, bits_per_byte, unk_share), epsilon by unit (None: no guarantee), delta,
+    unit, rounds and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
     storage = Storage(folder_only(out).resolve())
     with storage.exclusive():
@@ -174,12 +175,10 @@ def _train_variant(
         part_of="comparison",
         reporter=reporter,
     )
-    return {"name": name, **{key: result[key] for key in _RESULT_KEYS}}
+    return {"name": name, **{key: result[key] for key in (*METRICS[config.task.kind].names, *_STATED)}}
 
 
-_SCORES = ("perplexity", "bits_per_byte", "unk_share")
 _STATED = ("epsilon", "delta", "unit", "noise_multiplier", "rounds", "planned_rounds", "private", "run_dir")
-_RESULT_KEYS = (*_SCORES, *_STATED)
 
 
 def _slug(name: str) -> str:

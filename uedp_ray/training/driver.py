@@ -24,8 +24,8 @@ from uedp_ray.privacy.statement import covers
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
+from uedp_ray.tasks.metric import METRICS
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from uedp_ray.training.evaluate import NO_SCORES
 from uedp_ray.training.optimizers import kept_by
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
@@ -42,13 +42,13 @@ class RunDriver:
     state: RoundState
     weights: Weights | None
     evaluate: Callable[[], Mapping[str, float | None]]
-    """``evaluate.TextSize.scores`` of the current parameters on the evaluation text; None's without one."""
+    """``Task.scores`` of the current parameters on the evaluation text; None's without one."""
     reporter: Reporter = SILENT
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         config = self.plan.config
-        self._training = config.training
+        self._training, self._metric = config.training, METRICS[config.task.kind]
         self._digest = config.digest()
         self._ledger = self.run.open_ledger(config)
         self.plan.check_header(self._ledger.header, self.run.setup)
@@ -82,7 +82,7 @@ class RunDriver:
 
     def _known_rows(self) -> list[dict[str, Any]]:
         """Those of ``rounds.parquet``, as far as it can be read."""
-        names = {"round", *NO_SCORES, "noise_std", *(f"epsilon_{unit}" for unit in UNITS)}
+        names = {"round", *self._metric.names, "noise_std", *(f"epsilon_{unit}" for unit in UNITS)}
         try:
             with refusing_damage(InputError("rounds.parquet", str(self.run.rounds), "is damaged: delete it")):
                 most = self._training.num_rounds + 1
@@ -90,7 +90,7 @@ class RunDriver:
                 rows = table.to_pylist() if table is not None and set(table.column_names) == names else []
         except InputError:
             rows = []
-        return rows if rows and rows[0]["round"] == 0 and all(map(_is_row, rows)) else []
+        return rows if rows and rows[0]["round"] == 0 and all(map(self._is_row, rows)) else []
 
     def _affordable(self) -> int:
         """How many more rounds there are. No more are charged, in all, than were planned: a crashed round that was charged
@@ -148,14 +148,14 @@ class RunDriver:
         self._tell()
 
     def _diverged(self) -> bool:
-        perplexity = self.rows[-1]["perplexity"]
-        finite = perplexity is None or math.isfinite(perplexity)
+        found = self.rows[-1][self._metric.name]
+        finite = found is None or math.isfinite(found)
         return not (finite and bool(torch.isfinite(self.state.parameters).all()))
 
     def _refuse_divergence(self) -> None:
         """Raises: InputError rather than spend the budget on a model that is none."""
         found = f"not finite after round {self.state.next_round}"
-        remedy = f"training diverged, parameters or perplexity are {found}: lower it, and start a new run"
+        remedy = f"training diverged, parameters or {self._metric.title} are {found}: lower it, and start a new run"
         raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
 
     def _record(self) -> None:
@@ -205,8 +205,7 @@ class RunDriver:
             "num_rounds": self._training.num_rounds,
             "rounds_per_second": 1 / self._seconds_a_round(),
             "epsilon": epsilons(self.plan, self._charged, [unit])[unit],
-            "perplexity": latest["perplexity"],
-            "bits_per_byte": latest["bits_per_byte"],
+            **{name: latest[name] for name in self._metric.names},
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
         }
@@ -217,12 +216,10 @@ class RunDriver:
         if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
             self._record()
             self._write_rows()
-        spent, config = self.spent(), self.plan.config
+        spent, config, metric = self.spent(), self.plan.config, self._metric
         result = {
-            "perplexity": self.rows[-1]["perplexity"],
-            "initial_perplexity": self.rows[0]["perplexity"],
-            "bits_per_byte": self.rows[-1]["bits_per_byte"],
-            "unk_share": self.rows[-1]["unk_share"],
+            **{name: self.rows[-1][name] for name in metric.names},
+            metric.initial: self.rows[0][metric.name],
             "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.unit,
@@ -250,8 +247,8 @@ class RunDriver:
         storage.put(run.rounds, run.statement, run.speed, run.result)
         storage.publish(run.result)
 
-
-def _is_row(row: Mapping[str, Any]) -> bool:
-    """Whether it is one that ``_record`` makes: a round, and numbers, of which only scores may be missing."""
-    numbers = {name: value for name, value in row.items() if not (name in NO_SCORES and value is None)}
-    return type(row["round"]) is int and all(type(value) in (int, float) for value in numbers.values())
+    def _is_row(self, row: Mapping[str, Any]) -> bool:
+        """Whether it is one that ``_record`` makes: a round, and numbers, of which only scores may be missing."""
+        scores = self._metric.names
+        numbers = {name: value for name, value in row.items() if not (name in scores and value is None)}
+        return type(row["round"]) is int and all(type(value) in (int, float) for value in numbers.values())

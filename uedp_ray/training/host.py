@@ -32,6 +32,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
+from uedp_ray.tasks.metric import METRICS, Metric
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.faults import blamed
@@ -44,7 +45,7 @@ from uedp_ray.training.worker import run_worker
 _PROGRESS: dict[str, Check] = {
     **dict.fromkeys(("round", "num_rounds"), number(0, whole=True)),
     **dict.fromkeys(("rounds_per_second", "seconds_left"), number()),
-    **dict.fromkeys(("epsilon", "perplexity", "bits_per_byte"), number(0.0, nothing=True)),
+    "epsilon": number(0.0, nothing=True),
 }
 
 
@@ -97,9 +98,10 @@ def train(
             public_source=public_source,
             reporter=reporter,
         )
+        metric = METRICS[config.task.kind]
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
-            with run.copies_told(reporter), _watch(run, reporter):
+            with run.copies_told(reporter), _watch(run, metric, reporter):
                 if num_workers == 0:
                     device = pick_device(config)
                     with blamed("training.batch_tokens", config.training.batch_tokens):
@@ -117,12 +119,12 @@ def train(
         speed: dict[str, Any] = {"tokens_per_second": None}
         with suppress(InputError):  # of this machine only; nothing rests on it
             speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
-        result = run.load_result()
-        before, after = result["initial_perplexity"], result["perplexity"]
-        if before is not None and (after is None or after > before):
-            now = "not finite" if after is None else f"{after:.1f}"
+        result = run.load_result(metric)
+        before, after = result[metric.initial], result[metric.name]
+        if before is not None and (after is None or metric.cost(after) > metric.cost(before)):
+            now = "not finite" if after is None else metric.show(after)
             reporter.say(
-                f"caution: the model predicts worse than it did before training (perplexity {before:.1f}, now {now}): "
+                f"caution: the model predicts worse than it did before training ({metric.say(before)}, now {now}): "
                 "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
             )
         return result | speed | {"run_dir": storage.address(run.root)}
@@ -325,7 +327,7 @@ def _look_at_model(run: RunDir, reporter: Reporter) -> None:
 
 
 @contextmanager
-def _watch(run: RunDir, reporter: Reporter) -> Iterator[None]:
+def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
     """Polls the driver's progress file, wherever the driver runs."""
     done = threading.Event()
 
@@ -334,7 +336,7 @@ def _watch(run: RunDir, reporter: Reporter) -> Iterator[None]:
         while not last:
             last = done.wait(0.3)  # the last rounds are told too
             try:
-                row = read_json(run.progress, _PROGRESS, "delete it")
+                row = read_json(run.progress, _PROGRESS | metric.checks(), "delete it")
             except (OSError, InputError):  # not there yet, or no descriptor is left: the run itself will say so
                 continue
             if row != seen:

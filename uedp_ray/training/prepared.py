@@ -11,6 +11,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
@@ -24,7 +25,6 @@ from uedp_ray.storage.files import (
     load_array,
     unusable,
 )
-from uedp_ray.training.evaluate import TextSize
 from uedp_ray.training.rundir import MADE_ANEW, RunDir
 
 _OF_A_MODEL = (".json", ".safetensors", ".bin", ".npy")

@@ -19,6 +19,7 @@ import torch
 
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.textsize import text_size
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -28,9 +29,10 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
+from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
-from uedp_ray.training.evaluate import perplexity, text_size
+from uedp_ray.training.evaluate import score
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
 from uedp_ray.training.network import initial_model
@@ -81,16 +83,16 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     device = pick_device(config)
     with ALONE, _seeded(device, settings.seed):
         model = initial_model(config, vocabulary).to(device)
-        before = perplexity(model, task, held_out, device=device)
+        before = score(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):
             _fit(config, model, task, train, device, reporter)
-    after = perplexity(model, task, held_out, device=device)
+    after = score(model, task, held_out, device=device)
     with replacing(out / "model") as new:
         save_model(model, new)
         np.save(new / TEXT_SKETCH, sketch.hashes)
         vocabulary.save(new, longest=longest_input(model))
-    scores = text_size(held_out_texts, vocabulary, config.model.max_length).scores(after)
-    return {**scores, "initial_perplexity": before, "checkpoint": str((out / "model").resolve())}
+    scores = task.scores(after, text_size(held_out_texts, vocabulary, config.model.max_length))
+    return {**scores, PERPLEXITY.initial: before, "checkpoint": str((out / "model").resolve())}
 
 
 def _split(

@@ -21,6 +21,7 @@ from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
+from uedp_ray.tasks.metric import METRICS
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -141,7 +142,7 @@ def statement(
       events: the whole ledger. ``spent``: its epsilon by unit.
       rounds: those that the model has (None: all planned).
       detectors, categories (None: all found): as the corpus was prepared.
-      compared: what of the private and the evaluation text could be compared (``guard.Compared``); None: no perplexity.
+      compared: what of the private and the evaluation text could be compared (``guard.Compared``); None: nothing is scored.
       total: of what is handed on; its first row.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
@@ -210,7 +211,7 @@ def statement(
         shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
-        _evaluated(config.corpus.evaluation_basis, compared),
+        _evaluated(METRICS[config.task.kind].title, config.corpus.evaluation_basis, compared),
         "",
         "## Not covered",
         "",
@@ -223,12 +224,13 @@ def statement(
     return "\n".join(lines)
 
 
-def _evaluated(basis: str, compared: Mapping[str, bool] | None) -> str:
-    """On what perplexity is computed, and how far that was checked against the private text."""
+def _evaluated(metric: str, basis: str, compared: Mapping[str, bool] | None) -> str:
+    """On what the metric is computed, and how far that was checked against the private text."""
     if compared is None:
-        return "- No perplexity is computed."
+        return f"- No {metric} is computed."
     return (
-        f"- Perplexity is computed on {_BASES[basis]}. That text is not protected, nor are entities where they occur in it. "
+        f"- {metric.capitalize()} is computed on {_BASES[basis]}. "
+        "That text is not protected, nor are entities where they occur in it. "
         f"Compared with the private text before training: {_RUNNING_TEXT}; {_USERS[compared['users']]}."
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
+from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.ledger import Ledger, read_ledger
@@ -23,7 +24,7 @@ from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import check_regular, read_json, settle, unusable
 from uedp_ray.storage.locks import locked
-from uedp_ray.training.evaluate import TextSize
+from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import Compared
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.texts import copies_told
@@ -51,7 +52,6 @@ _SETUP: dict[str, Check] = {
 }
 
 _RESULT: dict[str, Check] = {
-    **dict.fromkeys(("perplexity", "initial_perplexity", "bits_per_byte", "unk_share"), number(0.0, nothing=True)),
     "epsilon": record(dict.fromkeys(UNITS, number(0.0, nothing=True))),
     "delta": number(0.0, 1.0),
     "unit": one_of(*UNITS),
@@ -199,9 +199,10 @@ class RunDir:
             raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {MADE_ANEW}")
         return setup
 
-    def load_result(self) -> dict[str, Any]:
+    def load_result(self, metric: Metric) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
-        return read_json(self.result, _RESULT, "delete it, and run again with --resume to have it made anew")
+        checks = _RESULT | metric.checks() | {metric.initial: number(metric.least, nothing=True)}
+        return read_json(self.result, checks, "delete it, and run again with --resume to have it made anew")
 
     def driving(self) -> AbstractContextManager[None]:
         """One driver at a time: two would charge each other's rounds."""

@@ -23,6 +23,7 @@ from uedp_ray.config import RunConfig, SourceConfig, dump_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.textsize import TextSize, text_size
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions
@@ -43,7 +44,6 @@ from uedp_ray.storage.files import (
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.evaluate import TextSize, text_size
 from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,

@@ -20,9 +20,10 @@ from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
-from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.tasks.base import task_of
+from uedp_ray.tasks.metric import METRICS
 from uedp_ray.training.driver import RunDriver
-from uedp_ray.training.evaluate import NO_SCORES, perplexity
+from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
@@ -57,7 +58,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
-    task = NextWord.of(vocabulary, config.model.max_length)
+    task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
     model = make_model(prepared.used, vocabulary).to(device)
     params = FlatParameters(model)
     parameters = params.get().to(device)
@@ -88,10 +89,11 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         def evaluate() -> Mapping[str, float | None]:
             params.set(state.parameters)
             if size is None:
-                return NO_SCORES
+                return dict.fromkeys(METRICS[config.task.kind].names)
             batch_tokens = config.training.batch_tokens
             with update.isolated():  # what it read would stay in the network, and train the rounds to come
-                return size.scores(perplexity(model, task, sentences, device=device, batch_tokens=batch_tokens))
+                found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
+                return task.scores(found, size)
 
         driver = RunDriver(run, plan, state, weights, evaluate, reporter)
         driver.resume()

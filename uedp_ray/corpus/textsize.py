@@ -1,0 +1,86 @@
+"""How much text there is to score, as a vocabulary cuts it.
+
+    size = text_size(texts, vocabulary, max_length=64)
+    size.unk_share, size.num_bytes
+
+Bytes are counted of what is predicted only, and of the words that became ``<unk>``. As private as the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.reporting import Reporter
+
+_MUCH = 0.1
+"""The share of a text that is unknown, or cut off, from which on a warning says so."""
+_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """What a vocabulary makes of a text cut at ``max_length``. As private as the text."""
+
+    ends: int
+    """Sentence ends that are predicted: of sentences with a token whose end is not cut off."""
+    tokens: int
+    """Predicted ones, sentence ends aside."""
+    unknown: int
+    """``<unk>`` among them."""
+    cut: int
+    """Tokens beyond the cut, which are not predicted."""
+    num_bytes: int
+    """Of what is predicted, in UTF-8, with one for each of ``ends``."""
+    unknown_bytes: int
+    """Of the words that became ``<unk>``."""
+
+    @property
+    def unk_share(self) -> float:
+        """``<unk>`` as a share of the tokens that are predicted, sentence ends aside."""
+        return self.unknown / max(self.tokens, 1)
+
+    def warn(self, reporter: Reporter) -> None:
+        """Says where a score is about less than it seems."""
+        warn_unknown(self.unk_share, reporter)
+        share = self.cut / max(self.cut + self.tokens, 1)
+        if share > _MUCH:
+            reporter.say(
+                f"warning: {share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise it, or "
+                "cut the text into shorter sentences"
+            )
+
+
+def warn_unknown(unk_share: float, reporter: Reporter) -> None:
+    """Says so where much of a text is ``<unk>``."""
+    if unk_share > _MUCH:
+        reporter.say(
+            f"warning: {unk_share:.0%} of the words of the evaluation text are <unk>, which are easy to predict: compare "
+            "models by bits per byte, or give the vocabulary more words"
+        )
+
+
+def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
+    """Counts what ``encode_texts`` keeps of the texts. Memory: a batch of sentences."""
+    counts: Counter[str] = Counter(dict.fromkeys(TextSize.__dataclass_fields__, 0))
+    remaining = iter(texts)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        for text, ids in zip(batch, vocabulary.encode_batch(batch), strict=True):
+            kept, ends = ids[:max_length], len(ids) < max_length
+            if not len(kept):
+                continue
+            unknown = kept == vocabulary.unk_id if vocabulary.unk_id is not None else np.zeros(len(kept), bool)
+            counts.update(ends=int(ends), tokens=len(kept), unknown=int(unknown.sum()), cut=len(ids) - len(kept))
+            end = len(text)
+            if len(kept) < len(ids) or unknown.any():
+                places = vocabulary.offsets(text)
+                end = places[len(kept) - 1][1] if len(kept) < len(ids) else end
+                words = (text[slice(*places[i])] for i in np.flatnonzero(unknown))
+                counts["unknown_bytes"] += sum(len(word.encode()) for word in words)
+            counts["num_bytes"] += len(text[:end].encode()) + ends
+    return TextSize(**counts)
