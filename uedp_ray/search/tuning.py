@@ -33,7 +33,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
     from ray import tune
 
     storage, resources, variables = folder.storage, config.resources, named_variables(to_dict(config))
-    name = config.metric.name
+    metric = config.metric.name
 
     def trainable(trial: dict[str, Any]) -> None:
         for variable, value in variables.items():  # what $NAME stands for, where a node does not say it itself
@@ -41,7 +41,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
 
         def report(row: dict[str, Any]) -> None:
             where = {"where": _where()} if row.get("outcome") == DEVICE else {}
-            tune.report({name if key == "score" else key: value for key, value in row.items()} | where)
+            tune.report({metric if key == "score" else key: value for key, value in row.items()} | where)
 
         if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
             threading.Event().wait()  # a device that is given back is given to the next trial: this one keeps it
