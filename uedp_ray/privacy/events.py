@@ -28,7 +28,7 @@ class UnsupportedEvent(InputError):
     """An event no accountant here can bound."""
 
 
-class Vocabulary(NamedTuple):
+class VocabularyRelease(NamedTuple):
     """A noisy-threshold vocabulary."""
 
     noise_multiplier: float
@@ -46,12 +46,12 @@ class Vocabulary(NamedTuple):
         return holders if unit == "entity" else 1.0 + holders
 
 
-class Plan(NamedTuple):
+class PlannedRounds(NamedTuple):
     """What a ledger said, before the first release, that its run would release."""
 
     rounds: int
     mechanism: RoundMechanism
-    vocabulary: Vocabulary | None
+    vocabulary: VocabularyRelease | None
 
 
 class Charges(NamedTuple):
@@ -59,10 +59,10 @@ class Charges(NamedTuple):
 
     rounds: tuple[tuple[RoundMechanism, int], ...]
     """(mechanism, count) in order; a round as often as it was noised."""
-    vocabularies: tuple[Vocabulary, ...] = ()
+    vocabularies: tuple[VocabularyRelease, ...] = ()
     private: bool = True
     """False if anything was released without protection."""
-    plan: Plan | None = None
+    plan: PlannedRounds | None = None
     bounded: bool = True
     """False for a ledger without a plan: nothing fixed beforehand bounds what it would have come to."""
 
@@ -105,9 +105,9 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     if isinstance(events, Charges):
         return events
     rounds: list[tuple[RoundMechanism, int]] = []
-    vocabularies: list[Vocabulary] = []
+    vocabularies: list[VocabularyRelease] = []
     private = bounded = True
-    plan: Plan | None = None
+    plan: PlannedRounds | None = None
     last: Any = None
     for event in events:
         name = event.get("kind")
@@ -224,23 +224,23 @@ def _ledgers(events: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, 
     yield found
 
 
-def _plan(header: Mapping[str, Any]) -> Plan | None:
+def _plan(header: Mapping[str, Any]) -> PlannedRounds | None:
     """None where the header has none: an older version's ledger, or a run without noise."""
     if header.get("plan") is None:
         return None
     plan = {"kind": "plan", **_mapping(header, "plan")}
     vocabulary = None if plan.get("vocabulary") is None else _vocabulary(_mapping(plan, "vocabulary"))
-    return Plan(_count(plan, "rounds"), RoundMechanism.from_dict(_mapping(plan, "mechanism")), vocabulary)
+    return PlannedRounds(_count(plan, "rounds"), RoundMechanism.from_dict(_mapping(plan, "mechanism")), vocabulary)
 
 
-def _vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
+def _vocabulary(fields: Mapping[str, Any]) -> VocabularyRelease:
     noise, holders = _number(fields, "noise_multiplier"), _field(fields, "max_holders")
     if noise <= 0.0:
         raise InputError("vocabulary.noise_multiplier", noise, "must be above 0")
     share = _number(fields, "threshold_delta")
     if not 0.0 <= share < 1.0:
         raise InputError("vocabulary.threshold_delta", share, "must lie in [0, 1)")
-    return Vocabulary(noise, None if holders is None else _count(fields, "max_holders"), share)
+    return VocabularyRelease(noise, None if holders is None else _count(fields, "max_holders"), share)
 
 
 def _field(event: Mapping[str, Any], name: str) -> Any:

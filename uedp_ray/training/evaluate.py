@@ -24,8 +24,6 @@ from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.units import UNITS
 
-Sentence = np.ndarray
-
 
 def batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
     """Positions of sentences of like length, packed so that a padded batch has at most ``batch_tokens`` tokens."""
@@ -43,7 +41,7 @@ def batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[
 def score(
     model: torch.nn.Module,
     task: Task,
-    sentences: Sequence[Sentence],
+    sentences: Sequence[np.ndarray],
     *,
     device: torch.device,
     batch_tokens: int = 8192,
