@@ -133,6 +133,16 @@ def test_what_is_damaged_is_written_anew(
     assert [path.name for path in tmp_path.iterdir()] == [store.path.name]
 
 
+def test_a_nest_of_brackets_in_place_of_the_checksums_is_written_anew(
+    corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    store = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    whole = (store.path / "checksums.json").read_bytes()
+    (store.path / "checksums.json").write_bytes(b"[" * 1000)
+    encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
+    assert (store.path / "checksums.json").read_bytes() == whole
+
+
 def test_pickles_as_its_path(corpus: FakeCorpus, vocabulary: Vocabulary, tmp_path: Path) -> None:
     store = encode_corpus(corpus, vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
     data = pickle.dumps(store)

@@ -16,7 +16,7 @@ from scipy import optimize, stats
 from tests.privacy.mechanisms import BASE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, odometer, renyi
-from uedp_ray.privacy.events import UnsupportedEvent, epsilon_of_events
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, epsilon_of_events
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer, to_epsilon
 
@@ -200,9 +200,17 @@ def test_vocabularies(unit, kind, moved):
 
 def test_labels_that_are_cut_stay_within_their_share(monkeypatch):
     meter = plan(runs=3, rounds=5)
-    limits = np.array([[meter._limit(number, index) for index in range(5 * 127)] for number in range(3 * 127)])
+    whole = [list(meter._limits(number, 0, 5 * 127)) for number in range(3 * 127)]
+    limits = np.array([[share for share, many in run for _ in range(many)] for run in whole])
+    assert limits.shape == (3 * 127, 5 * 127)
+    for start in (0, 4, 5, 14, 15, 16, 100):  # wherever a mechanism's rounds begin
+        found = [share for share, many in meter._limits(0, start, 37) for _ in range(many)]
+        assert found == limits[0, start : start + 37].tolist()
     assert 0.98 * renyi.SHARE < limits.sum() / meter.delta <= renyi.SHARE
     assert limits[:3, :5].sum() == pytest.approx(renyi.SHARE * meter.delta / 4)
+
+    endless = Charges(((BASE, 10**10),))
+    assert meter.epsilon([endless]) > meter.epsilon([Charges(((BASE, 10**6),))]), "in no time, however many it says"
 
     cuts, real = [], renyi.rdp
 

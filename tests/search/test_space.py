@@ -135,6 +135,23 @@ def test_choices_may_be_lists_or_texts_with_commas():
     betas = Space.parse({"training.adam_betas": {"choice": [[0.9, 0.99], [0.8, 0.9]]}}, BASE)
     settings = settings_of(betas.grid()[1], BASE)[1]
     assert methods.overlay(BASE, settings).training.adam_betas == (0.8, 0.9)
+    for odd in (
+        "#ticket",
+        "@home",
+        "%person",
+        "yes",
+        "2024",
+        "a: b: c",
+        "2020-99-99",
+        "[" * 5000,
+        "!!python/object:x",
+        "&x [*x]",
+    ):
+        space = Space.parse({"corpus.categories": {"choice": [["person"], ["person", odd]]}}, BASE)
+        settings = settings_of(space.grid()[1], BASE)[1]
+        assert methods.overlay(BASE, settings).corpus.categories == ("person", odd), "a text, and no YAML"
+    with pytest.raises(InputError, match="adam_betas"):
+        Space.parse({"training.adam_betas": {"choice": [[0.9, 0.99], ["@q", 0.9]]}}, BASE)
     with pytest.raises(InputError, match="without commas"):
         Space.parse({"corpus.categories": {"choice": [["person,org"], ["org"]]}}, BASE)
     with pytest.raises(InputError, match="all of them lists"):

@@ -20,6 +20,7 @@ from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.storage.tables import refusing_damage
+from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.units import UNITS
 
@@ -94,11 +95,22 @@ def test_of_a_table_of_runs(tmp_path):
     read_or_refused(tmp_path / "trials.parquet", act)
 
 
+def test_rows_of_nothing_are_counted(tmp_path):
+    """Two megabytes of them were read for minutes, into gigabytes."""
+    pq.write_table(pa.table({"nothing": pa.nulls(2_000_000)}), tmp_path / "trials.parquet")
+    assert (tmp_path / "trials.parquet").stat().st_size < 10_000
+    with pytest.raises(InputError, match="unpacks to more than"):
+        read_table(tmp_path, "trials.parquet")
+
+
 def test_of_the_rounds_of_a_run_that_is_resumed(tmp_path):
     path = tmp_path / "rounds.parquet"
     row = {"round": 0, "bits_per_byte": None, "unk_share": None, "perplexity": 3.5, "noise_std": 1.0}
     pq.write_table(pa.Table.from_pylist([row | {f"epsilon_{unit}": 1.0 for unit in UNITS}]), path)
-    driver = SimpleNamespace(run=SimpleNamespace(rounds=path), _training=SimpleNamespace(num_rounds=3))
+    driver = SimpleNamespace(
+        run=SimpleNamespace(rounds=path), _training=SimpleNamespace(num_rounds=3), _metric=PERPLEXITY
+    )
+    driver._is_row = lambda row: RunDriver._is_row(driver, row)  # type: ignore[arg-type]
 
     def act() -> None:
         if not RunDriver._known_rows(driver):  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStor
         known = json.loads((path / _CHECKSUMS).read_bytes())
         if not all(has_checksum(path / name, known[name]) for name in _FILES):
             return None
-    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError):  # TypeError: not one number
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # TypeError: no number
         return None
     offsets, tokens = store.offsets, store.tokens
     shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32

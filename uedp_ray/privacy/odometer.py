@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,11 +93,13 @@ class Odometer:
         thresholds = math.fsum(vocabulary.threshold_delta for vocabulary in vocabularies)
         if not all(run.private for run in found) or thresholds > self.threshold_delta:
             return math.inf
-        parts = Counter(
-            (mechanism, self._limit(number, index))
-            for number, run in enumerate(found)
-            for index, mechanism in enumerate(mechanism for mechanism, count in run.rounds for _ in range(count))
-        )
+        parts: Counter[tuple[RoundMechanism, float]] = Counter()
+        for number, run in enumerate(found):
+            index = 0
+            for mechanism, count in run.rounds:
+                for share, many in self._limits(number, index, count):
+                    parts[mechanism, share] += many
+                index += count
         largest = 0.0
         for kind in dominating.kinds(self.kind):
             rates_A = self._rates(parts, kind)
@@ -107,14 +109,18 @@ class Odometer:
             largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
         return largest
 
-    def _limit(self, number: int, index: int) -> float:
-        """The label mass that a run's round may cut. It looks at nothing but the two positions, and all sum to _cut_delta.
+    def _limits(self, number: int, index: int, count: int) -> Iterator[tuple[float, int]]:
+        """The label mass that a run's rounds may cut, from ``index`` on, with how many of ``count`` may cut as much.
 
-        2^a runs of 2^b rounds, in units of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
+        It looks at nothing but the positions of run and round, and all sum to _cut_delta: 2^a runs of 2^b rounds, in units
+        of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
         """
         a = (number // self.runs + 1).bit_length() - 1
-        b = (index // self._rounds + 1).bit_length() - 1
-        return self._cut_delta / (self.runs * self._rounds) * 4.0 ** -(a + b + 1)
+        while count > 0:
+            b = (index // self._rounds + 1).bit_length() - 1
+            many = min(count, (2 ** (b + 1) - 1) * self._rounds - index)
+            yield self._cut_delta / (self.runs * self._rounds) * 4.0 ** -(a + b + 1), many
+            index, count = index + many, count - many
 
     def _rates(self, parts: Mapping[tuple[RoundMechanism, float], int], kind: str) -> np.ndarray:
         """Renyi divergences at ``ORDERS``; infinity if more had to be cut than the limits say."""

@@ -51,6 +51,7 @@ def conclude(
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
     write_table(rows, config, folder.table)
     answer = {
+        "metric": config.metric.name,
         "best": _best(config, folder, rows, selection, winner),
         "pareto": [
             {key: row[key] for key in ("trial", "epsilon", config.metric.name)}
@@ -74,11 +75,8 @@ def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     for row in filter(None, [answer["best"], *answer["references"]]):
         row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
     address = folder.storage.address(folder.root)
-    return answer | {
-        "metric": config.metric.name,
-        "sweep_dir": address,
-        "export": f"uedp-ray export {shlex.quote(address)} --out DIR",
-    }
+    answer = {"metric": config.metric.name} | answer  # a file of an earlier version has none
+    return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 
 _WINNER = "winner"

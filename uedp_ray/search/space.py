@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-import yaml
 
 from uedp_ray import methods
 from uedp_ray.config import PrivacyConfig, RunConfig, to_dict
@@ -182,10 +181,20 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
 
 
 def setting(key: str, value: Scalar) -> Any:
-    """``value`` of a point as ``RunConfig`` takes it: a text with commas is a list where the setting is one."""
+    """``value`` of a point as ``RunConfig`` takes it: where the setting is a list, what stands between commas."""
     section, _, leaf = key.partition(".")
-    is_list = isinstance(_DEFAULTS.get(section, {}).get(leaf), list)
-    return yaml.safe_load(f"[{value}]") if is_list and isinstance(value, str) else value
+    default = _DEFAULTS.get(section, {}).get(leaf)
+    if not isinstance(default, list) or not isinstance(value, str):
+        return value
+    items = [item.strip() for item in value.split(",")] if value.strip() else []
+    return [_number(item) for item in items] if any(isinstance(each, float) for each in default) else items
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:  # for ``RunConfig`` to refuse
+        return text
 
 
 def _check_key(key: str, defaults: dict[str, Any]) -> None:
@@ -293,5 +302,5 @@ def _check_values(dimension: Dimension, base: RunConfig) -> None:
             else:
                 methods.overlay(base, {key: setting(key, value)})
         except InputError as error:
-            if error.field == key or key == COHORT or (key == "method" and value not in methods.METHODS):
+            if error.field.partition("[")[0] == key or key == COHORT or (key == "method" and value not in methods.METHODS):
                 raise InputError(f"space.{key}", value, error.remedy) from None
