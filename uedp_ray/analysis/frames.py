@@ -250,8 +250,7 @@ def best_first(trials: pd.DataFrame) -> pd.DataFrame:
 def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.DataFrame:
     """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
     space, metric = config.parsed_space, config.metric
-    scores = (metric.name, metric.spread, *(score.name for score in metric.beside), metric.initial)
-    dtypes = _FIRST | dict.fromkeys(scores, "float64") | _LAST
+    dtypes = _FIRST | dict.fromkeys(metric.columns, "float64") | _LAST
     _check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
     frame = _typed("trials.parquet", path, table, dtypes | ranges)

@@ -73,8 +73,7 @@ _LAST = {
 
 def _columns(metric: Metric) -> dict[str, pa.DataType]:
     """Of a sweep's table, less the searched settings."""
-    scores = (metric.name, metric.spread, *(score.name for score in metric.beside), metric.initial)
-    return _FIRST | dict.fromkeys(scores, pa.float64()) | _LAST
+    return _FIRST | dict.fromkeys(metric.columns, pa.float64()) | _LAST
 
 
 class Rows:

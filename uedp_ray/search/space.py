@@ -302,5 +302,9 @@ def _check_values(dimension: Dimension, base: RunConfig) -> None:
             else:
                 methods.overlay(base, {key: setting(key, value)})
         except InputError as error:
-            if error.field.partition("[")[0] == key or key == COHORT or (key == "method" and value not in methods.METHODS):
+            if (
+                error.field.partition("[")[0] == key
+                or key == COHORT
+                or (key == "method" and value not in methods.METHODS)
+            ):
                 raise InputError(f"space.{key}", value, error.remedy) from None

@@ -75,6 +75,11 @@ class Metric(Score):
         return f"initial_{self.name}"
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """What a table of trials has of it, in order."""
+        return (self.name, self.spread, *(score.name for score in self.beside), self.initial)
+
+    @property
     def direction(self) -> Literal["minimize", "maximize"]:
         """As Optuna has it."""
         return "minimize" if self.goal == "min" else "maximize"

@@ -218,8 +218,9 @@ class RunDriver:
             self._write_rows()
         spent, config, metric = self.spent(), self.plan.config, self._metric
         result = {
-            **{name: self.rows[-1][name] for name in metric.names},
+            metric.name: self.rows[-1][metric.name],
             metric.initial: self.rows[0][metric.name],
+            **{score.name: self.rows[-1][score.name] for score in metric.beside},
             "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.unit,
