@@ -1,4 +1,4 @@
-"""Line ends of running text: those that only wrap it are joined, those that end something stay.
+r"""Line ends of running text: those that only wrap it are joined, those that end something stay.
 
     join_lines("met Angela\nMerkel in\n\n> New\n> York")      # "met Angela Merkel in\n\n> New   York"
 

@@ -1,7 +1,7 @@
 """Objects at a URL: durable writes, reads, listings. Any file system that pyarrow or fsspec knows.
 
     objects = Objects("s3://bucket/runs/mine")
-    objects.write("private/key", b"…")          # when it returns, every later read and listing on any node sees it
+    objects.write("private/key", b"...")        # when it returns, every later read and listing on any node sees it
     objects.list("private")                     # {"private/key": 3}
 
 That is what object stores of today promise (S3, Google Cloud Storage, Azure), and one disk; not NFS, whose clients cache.

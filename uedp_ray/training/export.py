@@ -2,8 +2,7 @@
 
     found = Finished.open(RunDir(Path("runs/mine")))
     export_run(found, Path("handed-on"), own_total(found), {})
-
-    README.md  privacy.md  model/  config.yaml  ledger.jsonl  selection.json  ledgers/
+    # README.md  privacy.md  model/  config.yaml  ledger.jsonl  selection.json  ledgers/
 
 A run directory is its owner's: it holds paths, times and what is private. The folder made here holds none of these: every
 file is written anew, of what is listed here and nothing else, under one fixed date. ``search.export`` says what the total of
