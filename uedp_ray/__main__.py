@@ -18,7 +18,7 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code != 130:
             raise
-        # What was interrupted amid its work, Ray's shutdown for one, may crash as the interpreter is taken down, and
+        # What was interrupted within its work, Ray's shutdown for one, may crash as the interpreter is taken down, and
         # CPython itself ends by SIGINT then if compiled text was interrupted. Exit functions, such as Ray's, end the rest.
         with suppress(Exception):
             atexit._run_exitfuncs()

@@ -1,7 +1,7 @@
 """Who gets into a Ray cluster: nobody without a token, or nothing of ours runs there.
 
 Whoever reaches a port of Ray runs programs as its user and reads the text. Ray 2.60 opens ports on every interface, also
-of a session on one machine; it asks for a token in sessions that it starts itself, unless told not to, and elsewhere only
+of a session on one machine; it asks for a token in sessions that it starts itself, unless asked not to, and elsewhere only
 where ``RAY_AUTH_MODE=token`` is set for the nodes and for whoever connects.
 """
 

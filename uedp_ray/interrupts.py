@@ -173,7 +173,7 @@ def _imports(frame: FrameType) -> bool:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether the command is amid an import. Modules left half made break those after them, and some imports go on
+    """Whether the command is within an import. Modules left half made break those after them, and some imports go on
     without a module that failed: the interrupt would be lost, or become an error.
     """
     while frame is not None and frame.f_code is not _command:

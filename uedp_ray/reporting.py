@@ -16,7 +16,7 @@ from typing import Any
 class Reporter:
     """Hears what goes on, and by itself keeps silent: a subclass overrides what it wants to hear.
 
-    No private text is in what it is told; figures that are read off private text say so.
+    No private text is in what it gets; figures that are read off private text say so.
     """
 
     def say(self, line: str) -> None:
@@ -42,7 +42,7 @@ SILENT = Reporter()
 
 
 class Forwarder(Reporter):
-    """Sends what it is told of steps and rounds as (method, arguments), to be called on a reporter elsewhere."""
+    """Sends what it gets of steps and rounds as (method, arguments), to be called on a reporter elsewhere."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
         self._send = send

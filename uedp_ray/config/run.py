@@ -119,7 +119,7 @@ class RunConfig:
 
     @property
     def words(self) -> VocabularyConfig:
-        """The vocabulary with its kind decided: a pretrained model keeps its own tokenizer unless told otherwise."""
+        """The vocabulary with its kind decided: a pretrained model keeps its own tokenizer by default."""
         vocabulary, own = self.vocabulary, self.model.architecture == "pretrained"
         kind = vocabulary.kind or ("tokenizer" if own else "public-words")
         path = vocabulary.path or (self.model.path if own and kind == "tokenizer" else "")

@@ -20,7 +20,7 @@ _LINE = re.compile(r"([ \t]*(?:>[ \t]?)*)([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•◦▪‣·–—|]|\d{1,3}[.)](?=[ \t]+\D)|\(?[A-Za-z]\)|#{1,6})[ \t]")
 _TURN = re.compile(r"[ \t]*(?:\[[^\]]{1,40}\]|<[^<>\s]{1,40}>|\d?\d:\d\d\b|\w[\w.'-]*(?: [\w.'-]+){0,3}:[ \t])")
 _ALONE = re.compile(r"[ \t]*(?:#{1,6}[ \t].*|=+[ \t].*[ \t]=+[ \t]*|(?:[-=*_~][ \t]*){3,})")  # a heading, a ruler
-_FEW = 3  # lines from whose lengths nothing can be told
+_FEW = 3  # lines whose lengths say nothing
 
 _Line = tuple[str, str, str]
 """Marks of quotation, the rest, the line end."""

@@ -1,4 +1,4 @@
-"""Whether two texts share users or running text, told from digests: neither text is read again.
+"""Whether two texts share users or running text, judged by digests: neither text is read again.
 
     share = shared_text(private.text_sketch, evaluation.text_sketch)     # 0.02; None: too little text to tell
     users = shared_users(private.user_names, evaluation.user_names)      # 0; None: one of the two names no users

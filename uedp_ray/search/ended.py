@@ -19,7 +19,7 @@ def holds_all(rows: Sequence[Mapping[str, Any]], table: Collection[tuple[str, st
     Args:
       rows: of ``result.json``, each with trial, state and run_dirs.
       table: (trial, state) of every row of ``trials.parquet``: a copy for reading may lack the ledgers of newer trials.
-      trials: the folder of run directories. Where a ledger was begun, there may be charges.
+      trials: the folder of run directories. Where a ledger was started, there may be charges.
     """
     stated = {(row["trial"], row["state"]) for row in rows}
     known = {Path(name).name for row in rows for name in row["run_dirs"]}

@@ -80,7 +80,7 @@ def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 
 _WINNER = "winner"
-"""Of the terms, under rule ``public``: there once a winner was begun."""
+"""Of the terms, under rule ``public``: there once a winner was started."""
 SECOND_WINNER = (
     "the winner was trained on the private text already, and another one would be a second release that the price does "
     "not hold: search in another folder, and add its epsilon to this one's"
@@ -90,7 +90,7 @@ SECOND_WINNER = (
 def begun_winner(folder: SweepDir) -> RunDir | None:
     """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell.
 
-    Raises: InputError where a winner was begun, or chosen, whose charges are gone: another one would be uncharged.
+    Raises: InputError where a winner was started, or chosen, whose charges are gone: another one would be uncharged.
     """
     run = RunDir(folder.winner, folder.storage.child(folder.winner))
     run.storage.get(run.config, run.result)
@@ -117,7 +117,7 @@ def _begin_winner(folder: SweepDir) -> None:
 
 
 def marked(folder: SweepDir) -> bool:
-    """Whether a winner was begun. Raises: InputError where the terms do not say so any more."""
+    """Whether a winner was started. Raises: InputError where the terms do not say so any more."""
     return folder.terms.exists() and _WINNER in read_json(folder.terms, {}, RESTORE)
 
 

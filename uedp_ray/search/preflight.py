@@ -5,7 +5,7 @@
     report.trials_at_once      # 12: as many trials run side by side
 
 Every node answers one task that takes no CPU. What it says of the storage is tried, not looked up: it reads a file of the
-driver, finds the driver's lock held, and writes a file that the driver then reads. All problems are told at once.
+driver, finds the driver's lock held, and writes a file that the driver then reads. All problems are reported at once.
 Inputs are public: resources, a path, versions, and a digest of this package's source. No text is read.
 """
 

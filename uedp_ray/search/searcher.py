@@ -26,7 +26,7 @@ class Feed(Searcher):
     """A Tune searcher over a ``Study``.
 
     Args:
-      study: opened; trials that were begun are handed out first.
+      study: opened; trials that were started are handed out first.
       left: points still to hand out.
       slots: trials that run at once, each of which holds a device that failed until the search is over, so that no other
         trial is put there; None if trials hold none.
@@ -60,7 +60,7 @@ class Feed(Searcher):
 
     def close(self) -> None:
         """Tells the study of failures that no success followed. Not called where the search gave up or was interrupted:
-        they stay begun, and are tried again on ``--resume``."""
+        they stay open, and are tried again on ``--resume``."""
         for number, reason in self._suspects.items():
             self._study.fail(number, reason)
         if self._suspects:
@@ -135,7 +135,7 @@ class Feed(Searcher):
             self._in_a_row = 0
             self.close()
             self._study.finish(number, score=result[self.metric], epsilon=result["epsilon"])
-        elif outcome == DISK:  # no fault of the point: it stays begun, for --resume
+        elif outcome == DISK:  # no fault of the point: it stays open, for --resume
             reason = result["reason"]
             self.failure = OSError(
                 reason if "--resume" in reason else f"{reason}; mend that and run again with --resume"

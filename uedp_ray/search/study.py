@@ -1,17 +1,17 @@
-"""The Optuna study of a sweep, in ``study.journal``: asks for points, is told what became of them, and resumes.
+"""The Optuna study of a sweep, in ``study.journal``: asks for points, records their outcomes, and resumes.
 
     study = Study.open(sweep, Path("runs/s/study.journal"))
     asked = study.ask()                                     # a point, judged; one that is refused has ended already
     study.finish(asked.number, score=151.7, epsilon=7.9)
 
 States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
-early; FAIL: diverged or crashed; RUNNING: begun. A trial that a dead process left RUNNING keeps its number and its point
+early; FAIL: diverged or crashed; RUNNING: started. A trial that a dead process left RUNNING keeps its number and its point
 and is asked for again first, so that no point is trained twice. One process at a time drives a study: the caller holds a
 lock on the sweep's folder.
 
 An adaptive search has a *lag*, fixed before its first trial: a trial is chosen, and stopped early, by the results of those
 that come at least ``lag`` places before it, and of no others. Which trial ends first may depend on the text it is trained
-on; it decides nothing. So Optuna is told of an outcome only once a trial is asked for that may know of it. Until then the
+on; it decides nothing. So Optuna learns of an outcome only once a trial is asked for that may know of it. Until then the
 outcome is in the trial's attribute ``ended``; the function ``outcome`` knows both.
 """
 
@@ -115,7 +115,7 @@ class Study:
 
     @property
     def began(self) -> bool:
-        """Whether a trial was ever begun that the budget did not refuse."""
+        """Whether a trial was ever started that the budget did not refuse."""
         return bool(self._order)
 
     def fix_lag(self, at_once: int) -> int:
@@ -139,7 +139,7 @@ class Study:
             self._study.enqueue_trial(point)
 
     def ask(self) -> Asked | None:
-        """The next point: first those that were begun and not ended. A refused one is told at once.
+        """The next point: first those that were started and not ended. A refused one is recorded at once.
 
         None: of an adaptive search, as long as a trial that the next one is chosen by has not ended.
         """
@@ -181,7 +181,7 @@ class Study:
         return [trial.number for trial in running if _PLACED in trial.user_attrs]
 
     def report(self, number: int, step: int, score: float) -> bool:
-        """An intermediate score, by round; the first told counts. Returns whether it stops the trial early, which has
+        """An intermediate score, by round; the first for a round counts. Returns whether it stops the trial early, which has
         ended then. Not kept for two objectives."""
         if len(self._study.directions) > 1:
             return False
@@ -243,7 +243,7 @@ class Study:
 
 
 def outcome(trial: FrozenTrial) -> TrialState:
-    """What became of a trial, whether or not Optuna was told yet."""
+    """What became of a trial, whether or not Optuna knows it yet."""
     return TrialState[trial.user_attrs[_ENDED]["state"]] if _ENDED in trial.user_attrs else trial.state
 
 

@@ -30,7 +30,7 @@ from uedp_ray.training.texts import prepare_corpora
 
 
 def restore(folder: SweepDir) -> None:
-    """What the search goes on from. The journal is there before the first trial begins, so its trials may have begun.
+    """What the search goes on from. The journal is there before the first trial starts, so its trials may have started.
 
     Raises: InputError where nodes would keep their copies at another path than before: the trials' configs name it.
     """

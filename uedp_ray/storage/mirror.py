@@ -71,7 +71,7 @@ class Mirror(Storage):
         self.url, self._objects, self._work, self._parent = url, Objects(url), work, parent
         self._epoch: str | None = None
         self._lost: Exception | None = None
-        """Why this start may do nothing more; raised again whenever it tries, lest somebody caught it."""
+        """Why this start may do nothing more; raised at every attempt, in case somebody caught it."""
         self._sent: dict[Path, int] = {}
         self._replaced: set[str] = set()
 

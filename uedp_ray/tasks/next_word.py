@@ -12,7 +12,7 @@ nothing. Figures with different vocabularies do not compare.
 Bits per byte = (total negative log-likelihood in bits + 8 bits for each byte of the words that became ``<unk>``) / bytes of
 the text that was predicted, in UTF-8, with one byte for each predicted sentence end. It is the length of a code from which
 the text can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the
-letter case and the punctuation that a vocabulary is told to take away.
+letter case and the punctuation that a vocabulary is set to remove.
 
 ``bos_id``, ``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
 Shape legend: B sentences, T positions, V vocabulary.

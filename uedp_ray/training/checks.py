@@ -1,4 +1,4 @@
-"""What can be told before any text is read: every command asks here first, so that a mistake costs seconds.
+"""What can be checked before any text is read: every command calls this first, so that a mistake costs seconds.
 
     check_run(config)                       # raises InputError, which names the setting and the remedy
     for note in ignored(config): print(note)
@@ -204,7 +204,7 @@ def ignored(config: RunConfig) -> Iterator[str]:
             unused.append(("training", training, TrainingConfig(), optimizer.uses, reason))
     if config.corpus.source.format == "prepared":
         plain = SourceConfig(path=config.corpus.source.path)
-        reason = "the text is prepared: its detectors are those that uedp-ray prepare was told"
+        reason = "the text is prepared: its detectors are those of uedp-ray prepare"
         unused.append(("corpus.source", config.corpus.source, plain, ("detector",), reason))
     for section, given, default, names, reason in unused:
         for name in names:

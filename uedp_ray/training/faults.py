@@ -1,4 +1,4 @@
-"""Errors of memory and of devices, told as what the user can mend: starting the same work again does not.
+"""Errors of memory and of devices, reported as what the user can mend: starting the same work again does not.
 
     with blamed("training.batch_tokens", 4096):
         loss.backward()                    # torch.OutOfMemoryError -> InputError: training.batch_tokens = 4096: …
@@ -26,13 +26,13 @@ def blamed(setting: str, value: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = _told(error, setting, value)
-        if told is None:
+        found = _users_error(error, setting, value)
+        if found is None:
             raise
-        raise told from error
+        raise found from error
 
 
-def _told(error: Exception, setting: str, value: object) -> InputError | None:
+def _users_error(error: Exception, setting: str, value: object) -> InputError | None:
     text = str(error)
     if isinstance(error, InputError | torch.distributed.DistError):
         return None

@@ -33,14 +33,14 @@ TRAINED_HERE = "trained_on_private_text"
 class Compared:
     """What of the private and another text could be compared. Public: it follows from formats.
 
-    Whether there was running text enough to compare does not, so it is not told.
+    Whether there was running text enough to compare does not, so it is not reported.
     """
 
     users: bool
 
 
 def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) -> Compared:
-    """Refuses evaluation on protected text, as far as it can be told; ``source`` is the text as the user named it.
+    """Refuses evaluation on protected text, as far as it can be recognised; ``source`` is the text as the user named it.
 
     Raises: TextError naming ``corpus.evaluation``.
     """

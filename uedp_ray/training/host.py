@@ -78,7 +78,7 @@ def train(
       part_of: ``sweep`` or ``comparison``, where the run is one of several of which one is chosen by its results, so that
         its own epsilon is not that of a chosen model. It goes on only as what it began as.
       public_source: ``corpus.source`` is public text itself, which other public text may share.
-      reporter: told what is being done, and of rounds.
+      reporter: gets each stage and each round.
 
     Raises: InputError for what the user can mend, memory included; DeviceError, which is one, where a GPU failed;
       RuntimeError if the workers failed for good.
@@ -200,7 +200,7 @@ def _train_on_ray(
 
 
 def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None:
-    """One Ray Train group, until it has ended or a worker has. Returns its failure; raises what its worker was told."""
+    """One Ray Train group, until it has ended or a worker has. Returns its failure; raises the error of its worker."""
     from ray.train import FailureConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
@@ -334,7 +334,7 @@ def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
     def poll() -> None:
         seen, last = None, False
         while not last:
-            last = done.wait(0.3)  # the last rounds are told too
+            last = done.wait(0.3)  # the last rounds are reported too
             try:
                 row = read_json(run.progress, _PROGRESS | metric.checks(), "delete it")
             except (OSError, InputError):  # not there yet, or no descriptor is left: the run itself will say so

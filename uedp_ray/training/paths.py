@@ -43,7 +43,7 @@ def _absolute(field: str, path: str) -> str:
 
 
 def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
-    """The config with every setting that names a file changed: ``change`` is told its key and its value."""
+    """The config with every setting that names a file changed: ``change`` gets its key and its value."""
 
     def source(field: str, source: SourceConfig) -> SourceConfig:
         detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays

@@ -24,7 +24,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
     Args:
       run: a run directory, or the ``model`` folder in one.
       texts: what to continue; read as the beginning of a sentence. Of a long one the model sees the last words that fit.
-      reporter: told, once, if one is longer than that.
+      reporter: gets one warning if a text is longer than that.
 
     Raises: InputError if there is no model.
     """

@@ -51,7 +51,7 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
     """Trains all parameters with AdamW on ``pretrain.text`` and saves them under ``out``.
 
     Args:
-      reporter: told steps.
+      reporter: gets every step.
 
     Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
       checkpoint folder.

@@ -45,7 +45,7 @@ def run_worker(
 ) -> None:
     """Runs the remaining rounds of ``run`` as worker ``rank`` and, on the driver, writes its results.
 
-    ``reporter`` is told, on the driver, each row of ``rounds.parquet`` as it is evaluated.
+    ``reporter`` gets, on the driver, each row of ``rounds.parquet`` as it is evaluated.
     """
     with ALONE, run.driving() if reducer.is_driver else nullcontext():
         if reducer.is_driver and not run.storage.owned:

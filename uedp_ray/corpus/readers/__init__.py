@@ -58,7 +58,7 @@ def read_rows(source: SourceConfig) -> Iterator[Sentence]:
 
 
 def names_users(source: SourceConfig) -> bool:
-    """Whether users of the source have names, so that one who is in two sources can be told; else they are numbered."""
+    """Whether users of the source have names, so that one who is in two sources is recognised; else they are numbered."""
     return reader_of(source).names_users(source)
 
 

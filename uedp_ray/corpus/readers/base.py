@@ -1,4 +1,4 @@
-"""What a reader is: how the rows of a format are found, and whether its users can be told from those of other text."""
+"""What a reader is: how the rows of a format are found, and whether its users can be recognised in other text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reader:
 
     rows: Callable[[SourceConfig], Iterator[Sentence]]
     names_users: Callable[[SourceConfig], bool] = lambda source: True
-    """Whether users of the source have names, so that one who is in two sources can be told. False only where they are
+    """Whether users of the source have names, so that one who is in two sources is recognised. False only where they are
     numbered: names that are not compared would let protected users evaluate."""
     suffix: str = ""
     """Of the files that are read of a folder."""
