@@ -110,7 +110,7 @@ class Command:
         def admitting(driver: RunDriver, round_index: int) -> int | None:
             attempt = admit(driver, round_index)
             if attempt is not None:
-                key = hashlib.sha256(sampling_key(driver.run)).hexdigest()
+                key = hashlib.sha256(sampling_key(driver.run, driver.plan.config)).hexdigest()
                 round_[:] = [[driver.run.root.name, key, round_index, attempt]]
             return attempt
 

@@ -78,7 +78,7 @@ def test_the_resolved_config_is_complete_and_loads(private_run, corpora):
 def test_the_key_is_in_no_public_file_and_differs_between_runs(private_run, corpora, tmp_path):
     key = (private_run.out / "private" / "sampling.key").read_text()
     assert len(bytes.fromhex(key)) == 32
-    assert sampling_key(RunDir(private_run.out)) == bytes.fromhex(key)
+    assert sampling_key(RunDir(private_run.out), load_config(private_run.out / "config.yaml")) == bytes.fromhex(key)
     for name, content in public_bytes(private_run.out).items():
         assert key.encode() not in content, name
         assert bytes.fromhex(key) not in content, name

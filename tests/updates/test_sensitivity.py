@@ -199,7 +199,9 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     start = params.get()
     task = NextWord.of(words, config.model.max_length)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
-    chosen = prepared.plan.select(corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run)), **where)
+    chosen = prepared.plan.select(
+        corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run, prepared.config)), **where
+    )
     update = local_update(prepared.plan, model, params, task, prepared.tokens.sentence, CPU)
     total = update.sum_updates(start, chosen, 0).double() * prepared.plan.grid.step
     noise = GaussianNoise(TEST_NOISE["test_noise_seed"]).sample(total.numel(), std=0.3 * 0.5, round_index=0)

@@ -270,12 +270,12 @@ def ledger_digest(run: RunDir, config: RunConfig) -> str:
     return hmac.new(_read_key(run), config.digest().encode(), "sha256").hexdigest()
 
 
-def sampling_key(run: RunDir) -> bytes:
+def sampling_key(run: RunDir, config: RunConfig) -> bytes:
     """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared.
 
     Raises: InputError if it is damaged: what it drew cannot be drawn again, so another one must not take its place.
     """
-    seed = run.load_config().privacy.test_noise_seed
+    seed = config.privacy.test_noise_seed
     return _read_key(run) if seed is None else f"test sampling key {seed:>16}".encode()
 
 

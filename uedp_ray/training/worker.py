@@ -64,7 +64,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
     weights = plan.weights(corpus)
-    sampler = PoissonSampler(sampling_key(run))
+    sampler = PoissonSampler(sampling_key(run, config))
     users = owned_users(corpus.user_hash, rank, num_workers)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     update.probe()
