@@ -277,7 +277,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     console.print(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
-    lines = [f"Trials: {ends}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
+    lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
     for row in answer["references"]:
         if row["epsilon"] is None:
             lines.append(f"{row['name']}: trained without privacy, so its figures are private, and no ε covers them.")

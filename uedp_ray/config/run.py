@@ -177,8 +177,19 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 def dump_config(config: RunConfig, path: str | Path) -> None:
     """Writes the complete, resolved config as YAML."""
-    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(_dumped(config), encoding="utf-8")
+
+
+def is_dumped(path: Path) -> bool:
+    """Whether a file is as ``dump_config`` writes it, and not as somebody typed it."""
+    try:
+        return path.read_text(encoding="utf-8") == _dumped(load_config(path))
+    except (OSError, UnicodeDecodeError, InputError):
+        return False
+
+
+def _dumped(config: RunConfig) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 def _same_file(one: str, other: str) -> bool:

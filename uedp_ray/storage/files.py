@@ -73,8 +73,16 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 def holds_others(folder: Path, names: Collection[str]) -> bool:
     """Whether a folder has anything but these, and what ``replacing`` them left."""
-    ours = {*names, *(_beside(folder / name, role).name for name in names for role in (_NEW, _OLD))}
-    return any(path.name not in ours for path in folder.iterdir())
+    return find_other(folder, names) is not None
+
+
+def find_other(folder: Path, names: Collection[str], pattern: re.Pattern[str] = re.compile("(?!)")) -> str | None:
+    """The first name in a folder that is none of ``names``, nor of the ``pattern``, nor what ``replacing`` left of one."""
+    for name in sorted(path.name for path in folder.iterdir()):
+        plain = name[1:].removesuffix(_NEW).removesuffix(_OLD) if name[0] == "." and name.endswith((_NEW, _OLD)) else name
+        if plain not in names and not pattern.fullmatch(plain):
+            return name
+    return None
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,8 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     write_atomically(folder / "state.json", json.dumps(commit, indent=1).encode())
-    for old in folder.glob("round-*.safetensors"):
-        if old.name != name:
+    for old in folder.iterdir():
+        if old.name != name and _TENSORS.fullmatch(old.name):  # a copy that somebody keeps has another name
             old.unlink()
 
 
@@ -122,6 +123,9 @@ def load_checkpoint(
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
     state.next_round = position.next_round
     return position
+
+
+_TENSORS = re.compile(r"round-\d{6,}\.safetensors")
 
 
 def _tensor_file(next_round: int) -> str:

@@ -6,7 +6,6 @@ It alone sees the un-noised sum of a round. Everything it writes outside the led
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +76,11 @@ class RunDriver:
         self.rows = [row for row in self.rows if row["round"] <= self.state.next_round]
         self._first = self.state.next_round
         self._left = self._affordable()
+        if position is None and self._charged.num_rounds >= self._training.checkpoint_every:
+            self.reporter.say(
+                f"caution: {self._charged.num_rounds} rounds were charged, and checkpoint/ is gone: training starts over, "
+                f"with what is left of the budget ({self._left} of {self._training.num_rounds} rounds)"
+            )
         if position is not None and self._diverged():
             self._refuse_divergence()
 
@@ -121,16 +125,7 @@ class RunDriver:
         event = self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
         self._charged = self._charged.with_round(event)
         self.run.storage.append(self.run.ledger)
-        self._count(event["seq"] + 1)
-
-    def _count(self, num_events: int) -> None:
-        """Keeps how long the ledger is, beside it: whole lines may be lost of a copy that is put back."""
-        descriptor = os.open(self.run.charged, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, num_events)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self.run.know(event["seq"] + 1)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
         denominator = None if self.weights is None else self.weights.denominator

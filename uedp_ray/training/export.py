@@ -210,6 +210,9 @@ def _write(
 
 def _write_model(model: Path, into: Path) -> None:
     """Weights and tokenizer. Libraries note where they read from, in settings and in the header of the weights."""
+    for path in model.iterdir():
+        if path.is_symlink():  # to whatever a stranger's folder, or a slip, would have published
+            raise InputError("model", str(path), "is a link: put the file itself in its place")
     for name in _SETTINGS:
         if (model / name).exists():
             settings = read_json(model / name, {}, "put the run's own back")

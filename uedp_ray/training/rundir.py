@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import hmac
+import os
 import re
+import stat
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
+from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
@@ -22,7 +25,7 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
-from uedp_ray.storage.files import check_regular, read_json, settle, unusable
+from uedp_ray.storage.files import check_regular, find_other, holds_others, read_json, settle, unusable
 from uedp_ray.storage.locks import locked
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import Compared
@@ -37,6 +40,12 @@ DRIVER_WAIT = 120.0
 """Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
 
 MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
+
+_MADE = frozenset(
+    {"ray", "group", "owners"}.union(*({name, f"{name}.source.json"} for name in ("corpus", "evaluation")))
+)
+_NUMBERED = re.compile(r"(error|diagnostics)-[\w.-]+\.json")
+"""Names of what else a run makes in ``private/``."""
 
 _SETUP: dict[str, Check] = {
     **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
@@ -142,7 +151,23 @@ class RunDir:
     @property
     def num_known(self) -> int:
         """Lines that the ledger is known to have had; 0 where nothing is known."""
-        return self.charged.stat().st_size if self.charged.exists() else 0
+        try:
+            found = self.charged.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and what a link leads to written over
+            remedy = "is no ordinary file: put the run's own in its place"
+            raise InputError(self.charged.name, str(self.charged), remedy)
+        return found.st_size
+
+    def know(self, num_events: int) -> None:
+        """Keeps how long the ledger is, beside it: whole lines may be lost of a copy that is put back."""
+        descriptor = os.open(self.charged, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        try:
+            os.ftruncate(descriptor, num_events)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def check_uncut(self, num_events: int) -> None:
         """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
@@ -180,6 +205,11 @@ class RunDir:
         return self.private / "config.yaml"
 
     @property
+    def cleared(self) -> Path:
+        """What is about to be forgotten."""
+        return self.private / "cleared"
+
+    @property
     def speed(self) -> Path:
         return self.private / "speed.json"
 
@@ -191,6 +221,29 @@ class RunDir:
         """Of what is made in the folder itself."""
         public = (self.config, self.ledger, self.rounds, self.checkpoint, self.model, self.vocabulary)
         return {path.name for path in (*public, self.statement, self.result, self.progress, self.private)}
+
+    @property
+    def is_foreign(self) -> bool:
+        """Of a folder without a run: whether ``private/`` is the user's own, and not what a killed start left."""
+        if not self.private.is_dir():
+            return False
+        of_a_start = not self.used.exists() or is_dumped(self.used)
+        return not of_a_start or holds_others(self.private, (self.used.name, self.lock.name, self.cleared.name))
+
+    def check_folders(self) -> None:
+        """Raises: InputError for a file, a pipe or a dead link in the place of a folder of the run."""
+        for folder in (self.private, self.checkpoint, self.model, self.vocabulary):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
+
+    def check_ours(self) -> None:
+        """Raises: InputError if ``private/`` holds what no run makes: it would be deleted with what a run made."""
+        made = (self.used, self.lock, self.key, self.setup, self.text, self.charged, self.sentence_weight, self.tokens)
+        names = {path.name for path in (*made, self.drawn, self.speed, self.cleared)} | _MADE
+        other = find_other(self.private, names, _NUMBERED)
+        if other is not None:
+            remedy = f"its private/ holds {other!r}, which no run makes: move it out of the folder, or name another one"
+            raise InputError("--out", str(self.root), remedy)
 
     def load_setup(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
+from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -61,7 +62,6 @@ from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_sourc
 _NO_WORDS = "no-words"
 """Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
 
-_CLEARED = "cleared"
 _NO_RUN = "is not empty and holds no run: name another folder"
 
 
@@ -118,10 +118,8 @@ def prepare_run(
     """
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
-    asked, run = (
-        _Asked(config, used, named, tokens, text, part_of, public_source, reporter),
-        RunDir(storage.root, storage),
-    )
+    asked = _Asked(config, used, named, tokens, text, part_of, public_source, reporter)
+    run = RunDir(storage.root, storage)
     with run.copies_told(reporter):
         plan = _take_over(run, asked, resume)
         if run.setup.exists():
@@ -141,6 +139,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     if resume and not storage.exists():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
+    run.check_folders()
     storage.clear()
     with run.driving() if run.private.is_dir() else nullcontext():  # not beneath one who did not see our lock beside it
         settle_run(run)
@@ -319,8 +318,9 @@ def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weig
             if vocabulary.size <= len(SPECIAL):
                 (new / _NO_WORDS).touch()
         run.storage.put(run.drawn)
-        ledger.append("vocabulary", **event)
+        event = ledger.append("vocabulary", **event)
         run.storage.append(run.ledger)
+        run.know(event["seq"] + 1)
     with replacing(run.vocabulary) as new:
         new.mkdir()
         for file in run.drawn.iterdir():
@@ -346,7 +346,7 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", str(run.root), "is a file: name a folder")
     if run.config.exists() and unused(run):
-        if not run.used.exists():  # a user's own file of that name
+        if not is_dumped(run.used):  # a user's own file of that name
             raise InputError("--out", str(run.root), _NO_RUN)
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
@@ -364,10 +364,8 @@ def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
                 f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
                 f"resume with {run.config}, or name another folder",
             )
-    elif run.root.exists() and holds_others(run.root, (run.private.name, INSIDE)):
+    elif run.root.exists() and (holds_others(run.root, (run.private.name, INSIDE)) or run.is_foreign):
         raise InputError("--out", str(run.root), _NO_RUN)
-    elif run.private.is_dir() and holds_others(run.private, (run.used.name, run.lock.name, _CLEARED)):
-        raise InputError("--out", str(run.root), _NO_RUN)  # a folder of the user's own of that name
 
 
 def _clear(run: RunDir) -> None:
@@ -376,13 +374,15 @@ def _clear(run: RunDir) -> None:
     with run.driving():  # a worker of a killed process may be about to charge the first round
         if not unused(run):
             return
-        aside = to_be_removed(run.private / _CLEARED)
+        run.check_ours()
+        aside = to_be_removed(run.cleared)
         make_folder(aside, private=True)
         kept = {run.lock, aside, run.used}
         public = (run.ledger, run.progress, run.vocabulary)
-        for path in (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used):
+        paths = (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used)
+        for number, path in enumerate(paths):
             if path.exists():
-                os.replace(path, aside / path.name)
+                os.replace(path, aside / f"{number}-{path.name}")  # a vocabulary lies in both folders
         settle(run.private)
 
 

@@ -1,0 +1,141 @@
+"""What no run made, among or in the place of what a run makes: not deleted, waited for, written through or published."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.told import Told
+from tests.training.runs import TREE, crash, events, run_config, run_tree
+from uedp_ray import export
+from uedp_ray.config import RunConfig, dump_config, from_dict
+from uedp_ray.errors import InputError
+from uedp_ray.training.host import train
+
+
+@pytest.fixture
+def refused(corpora, tmp_path):
+    """A run folder whose first start was refused once its text was read."""
+    tree = run_tree(corpora)
+    tree["corpus"]["declared_num_users"] = 5
+    with pytest.raises(InputError, match="declare at least that"):
+        train(from_dict(RunConfig, tree), tmp_path / "run", workers=0)
+    return tmp_path / "run"
+
+
+def test_what_was_put_into_private_after_a_refused_start_stays(corpora, refused):
+    """``private/`` invites it: the only copy of the text was deleted by the next start."""
+    (refused / "private" / "notes.jsonl").write_text("all there is")
+    for resume in (False, True):
+        with pytest.raises(InputError, match=r"'notes\.jsonl', which no run makes: move it"):
+            train(run_config(corpora), refused, workers=0, resume=resume)
+        assert (refused / "private" / "notes.jsonl").read_text() == "all there is"
+    (refused / "private" / "notes.jsonl").unlink()
+    assert train(run_config(corpora), refused, workers=0)["rounds"] == 5
+
+
+@pytest.mark.parametrize("inside", [("config.yaml",), ("config.yaml", "notes.jsonl", "corpus/mine.txt")])
+def test_a_folder_of_the_users_own_is_refused_and_stays(corpora, tmp_path, inside):
+    config, out = run_config(corpora), tmp_path / "exp"
+    for name in inside:
+        (out / "private" / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / "private" / name).write_text("name: mine\nprivacy: {target_epsilon: 8}\n")
+    for own in (False, True):
+        if own:
+            dump_config(config, out / "config.yaml")
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "driver.lock"}
+        for rounds in (5, 2):
+            changed = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
+            with pytest.raises(InputError, match="holds no run: name another folder"):
+                train(changed, out, workers=0)
+        assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_vocabulary_that_was_released_is_not_forgotten(corpora, tmp_path, monkeypatch):
+    words = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 5e-5, "max_words_per_user": 5}
+    config, out = run_config(corpora, vocabulary=words), tmp_path / "run"
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("uedp_ray.training.setup._tokenise", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, workers=0)
+    assert len(events(out, "vocabulary")) == 1
+    whole = (out / "ledger.jsonl").read_bytes()
+    (out / "ledger.jsonl").write_bytes(whole.splitlines(keepends=True)[0])
+    with pytest.raises(InputError, match="has 1 lines, of 2 that were charged"):
+        train(config, out, workers=0, resume=True)
+    (out / "ledger.jsonl").unlink()
+    other = run_config(corpora, vocabulary=words, training={**TREE["training"], "num_rounds": 3})
+    for asked, resume in ((config, True), (config, False), (other, False)):
+        with pytest.raises(InputError):
+            train(asked, out, workers=0, resume=resume)
+        assert (out / "vocabulary").exists(), "it was released, and nothing says so any more"
+    (out / "ledger.jsonl").write_bytes(whole)
+    train(config, out, workers=0, resume=True)
+    assert len(events(out, "vocabulary")) == 1
+
+
+def test_another_config_takes_the_place_of_a_run_with_words_that_cost_nothing(corpora, tmp_path, monkeypatch):
+    """Of both folders called ``vocabulary`` one alone could be set aside."""
+    with monkeypatch.context() as patched:
+        patched.setattr("uedp_ray.training.setup._tokenise", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(run_config(corpora), tmp_path / "run", workers=0)
+    (tmp_path / "run" / "private" / "vocabulary").mkdir()
+    other = run_config(corpora, training={**TREE["training"], "num_rounds": 3})
+    assert train(other, tmp_path / "run", workers=0)["rounds"] == 3
+
+
+@pytest.mark.parametrize("name", ["private/charged", "checkpoint", "model", "vocabulary"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "dead link"])
+def test_nothing_is_charged_where_something_else_is_in_the_place_of_ours(corpora, tmp_path, name, kind):
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=3)
+    path, outside = out / name, tmp_path / "outside"
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(outside)
+        if kind == "link":
+            outside.write_text("abc")
+    charged = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"is no (ordinary file|folder): put the run's own"):
+        train(config, out, workers=0, resume=True)
+    assert (out / "ledger.jsonl").read_bytes() == charged
+    assert not outside.exists() or outside.read_text() == "abc"
+
+
+def test_a_copy_of_a_checkpoint_is_kept(corpora, tmp_path):
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=3)
+    (out / "checkpoint" / "round-000002-keep.safetensors").write_text("mine")
+    train(config, out, workers=0, resume=True)
+    assert (out / "checkpoint" / "round-000002-keep.safetensors").read_text() == "mine"
+    assert len(list((out / "checkpoint").iterdir())) == 3, "it, the last checkpoint, and which that is"
+
+
+def test_a_checkpoint_that_is_gone_is_said_before_the_rest_is_spent(corpora, tmp_path):
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=3)
+    shutil.rmtree(out / "checkpoint")
+    said = []
+    train(config, out, workers=0, resume=True, reporter=Told(say=said.append))
+    assert any("3 rounds were charged, and checkpoint/ is gone: training starts over" in line for line in said)
+
+
+def test_what_a_link_leads_to_is_not_published(private_run, tmp_path):
+    run = shutil.copytree(private_run.out, tmp_path / "run")
+    secret = tmp_path / "id_rsa"
+    secret.write_text("a key")
+    (run / "model" / "chat_template.jinja").symlink_to(secret)
+    with pytest.raises(InputError, match="is a link"):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
