@@ -79,7 +79,9 @@ def holds_others(folder: Path, names: Collection[str]) -> bool:
 def find_other(folder: Path, names: Collection[str], pattern: re.Pattern[str] = re.compile("(?!)")) -> str | None:
     """The first name in a folder that is none of ``names``, nor of the ``pattern``, nor what ``replacing`` left of one."""
     for name in sorted(path.name for path in folder.iterdir()):
-        plain = name[1:].removesuffix(_NEW).removesuffix(_OLD) if name[0] == "." and name.endswith((_NEW, _OLD)) else name
+        plain = (
+            name[1:].removesuffix(_NEW).removesuffix(_OLD) if name[0] == "." and name.endswith((_NEW, _OLD)) else name
+        )
         if plain not in names and not pattern.fullmatch(plain):
             return name
     return None
