@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from uedp_ray.interrupts import handlers_kept
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they bring
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore

@@ -60,7 +60,7 @@ def _by_user(graph: Graph, weight: NDArray[np.float32]) -> list[list[float]]:
     return [weight[a:b].astype(float).tolist() for a, b in itertools.pairwise(ends)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(graphs, enforced)
 def test_every_cap_holds(graph: Graph, bounds: BoundsConfig) -> None:
     bounded = apply_bounds(_incidences(graph), bounds, len(graph))
@@ -86,7 +86,7 @@ def test_every_cap_holds(graph: Graph, bounds: BoundsConfig) -> None:
             assert sum(share > 0 for share in shares) <= most
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs, enforced)
 def test_weights_are_exactly_those_of_the_definition(graph: Graph, bounds: BoundsConfig) -> None:
     """The vectorised code against the definition written out, sentence by sentence."""
@@ -110,7 +110,7 @@ def test_weights_are_exactly_those_of_the_definition(graph: Graph, bounds: Bound
                 assert weight[u][slot] == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graphs, enforced)
 def test_weights_depend_on_the_graph_alone_whatever_the_order_of_users(graph: Graph, bounds: BoundsConfig) -> None:
     forward = _incidences(graph)

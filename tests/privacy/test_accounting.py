@@ -116,7 +116,7 @@ def brute_force(mechanism: RoundMechanism, eps: float, user: bool) -> tuple[floa
 probabilities = st.just(0.0) | st.floats(1e-6, 1)  # SciPy's binomial overflows on subnormal ones
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.builds(
         RoundMechanism,
@@ -254,7 +254,7 @@ def test_extremes():
         dominating.one_round(change(max_holders=None))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.floats(0.05, 20), st.integers(1, 400), st.floats(1e-9, 1e-4), st.floats(0.001, 0.3), st.integers(0, 12))
 def test_calibration_never_overshoots(target, rounds, delta, q_u, holders):
     mechanism = change(user_sampling_prob=q_u, max_holders=holders)

@@ -117,7 +117,7 @@ def test_above_and_close_to_the_sharper_accountant(z, q_u, q_e, holders, clip, r
     assert sharp <= by_renyi([(mechanism, rounds)], delta=1e-5, kind="entity") <= 1.2 * sharp
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     st.floats(0.4, 6.0),
     st.floats(0.001, 1.0),
