@@ -36,6 +36,13 @@ def test_what_was_put_into_private_after_a_refused_start_stays(corpora, refused)
     assert train(run_config(corpora), refused, workers=0)["rounds"] == 5
 
 
+@pytest.mark.parametrize("left", ["private/.corpus.lock", "private/.evaluation.lock", "private/error-my run-0.json"])
+def test_what_a_killed_start_left_is_ours(corpora, refused, left):
+    (refused / left).touch()
+    assert train(run_config(corpora), refused, workers=0)["rounds"] == 5
+    assert not (refused / left).exists() or left.endswith(".lock")
+
+
 @pytest.mark.parametrize("inside", [("config.yaml",), ("config.yaml", "notes.jsonl", "corpus/mine.txt")])
 def test_a_folder_of_the_users_own_is_refused_and_stays(corpora, tmp_path, inside):
     config, out = run_config(corpora), tmp_path / "exp"

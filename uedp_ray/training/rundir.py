@@ -44,7 +44,7 @@ MADE_ANEW = "delete private/setup.json, and run again with --resume to have it m
 _MADE = frozenset(
     {"ray", "group", "owners"}.union(*({name, f"{name}.source.json"} for name in ("corpus", "evaluation")))
 )
-_NUMBERED = re.compile(r"(error|diagnostics)-[\w.-]+\.json")
+_NUMBERED = re.compile(r"(error|diagnostics)-.*\.json|\.(corpus|evaluation|tokens|vocabulary)\.lock|\.lock", re.DOTALL)
 """Names of what else a run makes in ``private/``."""
 
 _SETUP: dict[str, Check] = {
@@ -166,6 +166,8 @@ class RunDir:
         try:
             os.ftruncate(descriptor, num_events)
             os.fsync(descriptor)
+        except OSError as error:  # which names no file of a descriptor
+            raise OSError(error.errno, error.strerror, str(self.charged)) from error
         finally:
             os.close(descriptor)
 
