@@ -125,7 +125,7 @@ class Screen(Lines):
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
             "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if row[metric_of(row).name] is None else _measured(row),
+            "" if row[metric_of(row).name] is None else _measured(row, 1),
             f"{row['seconds_left']:.0f} s left",
         ]
         self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
@@ -186,7 +186,7 @@ def _status_line(status: dict[str, Any]) -> str:
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
     alone = show_epsilon(best["epsilon"], "∞")
-    found = f"best so far {best['trial']}: {_measured(best)}, ε of that run alone {alone}"
+    found = f"best so far {best['trial']}: {_measured(best, 1)}, ε of that run alone {alone}"
     return f"trials: {counts} of {status['wanted']}; {found}"
 
 
@@ -309,9 +309,10 @@ def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
     return [f"{first}{beside}", *others]
 
 
-def _measured(row: dict[str, Any]) -> str:
+def _measured(row: dict[str, Any], most: int | None = None) -> str:
+    """The score, with ``most`` of those beside it: a line on a narrow terminal has room for one."""
     metric = metric_of(row)
-    others = ", ".join(score.say(row[score.name]) for score in metric.beside)
+    others = ", ".join(score.say(row[score.name]) for score in metric.beside[:most])
     return metric.say(row[metric.name]) + (f" ({others})" if others else "")
 
 
