@@ -155,8 +155,7 @@ def _measured(metric: Metric, runs: Sequence[Path]) -> Row:
 
 def _result(metric: Metric, path: Path) -> dict[str, Any]:
     """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
-    initial = {metric.initial: number(metric.least, nothing=True)}
-    checks = metric.checks(nothing=False) | initial | {"rounds": number(0, whole=True)}
+    checks = metric.checks_of_run(nothing=False) | {"rounds": number(0, whole=True)}
     return read_json(path, checks, _RESTORE)
 
 

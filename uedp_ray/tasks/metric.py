@@ -64,6 +64,10 @@ class Metric(Score):
         """Of what files say of a model; ``nothing``: whether a score may be missing."""
         return {score.name: number(score.least, nothing=nothing) for score in self.scores}
 
+    def checks_of_run(self, *, nothing: bool = True) -> dict[str, Check]:
+        """Of what a run's result says: its scores, and what it began with, which may be missing."""
+        return self.checks(nothing=nothing) | {self.initial: number(self.least, nothing=True)}
+
     @property
     def spread(self) -> str:
         """The key of its standard deviation over seeds."""

@@ -256,7 +256,7 @@ class RunDir:
 
     def load_result(self, metric: Metric) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
-        checks = _RESULT | metric.checks() | {metric.initial: number(metric.least, nothing=True)}
+        checks = _RESULT | metric.checks_of_run()
         return read_json(self.result, checks, "delete it, and run again with --resume to have it made anew")
 
     def driving(self) -> AbstractContextManager[None]:
