@@ -76,6 +76,13 @@ class Command:
     def tree(self) -> dict[str, Any]:
         return run_tree()
 
+    def other_tree(self) -> dict[str, Any]:
+        """Another configuration of the same kind."""
+        tree = self.tree()
+        base = tree.get("base", tree)
+        base["training"]["num_rounds"] += 1
+        return tree
+
     def arguments(self) -> list[str]:
         raise NotImplementedError
 
@@ -86,11 +93,26 @@ class Command:
     def runs(self) -> list[Path]:
         return [self.out]
 
+    def gives_way(self) -> bool:
+        """Whether another configuration must be let in, not only may be."""
+        return False
+
+    def call_other(self) -> int:
+        """Starts another configuration in the same folder; returns the exit code."""
+        self.file.write_text(yaml.safe_dump(self.other_tree()))
+        try:
+            return self._call(self.arguments())
+        finally:
+            self.file.write_text(yaml.safe_dump(self.tree()))
+
     def call(self) -> int:
         """Runs, or goes on with, the command as a user would; returns its exit code."""
         arguments = self.arguments()
         if "--resume" in cli_options(arguments[0]) and self.begun():
             arguments.append("--resume")
+        return self._call(arguments)
+
+    def _call(self, arguments: list[str]) -> int:
         argv = mock.patch.object(sys, "argv", ["uedp-ray", *arguments, "--json"])
         with argv, self.recorded(), self.played(), handlers_kept():
             try:
@@ -187,13 +209,16 @@ class PrepareAgain(Prepare):
         argv = mock.patch.object(sys, "argv", ["uedp-ray", *self.arguments()[:5], "7", "--out", str(self.out)])
         with argv, handlers_kept():
             cli.main()
-        (self.out / "cache" / "kept.parquet").write_bytes(b"")
-        (self.out / "cache" / "kept.parquet").chmod(0o600)
+        self.kept.write_bytes(b"")
+        self.kept.chmod(0o600)
+
+    @property
+    def kept(self) -> Path:
+        return self.out / "cache" / f"{'ab' * 32}.parquet"
 
     def check_end(self) -> None:
-        kept = self.out / "cache" / "kept.parquet"
-        assert kept.exists(), "the cache was lost"
-        kept.unlink()
+        assert self.kept.exists(), "the cache was lost"
+        self.kept.unlink()
         super().check_end()
 
 
@@ -247,6 +272,10 @@ class Export(Command):
 
 
 class Train(Command):
+    def gives_way(self) -> bool:
+        ledger = self.out / "ledger.jsonl"
+        return not ledger.exists() or all(event["kind"] == "open" for event in read_ledger(ledger))
+
     def arguments(self) -> list[str]:
         return ["train", str(self.file), "--workers", "0", "--out", str(self.out)]
 
@@ -270,6 +299,9 @@ class AtUrl(Command):
     def __init__(self, base: Path):
         super().__init__(base)
         self.bucket, self.node = self.work / "bucket" / "out", self.work / "node"
+
+    def gives_way(self) -> bool:
+        return False
 
     @property
     def url(self) -> str:

@@ -43,6 +43,8 @@ class Point:
     """The event of the resume at which it is killed as well."""
     error: str | None = None
     """Instead of a kill, the error that meets this and every later event."""
+    other: bool = False
+    """Whether another configuration is started after the kill: it takes the place of the first, or is refused."""
 
     @property
     def mode(self) -> int:
@@ -110,6 +112,8 @@ def try_point(point: Point, base: Path, expected: dict[str, str]) -> bool:
     node = base / "work" / "node"
     if node.exists() and point.event % 2:  # lost with the machine
         shutil.rmtree(node)
+    if point.other and _took_the_place(command, base):
+        return reached
     status = _in_child(lambda: _run(command, lambda: None), base)
     assert _ended(base, status), f"does not resume, exit {status}: {_told(base)}"
     _in_child(command.check_end, base, must=True)
@@ -120,8 +124,30 @@ def try_point(point: Point, base: Path, expected: dict[str, str]) -> bool:
     return reached
 
 
+def _took_the_place(command: Command, base: Path) -> bool:
+    """Starts another configuration where the first was killed; whether it ran. If it was refused, the first must go on."""
+    charged = {run: command.charged(run) for run in command.runs()}
+    must = command.gives_way()
+    status = _in_child(command.call_other, base)
+    _told_in_one_line(base, status)
+    assert status == 2 or _ended(base, status), f"another one, exit {status}: {_told(base)}"
+    ran = status != 2
+    assert ran or not must, f"what charged nothing is in the way: {_told(base)}"
+    assert not (ran and any(charged.values())), "another one took the place of what was charged"
+    _in_child(command.check_end if ran else command.check_after_kill, base, must=True)
+    if not ran:
+        assert charged == {run: command.charged(run) for run in command.runs()}, "a refused start touched a ledger"
+    return ran
+
+
 def points(
-    events: dict[str, list[str]], number: int, seed: int = 0, *, errors: bool = False, at: str = ""
+    events: dict[str, list[str]],
+    number: int,
+    seed: int = 0,
+    *,
+    errors: bool = False,
+    other: bool = False,
+    at: str = "",
 ) -> list[Point]:
     """``number`` points spread evenly over the events of each command: some in two, some killed again while they resume.
 
@@ -139,7 +165,7 @@ def points(
                 continue
             torn = log[event - 1].startswith("write") and draw.random() < 0.6
             again = draw.randrange(1, len(log)) if draw.random() < 0.35 else None
-            found.append(Point(name, event, torn, again))
+            found.append(Point(name, event, torn, again, other=other))
     return found
 
 

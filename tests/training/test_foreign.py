@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 
 import pytest
 
 from tests.told import Told
-from tests.training.runs import TREE, crash, events, run_config, run_tree
+from tests.training.runs import NUM_USERS, TREE, crash, events, run_config, run_tree
 from uedp_ray import export
 from uedp_ray.config import RunConfig, dump_config, from_dict
 from uedp_ray.errors import InputError
@@ -34,6 +35,66 @@ def test_what_was_put_into_private_after_a_refused_start_stays(corpora, refused)
         assert (refused / "private" / "notes.jsonl").read_text() == "all there is"
     (refused / "private" / "notes.jsonl").unlink()
     assert train(run_config(corpora), refused, workers=0)["rounds"] == 5
+
+
+@pytest.fixture
+def unpaid(tmp_path, monkeypatch):
+    """A run folder of a start that read its text itself, and ended before it charged anything."""
+    source = {"format": "synthetic", "num_users": NUM_USERS}
+    tree = copy.deepcopy(TREE)
+    tree["corpus"] |= {"source": source, "evaluation": {**source, "num_users": 5, "part": "held_out"}}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("uedp_ray.training.setup.starts_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(from_dict(RunConfig, tree), tmp_path / "run", workers=0)
+    tree["training"]["num_rounds"] = 3
+    return tmp_path / "run", from_dict(RunConfig, tree)
+
+
+def test_what_was_put_among_a_starts_files_stays(unpaid):
+    out, other = unpaid
+    made = {path for path in out.rglob("*") if path.is_dir()}
+    assert len(made) >= 10, "corpora, tokens and a vocabulary: else nothing is tested"
+    for folder in sorted(made):
+        for name in ("notes.jsonl", "notes.parquet", "deep/notes.npy"):
+            mine = folder / name
+            mine.parent.mkdir(exist_ok=True)
+            mine.write_text("all there is")
+            with pytest.raises(InputError, match=r"notes\.|deep|holds no run"):
+                train(other, out, workers=0)
+            assert mine.read_text() == "all there is"
+            mine.unlink()
+            if mine.parent != folder:
+                mine.parent.rmdir()
+    assert train(other, out, workers=0)["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds.parquet", "privacy.md", "private/speed.json", "private/text.json", "progress.json", "ledger.jsonl"]
+)
+def test_a_folder_under_the_name_of_a_file_stays(corpora, refused, name):
+    (refused / name).unlink(missing_ok=True)
+    (refused / name).mkdir()
+    (refused / name / "mine").write_text("all there is")
+    with pytest.raises(InputError, match="is no ordinary file: put the run's own back, or move it elsewhere"):
+        train(run_config(corpora), refused, workers=0)
+    assert (refused / name / "mine").read_text() == "all there is"
+
+
+def test_what_was_put_beside_the_model_stays(corpora, tmp_path):
+    """A resume writes ``model/`` anew where a kill came before the result."""
+    config, out = run_config(corpora), tmp_path / "run"
+    train(config, out, workers=0)
+    (out / "result.json").unlink()
+    (out / "model" / "README.md").write_text("all there is")
+    with pytest.raises(InputError, match=r"is made anew, without its 'README\.md': move that elsewhere"):
+        train(config, out, workers=0, resume=True)
+    (out / "model" / "README.md").unlink()
+    assert train(config, out, workers=0, resume=True)["rounds"] == 5
 
 
 @pytest.mark.parametrize("left", ["private/.corpus.lock", "private/.evaluation.lock", "private/error-my run-0.json"])

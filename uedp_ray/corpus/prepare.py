@@ -42,11 +42,11 @@ from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import names_users, read_rows, source_files
-from uedp_ray.corpus.store import FORMAT_VERSION
+from uedp_ray.corpus.store import FORMAT_VERSION, MADE
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.storage.files import checksum, make_folder, replacing
+from uedp_ray.storage.files import checksum, find_other, make_folder, replacing
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
 
@@ -345,10 +345,12 @@ def _check_target(out: Path) -> None:
         return
     if not out.is_dir():
         raise InputError("out", str(out), "is a file: name a new folder")
-    names = {path.name for path in out.iterdir()}
-    corpus = {"corpus.json", "shards", "index", "entities.parquet"}
-    if names - {"cache", INSIDE} and not corpus <= names <= corpus | {"cache", INSIDE, ".whole"}:
+    names = {path.name for path in out.iterdir()} - {"cache", INSIDE}
+    if names and not {"corpus.json", "shards", "index", "entities.parquet"} <= names:
         raise InputError("out", str(out), "the folder holds something else: name a new folder or a prepared corpus")
+    other = find_other(out, MADE)
+    if other is not None:
+        raise InputError("out", str(out), f"holds {other!r}, which is no part of a corpus: move it out of the folder")
 
 
 @contextmanager
@@ -361,7 +363,7 @@ def _replacing(out: Path) -> Iterator[Path]:
     with ExitStack() as held:
         held.enter_context(folder_locked(out, wait=0.0, busy=busy))
         _check_target(out)  # before anything beside the folder is touched
-        work = held.enter_context(replacing(out, private=True))
+        work = held.enter_context(replacing(out, private=True, made=MADE))
         cache = out / "cache"
         try:
             make_folder(out.parent)

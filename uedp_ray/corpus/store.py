@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,10 +33,22 @@ from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, flag, list_of, record, string
-from uedp_ray.storage.files import check_regular, has_checksum, load_array, read_json
+from uedp_ray.storage.base import WHOLE
+from uedp_ray.storage.files import beneath, check_regular, has_checksum, load_array, read_json
+from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.tables import refusing_damage
 
 FORMAT_VERSION = 3
+MADE = "|".join(
+    (
+        r"corpus\.json|entities\.parquet",
+        beneath("shards", r"part-\d{5,}\.parquet"),
+        beneath("index", r"\w+\.npy"),
+        beneath("cache", r"[0-9a-f]+\.parquet(?:\.[0-9a-f]+\.partial)?"),
+        *map(re.escape, (INSIDE, WHOLE)),
+    )
+)
+"""What is in the folder of a prepared corpus, as for ``find_other``."""
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -22,7 +23,15 @@ from numpy.typing import DTypeLike
 
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.storage.files import check_regular, checksum, has_checksum, load_array, make_folder, replacing
+from uedp_ray.storage.files import (
+    beneath,
+    check_regular,
+    checksum,
+    has_checksum,
+    load_array,
+    make_folder,
+    replacing,
+)
 from uedp_ray.storage.locks import locked
 
 if TYPE_CHECKING:
@@ -33,6 +42,10 @@ _PART = 1 << 22
 _MOST_COUNT = 1 << 10
 """Bytes of a file with one number."""
 _FILES, _CHECKSUMS = ("tokens.npy", "offsets.npy", "cut.npy"), "checksums.json"
+MADE = rf"(?:{'|'.join(map(re.escape, (*_FILES, _CHECKSUMS)))})"
+"""What is in a folder of tokens, as for ``find_other``."""
+STORES = beneath("[0-9a-f]{16}", MADE) + r"|\.[0-9a-f]{16}\.lock"
+"""What ``encode_corpus`` makes."""
 _WAIT = 3600.0
 """Seconds to wait for another process that tokenises the same text: trials of a sweep begin together."""
 
@@ -99,7 +112,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
         with locked(path.with_name(f".{key}.lock"), wait=_WAIT, busy=busy):
             store = _whole(path, *shape)
             if store is None:
-                with replacing(path, private=True) as new:
+                with replacing(path, private=True, made=MADE) as new:
                     new.mkdir(mode=0o700)
                     texts = (text for _, texts in corpus.texts() for text in texts)
                     cut = [0]

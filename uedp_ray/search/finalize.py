@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,12 @@ def _exported(
     try:
         answer = export_best(config, folder, rows, selection, run, folder.winner, over=True)
     except InputError as error:
-        shutil.rmtree(folder.winner, ignore_errors=True)
-        reporter.say(f"the winner is not exported: {error}")
+        before = ""
+        if folder.winner.exists():  # it may not be what the answer says; somebody may have put more into it
+            free = (folder.root / f"winner.withdrawn-{number}" for number in itertools.count(1))
+            os.replace(folder.winner, withdrawn := next(path for path in free if not path.exists()))
+            before = f"; what an earlier start exported is now {withdrawn.name}"
+        reporter.say(f"the winner is not exported: {error}{before}")
         return None
     folder.storage.publish(folder.winner)
     return answer

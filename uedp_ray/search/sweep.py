@@ -35,13 +35,13 @@ from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.search.tuning import tune_trials
-from uedp_ray.storage.files import holds_others, make_folder, replacing, settle
+from uedp_ray.storage.files import find_other, holds_others, make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
-from uedp_ray.training.texts import copies_told
+from uedp_ray.training.texts import CORPORA, copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
 _DELETE = "delete it: the search writes it anew"
@@ -191,7 +191,12 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
             remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
             raise InputError(file.name, str(file), remedy)
     if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
-        for path in (folder.private / "corpora", folder.private / "winner"):
+        copies = (folder.private / "corpora", folder.private / "winner")
+        for path in copies:
+            if (other := find_other(path, CORPORA)) is not None:
+                remedy = f"holds {other!r}, which no sweep makes: move it out of the folder, or name another one"
+                raise InputError(path.name, str(path), remedy)
+        for path in copies:
             shutil.rmtree(path, ignore_errors=True)
         for file in (folder.journal, folder.terms, folder.pool):
             file.unlink(missing_ok=True)

@@ -42,12 +42,17 @@ _SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, private: bool = False, made: str | None = None) -> Iterator[Path]:
     """A path at which the block makes a file or a folder, which then takes the place of ``path``, whole and on disk.
 
     A folder in place is set aside first, and comes back by ``settle`` if the process dies in between.
-    ``private``: readable by the owner only, whatever the umask.
-    Raises: OSError naming the file and what is safe; the old content stays, and the partial one goes.
+
+    Args:
+      private: readable by the owner only, whatever the umask.
+      made: what may be in such a folder, as for ``find_other``; by default what the new one has too.
+
+    Raises: OSError naming the file and what is safe; InputError for a folder that holds what nobody makes anew. The old
+      content stays, and the partial one goes.
     """
     new, old = _beside(path, _NEW), _beside(path, _OLD)
     _settle(path)
@@ -55,6 +60,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         yield new
         _sync(new, private)
         if path.is_dir():
+            _check_replaceable(path, new, made)
             os.replace(path, old)
         os.replace(new, path)
         sync_folder(path.parent)
@@ -73,18 +79,47 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 def holds_others(folder: Path, names: Collection[str]) -> bool:
     """Whether a folder has anything but these, and what ``replacing`` them left."""
-    return find_other(folder, names) is not None
+    return any(_becomes(path.name) not in names for path in folder.iterdir())
 
 
-def find_other(folder: Path, names: Collection[str], pattern: re.Pattern[str] = re.compile("(?!)")) -> str | None:
-    """The first name in a folder that is none of ``names``, nor of the ``pattern``, nor what ``replacing`` left of one."""
-    for name in sorted(path.name for path in folder.iterdir()):
-        plain = (
-            name[1:].removesuffix(_NEW).removesuffix(_OLD) if name[0] == "." and name.endswith((_NEW, _OLD)) else name
-        )
-        if plain not in names and not pattern.fullmatch(plain):
-            return name
+def find_other(folder: Path, made: str) -> str | None:
+    """The first path beneath a folder, relative to it, that is neither ``made`` there nor what ``replacing`` left of it.
+
+    ``made``: a regular expression of all such paths; those of folders end in "/". See ``beneath``.
+    """
+    pattern = re.compile(made, re.DOTALL)
+    for parent, folders, files in os.walk(folder):
+        within = Path(parent).relative_to(folder)
+        for name in sorted([*folders, *files]):
+            path = (within / _becomes(name)).as_posix()
+            linked = os.path.islink(Path(parent, name))  # of which the link is removed, and nothing behind it
+            kinds = (path, f"{path}/") if linked else (f"{path}/",) if name in folders else (path,)
+            if not any(pattern.fullmatch(kind) for kind in kinds):
+                return (within / name).as_posix()
+        folders[:] = [name for name in folders if _becomes(name) == name]
     return None
+
+
+def beneath(name: str, made: str) -> str:
+    """What ``find_other`` lets be in a folder: a regular expression of the folder ``name`` and of what is made in it."""
+    return f"{name}/(?:{made})?"
+
+
+def _becomes(name: str) -> str:
+    """The name of what ``replacing`` was making under this one, if it was."""
+    temporary = name.startswith(".") and name.endswith((_NEW, _OLD))
+    return name[1:].removesuffix(_NEW).removesuffix(_OLD) if temporary else name
+
+
+def _check_replaceable(folder: Path, new: Path, made: str | None) -> None:
+    if not new.is_dir():
+        raise InputError(folder.name, str(folder), "is a folder in the place of a file: move it elsewhere")
+    if made is None:
+        paths = ((path, path.relative_to(new).as_posix()) for path in new.rglob("*"))
+        made = "|".join(re.escape(f"{name}/" if path.is_dir() else name) for path, name in paths)
+    other = find_other(folder, made)
+    if other is not None:
+        raise InputError(folder.name, str(folder), f"is made anew, without its {other!r}: move that elsewhere")
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

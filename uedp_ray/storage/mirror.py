@@ -50,6 +50,8 @@ OWNERS = "private/owners"
 _EPOCH = re.compile(r"\d{6}-[0-9a-f]{8}")
 _OF_EPOCH = re.compile(rf"private/(?:owners/)?({_EPOCH.pattern})")
 _PART = re.compile(r"(\d{12})-(\d{12})")
+_ANYTHING = ".*"
+"""What a node's copy may hold and lose: it is made anew at every start."""
 _LOCK_WAIT = 60.0
 _FETCH_WAIT = 3600.0
 """Seconds to wait for another process of the node that fetches the corpora."""
@@ -248,7 +250,7 @@ class Mirror(Storage):
             if self._parent is not None and path.is_relative_to(self._parent.root):
                 return path
             make_private(folder.parent, self.root)
-            with replacing(folder, private=True) as new:  # whatever the modes of the user's own
+            with replacing(folder, private=True, made=_ANYTHING) as new:  # whatever the modes of the user's own
                 shutil.copytree(path, new, ignore=shutil.ignore_patterns("cache"))
             path = folder
         self.put(path)
@@ -296,7 +298,7 @@ class Mirror(Storage):
             return
         make_private(path.parent, self.root)
         keys = [key for key in self._objects.list(prefix) if key != f"{prefix}/{commit}"]
-        with replacing(path, private=True) as new:
+        with replacing(path, private=True, made=_ANYTHING) as new:
             new.mkdir(mode=0o700)
             download(self._objects, {key: new / key.removeprefix(f"{prefix}/") for key in keys})
             (new / commit).write_bytes(mark)

@@ -114,7 +114,7 @@ def train(
             if run.checkpoint.exists() and not storage.is_copy:
                 _look_at_model(run, reporter)
         run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
-        shutil.rmtree(_ray_files(run), ignore_errors=True)
+        shutil.rmtree(run.ray, ignore_errors=True)
         run.storage.get(run.speed)
         speed: dict[str, Any] = {"tokens_per_second": None}
         with suppress(InputError):  # of this machine only; nothing rests on it
@@ -207,7 +207,7 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
 
     # Two runs with one name and storage path would silently resume each other.
     name = f"{config.name}-{uuid.uuid4().hex[:8]}"
-    storage, error, group = _ray_files(run), run.private / f"error-{name}.json", _group(run)
+    storage, error, group = run.ray, run.error(name), run.group
     trainer = TorchTrainer(
         _ray_worker,
         train_loop_config={"run": run, "error": error},
@@ -258,21 +258,12 @@ def _kept(run: RunDir) -> int:
     return kept_rounds(run.checkpoint)
 
 
-def _ray_files(run: RunDir) -> Path:
-    return run.private / "ray"
-
-
-def _group(run: RunDir) -> Path:
-    """Names the resources that a Ray Train group holds."""
-    return run.private / "group"
-
-
 def _free(run: RunDir) -> None:
     """Takes back what the group of a killed trial holds: Ray's own cleaner needs a dashboard, and one Ray a machine."""
     import ray
     from ray.util.placement_group import PlacementGroup
 
-    group = _group(run)
+    group = run.group
     run.storage.get(group)
     if not group.exists():
         return
@@ -296,8 +287,8 @@ def _ray_worker(settings: dict[str, Any]) -> None:
     context = ray.train.get_context()
     run, error_file = settings["run"], settings["error"]
     if context.get_world_rank() == 0:
-        write_atomically(_group(run), ray.util.get_current_placement_group().id.hex().encode(), private=True)
-        run.storage.publish(_group(run))
+        write_atomically(run.group, ray.util.get_current_placement_group().id.hex().encode(), private=True)
+        run.storage.publish(run.group)
     try:
         run.fetch()
         with no_thread_no_blame(), blamed("training.batch_tokens", run.load_config().training.batch_tokens):

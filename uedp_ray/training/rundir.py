@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
-from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
@@ -25,7 +24,7 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
-from uedp_ray.storage.files import check_regular, find_other, holds_others, read_json, settle, unusable
+from uedp_ray.storage.files import check_regular, read_json, settle, unusable
 from uedp_ray.storage.locks import locked
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import Compared
@@ -41,11 +40,8 @@ DRIVER_WAIT = 120.0
 
 MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
 
-_MADE = frozenset(
-    {"ray", "group", "owners"}.union(*({name, f"{name}.source.json"} for name in ("corpus", "evaluation")))
-)
-_NUMBERED = re.compile(r"(error|diagnostics)-.*\.json|\.(corpus|evaluation|tokens|vocabulary)\.lock|\.lock", re.DOTALL)
-"""Names of what else a run makes in ``private/``."""
+OF_WORKERS = r"(?:error|diagnostics)-.*\.json"
+"""``RunDir.error`` and ``RunDir.diagnostics``, as for ``find_other``."""
 
 _SETUP: dict[str, Check] = {
     **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
@@ -189,6 +185,16 @@ class RunDir:
         return self.num_known > 0 or any(path.exists() for path in self.outcomes)
 
     @property
+    def corpus(self) -> Path:
+        """A copy of the private text, prepared; there is none where the run file names a prepared corpus."""
+        return self.private / "corpus"
+
+    @property
+    def evaluation(self) -> Path:
+        """A copy of the evaluation text."""
+        return self.private / "evaluation"
+
+    @property
     def sentence_weight(self) -> Path:
         return self.private / "sentence_weight.npy"
 
@@ -215,6 +221,30 @@ class RunDir:
     def speed(self) -> Path:
         return self.private / "speed.json"
 
+    @property
+    def ray(self) -> Path:
+        """Files of Ray Train, while it works."""
+        return self.private / "ray"
+
+    @property
+    def group(self) -> Path:
+        """Names the resources that a Ray Train group holds."""
+        return self.private / "group"
+
+    def error(self, group: str) -> Path:
+        """Where a worker of a group tells the user's error."""
+        return self.private / f"error-{group}.json"
+
+    def diagnostics(self, rank: int) -> Path:
+        return self.private / f"diagnostics-{rank}.json"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that is no folder, but for those of groups and workers."""
+        public = (self.config, self.ledger, self.rounds, self.statement, self.result, self.progress)
+        kept = (self.key, self.setup, self.text, self.charged, self.sentence_weight, self.used, self.lock, self.group)
+        return *public, *kept, self.speed
+
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
@@ -223,29 +253,6 @@ class RunDir:
         """Of what is made in the folder itself."""
         public = (self.config, self.ledger, self.rounds, self.checkpoint, self.model, self.vocabulary)
         return {path.name for path in (*public, self.statement, self.result, self.progress, self.private)}
-
-    @property
-    def is_foreign(self) -> bool:
-        """Of a folder without a run: whether ``private/`` is the user's own, and not what a killed start left."""
-        if not self.private.is_dir():
-            return False
-        of_a_start = not self.used.exists() or is_dumped(self.used)
-        return not of_a_start or holds_others(self.private, (self.used.name, self.lock.name, self.cleared.name))
-
-    def check_folders(self) -> None:
-        """Raises: InputError for a file, a pipe or a dead link in the place of a folder of the run."""
-        for folder in (self.private, self.checkpoint, self.model, self.vocabulary):
-            if os.path.lexists(folder) and not folder.is_dir():
-                raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
-
-    def check_ours(self) -> None:
-        """Raises: InputError if ``private/`` holds what no run makes: it would be deleted with what a run made."""
-        made = (self.used, self.lock, self.key, self.setup, self.text, self.charged, self.sentence_weight, self.tokens)
-        names = {path.name for path in (*made, self.drawn, self.speed, self.cleared)} | _MADE
-        other = find_other(self.private, names, _NUMBERED)
-        if other is not None:
-            remedy = f"its private/ holds {other!r}, which no run makes: move it out of the folder, or name another one"
-            raise InputError("--out", str(self.root), remedy)
 
     def load_setup(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
@@ -292,7 +299,7 @@ class RunDir:
 
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
-        words, corpora = (self.drawn, self.vocabulary), (self.private / "corpus", self.private / "evaluation")
+        words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.evaluation)
         self.storage.get(
             self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
         )

@@ -9,7 +9,6 @@ like any other.
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import shutil
 from contextlib import nullcontext
@@ -20,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
-from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -34,17 +32,14 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import (
     checksum,
-    holds_others,
     make_folder,
     replacing,
-    settle,
-    to_be_removed,
     write_atomically,
     write_json,
 )
-from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checks import check_run
+from uedp_ray.training.claim import NO_WORDS, VOCABULARY, check_kinds, claim, clear
 from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,
@@ -58,11 +53,6 @@ from uedp_ray.training.prepared import checksums, encode, planned, starts_of, un
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
-
-_NO_WORDS = "no-words"
-"""Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
-
-_NO_RUN = "is not empty and holds no run: name another folder"
 
 
 @dataclass(frozen=True)
@@ -139,7 +129,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     if resume and not storage.exists():
         raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
     check_start(used)
-    run.check_folders()
+    check_kinds(run)
     storage.clear()
     with run.driving() if run.private.is_dir() else nullcontext():  # not beneath one who did not see our lock beside it
         settle_run(run)
@@ -154,18 +144,18 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         if config.privacy.noise != "published":  # whose noise follows the number of users
             reporter.say("solving the noise multiplier")
             plan = Plan.of(config)
-    _claim(run, config, resume)
+    claim(run, config, resume)
     run.own()
     run.fetch()
-    copies = ((used.corpus.source, run.private / "corpus"), (used.corpus.evaluation, run.private / "evaluation"))
+    copies = ((used.corpus.source, run.corpus), (used.corpus.evaluation, run.evaluation))
     stale = [folder for source, folder in copies if source is not None and outdated(source, folder)]
     if stale and unused(run):
-        _clear(run)
+        clear(run)
     elif any(made_of(folder).exists() for folder in stale):  # else it is an older version's, or another node's
         reporter.say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
     make_folder(run.root)
     make_folder(run.private, private=True)
-    for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``_claim``
+    for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``claim``
         with replacing(path, private=path == run.used) as new:
             dump_config(written, new)
     storage.put(run.used, run.config)
@@ -204,7 +194,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
         reporter.say("building the vocabulary")
         _make_vocabulary(run, asked, text.corpus, bounded, ledger)
         storage.put(run.vocabulary)
-    if (run.vocabulary / _NO_WORDS).exists():
+    if (run.vocabulary / NO_WORDS).exists():
         remedy = (
             "no word passed the threshold, and asking was charged: in another folder take less noise, a larger "
             "vocabulary.threshold_delta or public-words, and add that run's epsilon to this one's"
@@ -241,7 +231,7 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
     config, used, storage = asked.config, asked.used, run.storage
     charged = not unused(run)
     with within("corpus.source"):
-        folder = run.private / "corpus"
+        folder = run.corpus
         corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
     corpus = open_corpus(corpus_path, config.corpus.categories)
     if asked.guarded:
@@ -249,7 +239,7 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
     evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and asked.named is not None:
         with within("corpus.evaluation"):
-            folder = run.private / "evaluation"
+            folder = run.evaluation
             found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
             evaluation_path = storage.adopt(found, folder)
         evaluation = open_corpus(evaluation_path)
@@ -284,7 +274,7 @@ def _make_vocabulary(run: RunDir, asked: _Asked, corpus: Corpus, bounded: Bounde
     if asked.guarded:
         field, sources = public_text(config)
         check_public(corpus, read.hashes, field, [source.path or source.format for source in sources])
-    with replacing(run.vocabulary) as new:
+    with replacing(run.vocabulary, made=VOCABULARY) as new:
         vocabulary.save(new)
 
 
@@ -312,16 +302,16 @@ def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weig
     charged = any(event["kind"] == "vocabulary" for event in ledger.events)
     if not (charged and run.drawn.exists()):
         vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
-        with replacing(run.drawn, private=True) as new:
+        with replacing(run.drawn, private=True, made=VOCABULARY) as new:
             vocabulary.save(new)
             (new / TRAINED_HERE).touch()
             if vocabulary.size <= len(SPECIAL):
-                (new / _NO_WORDS).touch()
+                (new / NO_WORDS).touch()
         run.storage.put(run.drawn)
         event = ledger.append("vocabulary", **event)
         run.storage.append(run.ledger)
         run.know(event["seq"] + 1)
-    with replacing(run.vocabulary) as new:
+    with replacing(run.vocabulary, made=VOCABULARY) as new:
         new.mkdir()
         for file in run.drawn.iterdir():
             shutil.copyfile(file, new / file.name)  # without its mode
@@ -339,51 +329,6 @@ def _refuse_part(run: RunDir, part_of: str | None) -> None:
         what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
         remedy = f"which would not know of more rounds: go on with the {part} (uedp-ray {command} … --resume)"
         raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")
-
-
-def _claim(run: RunDir, config: RunConfig, resume: bool) -> None:
-    """Refuses a folder that holds anything but the run that is asked for."""
-    if run.root.exists() and not run.root.is_dir():
-        raise InputError("--out", str(run.root), "is a file: name a folder")
-    if run.config.exists() and unused(run):
-        if not is_dumped(run.used):  # a user's own file of that name
-            raise InputError("--out", str(run.root), _NO_RUN)
-        if run.load_config().digest() == config.digest():
-            if not run.ledger.exists():
-                return
-        elif not run.storage.is_copy:  # else what another start put stays
-            _clear(run)  # what failed to start may be mended and tried again
-    if run.config.exists():
-        if not resume:
-            raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
-        theirs = run.load_config().digest()
-        if theirs != config.digest():
-            raise InputError(
-                "--resume",
-                str(run.root),
-                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
-                f"resume with {run.config}, or name another folder",
-            )
-    elif run.root.exists() and (holds_others(run.root, (run.private.name, INSIDE)) or run.is_foreign):
-        raise InputError("--out", str(run.root), _NO_RUN)
-
-
-def _clear(run: RunDir) -> None:
-    """Forgets a run that is unused. Renamed first, the ledger before all and the configs last: a start after a kill in
-    between finds it unused as before, and ``settle`` deletes what was set aside."""
-    with run.driving():  # a worker of a killed process may be about to charge the first round
-        if not unused(run):
-            return
-        run.check_ours()
-        aside = to_be_removed(run.cleared)
-        make_folder(aside, private=True)
-        kept = {run.lock, aside, run.used}
-        public = (run.ledger, run.progress, run.vocabulary)
-        paths = (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used)
-        for number, path in enumerate(paths):
-            if path.exists():
-                os.replace(path, aside / f"{number}-{path.name}")  # a vocabulary lies in both folders
-        settle(run.private)
 
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:

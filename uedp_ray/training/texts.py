@@ -6,6 +6,7 @@ config = prepare_corpora(config, out / "corpora")
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +15,11 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.detectors import file_of
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import source_files
-from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.store import MADE, Corpus, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import anything, string
 from uedp_ray.reporting import Reporter
-from uedp_ray.storage.files import (
-    make_folder,
-    read_json,
-    settle,
-    write_json,
-)
+from uedp_ray.storage.files import beneath, make_folder, read_json, settle, write_json
 from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.paths import TEXT, for_use
 
@@ -100,6 +96,15 @@ def outdated(source: SourceConfig, folder: Path) -> bool:
 def made_of(copy: Path) -> Path:
     """Where it is written down of which files a copy was made."""
     return copy.with_name(f"{copy.name}.source.json")
+
+
+def copy_of(name: str) -> str:
+    """What ``prepared_source`` makes for a folder of that name, and beside it, as for ``find_other``."""
+    return "|".join((beneath(name, MADE), re.escape(f"{name}.source.json"), re.escape(f".{name}.lock")))
+
+
+CORPORA = "|".join((copy_of("private"), copy_of("evaluation"), re.escape(TEXT)))
+"""What ``prepare_corpora`` makes, as for ``find_other``."""
 
 
 def _files_of(source: SourceConfig) -> list[list[str | int]] | None:

@@ -127,4 +127,4 @@ def _share_state(state: RoundState, reducer: Reducer) -> None:
 def _write_diagnostics(run: RunDir, rank: int, update: LocalUpdate) -> None:
     """Exact functions of private data stay in the private folder."""
     counts = {"non_finite_gradients": update.num_non_finite}
-    write_atomically(run.private / f"diagnostics-{rank}.json", json.dumps(counts).encode(), private=True)
+    write_atomically(run.diagnostics(rank), json.dumps(counts).encode(), private=True)

@@ -1,0 +1,110 @@
+"""Whether a folder may become a run, and what goes of an earlier start whose place is taken.
+
+check_kinds(run)                        # before anything of the folder is read
+claim(run, config, resume=False)        # the folder is free, or the run that is asked for
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from uedp_ray.config import RunConfig
+from uedp_ray.config.run import is_dumped
+from uedp_ray.corpus import tokens, vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.storage.base import WHOLE
+from uedp_ray.storage.files import beneath, find_other, holds_others, make_folder, settle, to_be_removed
+from uedp_ray.storage.locks import INSIDE
+from uedp_ray.training.guard import TRAINED_HERE
+from uedp_ray.training.rundir import OF_WORKERS, RunDir, unused
+from uedp_ray.training.texts import copy_of
+
+NO_WORDS = "no-words"
+"""Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
+
+VOCABULARY = "|".join((vocabulary.MADE, *map(re.escape, (TRAINED_HERE, NO_WORDS, WHOLE))))
+"""What is in a run's folder of its vocabulary, as for ``find_other``."""
+
+_NO_RUN = "is not empty and holds no run: name another folder"
+
+
+def check_kinds(run: RunDir) -> None:
+    """Raises: InputError for a folder in the place of a file of the run or the other way round, a pipe or a dead link."""
+    for folder in (run.private, run.checkpoint, run.model, run.vocabulary):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
+    for file in run.files:
+        if os.path.lexists(file) and not file.is_file():
+            raise InputError(file.name, str(file), "is no ordinary file: put the run's own back, or move it elsewhere")
+
+
+def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
+    """Refuses a folder that holds anything but the run that is asked for. Raises: InputError."""
+    if run.root.exists() and not run.root.is_dir():
+        raise InputError("--out", str(run.root), "is a file: name a folder")
+    if run.config.exists() and unused(run):
+        if not is_dumped(run.used):  # a user's own file of that name
+            raise InputError("--out", str(run.root), _NO_RUN)
+        if run.load_config().digest() == config.digest():
+            if not run.ledger.exists():
+                return
+        elif not run.storage.is_copy:  # else what another start put stays
+            clear(run)  # what failed to start may be mended and tried again
+    if run.config.exists():
+        if not resume:
+            raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
+        theirs = run.load_config().digest()
+        if theirs != config.digest():
+            raise InputError(
+                "--resume",
+                str(run.root),
+                f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
+                f"resume with {run.config}, or name another folder",
+            )
+    elif run.root.exists() and (holds_others(run.root, (run.private.name, INSIDE)) or _is_foreign(run)):
+        raise InputError("--out", str(run.root), _NO_RUN)
+
+
+def clear(run: RunDir) -> None:
+    """Forgets a run that is unused. Renamed first, the ledger before all and the configs last: a start after a kill in
+    between finds it unused as before, and ``settle`` deletes what was set aside.
+
+    Raises: InputError if something would go that no run makes.
+    """
+    with run.driving():  # a worker of a killed process may be about to charge the first round
+        if not unused(run):
+            return
+        _check_made(run)
+        aside = to_be_removed(run.cleared)
+        make_folder(aside, private=True)
+        kept = {run.lock, aside, run.used}
+        public = (run.ledger, run.progress, run.vocabulary)
+        paths = (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used)
+        for number, path in enumerate(paths):
+            if path.exists():
+                os.replace(path, aside / f"{number}-{path.name}")  # a vocabulary lies in both folders
+        settle(run.private)
+
+
+def _is_foreign(run: RunDir) -> bool:
+    """Of a folder without a run: whether ``private/`` is the user's own, and not what a killed start left."""
+    if not run.private.is_dir():
+        return False
+    of_a_start = not run.used.exists() or is_dumped(run.used)
+    return not of_a_start or holds_others(run.private, (run.used.name, run.lock.name, run.cleared.name))
+
+
+def _check_made(run: RunDir) -> None:
+    parts = (
+        *(re.escape(path.name) for path in run.files),
+        OF_WORKERS,
+        *(copy_of(folder.name) for folder in (run.corpus, run.evaluation)),
+        *(beneath(run.tokens.name, tokens.STORES), beneath(run.drawn.name, VOCABULARY)),
+        *(beneath(folder.name, ".*") for folder in (run.ray, run.cleared)),
+    )
+    for folder, made in ((run.private, "|".join(parts)), (run.vocabulary, VOCABULARY)):
+        other = find_other(folder, made)
+        if other is not None:
+            what = f"its {folder.name}/ holds {other!r}, which no run makes"
+            raise InputError("--out", str(run.root), f"{what}: move it out of the folder, or name another one")
