@@ -291,3 +291,34 @@ def test_another_sweep_in_its_place_trains_its_own_winner(tmp_path):
     command.file.write_text(yaml.safe_dump(tree))
     assert command.call() == 0
     assert open_corpus(command.out / "private" / "winner" / "private").num_users == 14
+
+
+def test_what_was_put_among_the_files_of_a_sweep_that_trained_nothing_stays(tmp_path, capsys):
+    command = Searched(tmp_path, RULES["grid"])
+    command.set_up()
+    with mock.patch.object(sweep_module, "pretrained", side_effect=KeyboardInterrupt):
+        assert command.call() == 130
+    for folder in ("private/corpora", "private/corpora/private/shards", "private/corpora/evaluation"):
+        mine = command.out / folder / "mine.jsonl"
+        mine.write_text("all there is")
+        assert command.call_other() == 2
+        assert "mine.jsonl', which no sweep makes: move it out of the folder" in capsys.readouterr().err
+        assert mine.read_text() == "all there is"
+        mine.unlink()
+    assert command.call_other() == 0
+
+
+def test_what_was_put_beside_a_winner_stays(tmp_path, capsys):
+    command = Searched(tmp_path, RULES["repeat_and_select"])
+    command.set_up()
+    assert command.call() == 0
+    (command.out / "winner" / "model" / "mine").write_text("all there is")
+    command.resume = True
+    assert command.call() == 0
+    told = capsys.readouterr().err
+    assert (command.out / "winner.withdrawn-1" / "model" / "mine").read_text() == "all there is"
+    assert not (command.out / "winner").exists()
+    assert "the winner is not exported: " in told
+    assert "'model/mine': move that elsewhere; what an earlier start exported is now winner.withdrawn-1" in told
+    assert command.call() == 0
+    assert (command.out / "winner" / "privacy.md").exists()
