@@ -78,6 +78,7 @@ def test_a_folder_gives_way_to_one_that_has_all_it_holds_and_to_no_file(made, tm
         ("two/a", True),
         ("two/.b.uedp_ray.new/whatever", True),
         (".two.uedp_ray.old/whatever", True),
+        ("two/.nfs000000000123456700000002", True),
         ("one/", False),
         ("two", False),
         ("two/a/", False),

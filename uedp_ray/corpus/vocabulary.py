@@ -38,8 +38,13 @@ _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 MOST_BYTES = 1 << 28
 """Of one file of a tokenizer; the largest published ones take a seventh of it."""
 
-MADE = r"(?:tokenizer(?:_config)?|special_tokens_map|added_tokens)\.json|chat_template\.jinja"
-"""What ``Vocabulary.save`` makes, as for ``find_other``."""
+MADE = "|".join(
+    (
+        r"(?:tokenizer(?:_config)?|special_tokens_map|added_tokens|vocab)\.json",
+        r"[\w.]+\.model|vocab\.txt|merges\.txt|chat_template\.jinja",
+    )
+)
+"""What ``Vocabulary.save`` makes, of whichever tokenizer, as for ``find_other``."""
 
 _OWN = "put the tokenizer's own back"
 _SOME_TEXT = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"

@@ -36,6 +36,8 @@ _NATIVE = re.compile(r"os error (\d+)|code: (\d+)")
 """How libraries in Rust, which safetensors and tokenizers are, tell the number of a system's error."""
 _SHORT = re.compile(r"\d+ requested and \d+ written")
 """How NumPy says that a disk is full."""
+_OF_NFS = re.compile(r"\.nfs[0-9a-f]{16,}")
+"""What NFS makes of a file that is removed while a process has it open."""
 _MOST_JSON = 1 << 26
 _COUNTED, _MOST_COUNTED = re.compile(r"(labels?|label2id|layers?|layer_types)$"), 1 << 15
 _SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
@@ -94,7 +96,7 @@ def find_other(folder: Path, made: str) -> str | None:
             path = (within / _becomes(name)).as_posix()
             linked = os.path.islink(Path(parent, name))  # of which the link is removed, and nothing behind it
             kinds = (path, f"{path}/") if linked else (f"{path}/",) if name in folders else (path,)
-            if not any(pattern.fullmatch(kind) for kind in kinds):
+            if not any(pattern.fullmatch(kind) for kind in kinds) and not _OF_NFS.fullmatch(name):
                 return (within / name).as_posix()
         folders[:] = [name for name in folders if _becomes(name) == name]
     return None
