@@ -1,7 +1,7 @@
 """The commands that are killed: their files, how they are called, and what must hold of what they leave.
 
 Everything runs in this process, without Ray: trials of a sweep are handed out by the real feed to the real ``run_trial``.
-What that leaves out is Ray itself; tests/sweep and tests/training/test_ray.py kill its processes.
+What that leaves out is Ray itself; tests/search and tests/training/test_ray.py kill its processes.
 """
 
 from __future__ import annotations

@@ -98,6 +98,30 @@ def test_a_torn_last_line_was_never_released(path, cut):
     assert len(read_ledger(path)) == 4
 
 
+def test_a_line_that_was_charged_is_not_cut(path):
+    """An editor that drops the last line end: the whole line went, and with it the run."""
+    filled(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert Ledger.open(path, charged=4).attempts(2) == 1
+    assert path.read_bytes() == whole
+    for cut in (2, 100):
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(InputError, match="has 3 lines, of 4 that were charged"):
+            Ledger.open(path, charged=4)
+        assert path.read_bytes() == whole[:-cut]
+    path.write_bytes(whole[:-1])
+    with pytest.raises(InputError, match="has 4 lines, of 5 that were charged"):
+        Ledger.open(path, charged=5)
+    assert path.read_bytes() == whole[:-1]
+
+
+def test_what_is_no_ordinary_file_is_not_waited_for(path):
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="is no ordinary file"):
+        read_ledger(path)
+
+
 def test_missing_empty_or_newer_files(path):
     with pytest.raises(InputError, match="no such file"):
         Ledger.open(path)
@@ -300,7 +324,7 @@ def test_an_endless_line_is_not_read_to_its_end(path):
     refused(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 100_000  # kB
     if os.path.exists("/dev/zero"):
-        with pytest.raises(InputError, match="no such file"):
+        with pytest.raises(InputError, match="is no ordinary file"):
             read_ledger("/dev/zero")
 
 

@@ -18,7 +18,9 @@ import ray.cloudpickle
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search import preflight
-from uedp_ray.search.preflight import Node, RayCluster, check_cluster, make_probe
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.preflight import Node, RayCluster, _in_folder, check_cluster, make_probe
+from uedp_ray.storage.files import settle
 
 
 def nodes_of(*sizes: tuple[float, float]) -> list[Node]:
@@ -276,4 +278,18 @@ def test_a_node_that_hangs_is_named(two_nodes, tmp_path):
     finally:
         os.kill(raylet, signal.SIGCONT)
     assert f"({node.node_id[:8]}) = 'no answer within 3 s': start Ray there again" in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_left_of_it_goes_on_the_next_start(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with _in_folder(tmp_path, "0"):
+            os._exit(0)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    with _in_folder(tmp_path, "1") as place:
+        assert place.read("nonce") == "1"
+    left.mkdir()
+    settle(tmp_path, SweepDir(tmp_path).names)
     assert not list(tmp_path.iterdir())

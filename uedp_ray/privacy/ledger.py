@@ -47,10 +47,14 @@ class Ledger:
         return cls(path, [event], len(line))
 
     @classmethod
-    def open(cls, path: str | Path, *, config_digest: str | None = None) -> Ledger:
+    def open(cls, path: str | Path, *, config_digest: str | None = None, charged: int = 0) -> Ledger:
         """Verifies the whole chain and cuts off a torn last line.
 
-        Raises: InputError naming the first line that fails, or when the header's config digest is another one.
+        Args:
+          charged: lines that it is known to have had. One of them that has lost its line end only gets it back.
+
+        Raises: InputError naming the first line that fails, when the header's config digest is another one, or when fewer
+          lines are left than were charged. The file stays as it was.
         """
         path = Path(path)
         events, size = _read(path)
@@ -61,9 +65,20 @@ class Ledger:
                 f"config {str(found)[:12]} in the ledger, {config_digest[:12]} given",
                 "resume with the run's own config.yaml, or start a new run in another folder",
             )
-        if size < path.stat().st_size:
+        with path.open("rb") as file:
+            file.seek(size)
+            torn = file.read(_MAX_LINE)
+        last = _event(torn + b"\n", len(events), events[-1]["digest"]) if len(events) < charged else None
+        check_uncut(path, len(events) + (last is not None), charged)
+        if torn:
+            if last is not None:
+                events, size = [*events, last], size + len(torn) + 1
             with path.open("r+b") as file:
                 file.truncate(size)
+                if last is not None:
+                    file.seek(size - 1)
+                    file.write(b"\n")
+                file.flush()
                 os.fsync(file.fileno())
         return cls(path, events, size)
 
@@ -129,6 +144,13 @@ class Ledger:
             )
 
 
+def check_uncut(path: Path, num_events: int, charged: int) -> None:
+    """Raises: InputError if a ledger has fewer lines than were charged."""
+    if num_events < charged:
+        remedy = f"has {num_events} lines, of {charged} that were charged: put the run's own, complete ledger back"
+        raise InputError("ledger.jsonl", str(path), remedy)
+
+
 def read_ledger(path: str | Path) -> list[dict[str, Any]]:
     """Every event, verified, without changing the file.
 
@@ -145,7 +167,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     if path.is_dir():
         raise InputError("ledger", str(path), f"is a folder: name the file {path / 'ledger.jsonl'}")
     if not path.is_file():
-        raise InputError("ledger", str(path), "no such file")
+        raise InputError("ledger", str(path), "is no ordinary file" if os.path.lexists(path) else "no such file")
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
             if not line.endswith(b"\n"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.search.ended import run_names
+from uedp_ray.search.preflight import PREFLIGHT
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import make_folder
 from uedp_ray.storage.locks import locked
@@ -41,7 +42,7 @@ class SweepDir:
     def names(self) -> set[str]:
         """Of what is made in the folder itself."""
         files = (self.config, self.journal, self.table, self.result, self.terms)
-        return {path.name for path in (*files, self.trials, self.winner, self.private, self.tensorboard)}
+        return {path.name for path in (*files, self.trials, self.winner, self.private, self.tensorboard)} | {PREFLIGHT}
 
     @property
     def config(self) -> Path:

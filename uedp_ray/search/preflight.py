@@ -15,7 +15,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,8 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from uedp_ray.errors import InputError
+from uedp_ray.storage.files import to_be_removed
 from uedp_ray.storage.objects import Objects, below
 
+PREFLIGHT = "preflight"
+"""The name under which ``settle`` knows what a killed one left in a folder."""
 PACKAGES = ("uedp-ray", "ray", "torch", "transformers", "optuna", "numpy", "pyarrow", "dp-accounting")
 MIN_FREE_BYTES = 10**9
 
@@ -237,15 +239,17 @@ class Place(NamedTuple):
 
 @contextmanager
 def _in_folder(storage: Path, nonce: str) -> Iterator[Place]:
-    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind.
+    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind, and
+    what a kill leaves of it is removed by the next one, or by ``settle``. One process at a time.
 
     Files are opened by name: NFS may list a folder as it was.
     """
     made = [path for path in (storage, *storage.parents) if not path.exists()]
-    folder = None
+    folder = to_be_removed(storage / PREFLIGHT)
     try:
         storage.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".preflight-", dir=storage))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
         with (folder / "nonce").open("w") as file:
             file.write(nonce)
             file.flush()
@@ -254,8 +258,7 @@ def _in_folder(storage: Path, nonce: str) -> Iterator[Place]:
             remedy = "mount shared storage with file locks at that path on every node, or give a storage URL"
             yield Place(str(folder), lambda name: (folder / name).read_text(), f"{remedy}; one user id everywhere")
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         for path in made:
             with suppress(OSError):
                 path.rmdir()

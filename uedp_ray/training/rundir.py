@@ -20,7 +20,7 @@ from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
-from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.privacy.ledger import Ledger, check_uncut, read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
@@ -140,9 +140,7 @@ class RunDir:
 
     def open_ledger(self, config: RunConfig) -> Ledger:
         """The run's own ledger, to go on with. Raises: InputError if it is another's, damaged, or was cut."""
-        ledger = Ledger.open(self.ledger, config_digest=ledger_digest(self, config))
-        self.check_uncut(len(ledger.events))
-        return ledger
+        return Ledger.open(self.ledger, config_digest=ledger_digest(self, config), charged=self.num_known)
 
     @property
     def num_known(self) -> int:
@@ -169,10 +167,7 @@ class RunDir:
 
     def check_uncut(self, num_events: int) -> None:
         """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
-        known = self.num_known
-        if num_events < known:
-            remedy = f"has {num_events} lines, of {known} that were charged: put the run's own, complete ledger back"
-            raise InputError("ledger.jsonl", str(self.ledger), remedy)
+        check_uncut(self.ledger, num_events, self.num_known)
 
     @property
     def outcomes(self) -> tuple[Path, ...]:
