@@ -214,7 +214,7 @@ def test_a_warm_start_beside_which_shapes_are_searched_is_left_to_the_points(fil
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
-    monkeypatch.setattr("uedp_ray.training.setup._claim", lambda *_: sys.exit(7))
+    monkeypatch.setattr("uedp_ray.training.setup.claim", lambda *_: sys.exit(7))
     ignored = {
         "model.dropout_weight=0.3": "note: model.dropout_weight is ignored: the architecture is gpt2",
         "model.lora_rank=4": "note: model.lora_rank is ignored: model.trainable is full",

@@ -155,14 +155,14 @@ def test_what_ray_says_of_a_lost_worker_can_be_shown(capsys):
 @pytest.mark.parametrize("content", ["pipe", "not hexadecimal", "00ff"])
 def test_a_damaged_note_of_what_a_killed_trial_held_is_named(tmp_path, content):
     os.mkfifo(tmp_path / "group") if content == "pipe" else (tmp_path / "group").write_text(content)
-    run = SimpleNamespace(private=tmp_path, storage=SimpleNamespace(get=lambda path: None))
+    run = SimpleNamespace(group=tmp_path / "group", storage=SimpleNamespace(get=lambda path: None))
     with pytest.raises(InputError, match=r"group = .*delete it"):
         host._free(run)
 
 
 def test_a_note_that_was_cut_off_says_that_nothing_was_held(tmp_path):
     (tmp_path / "group").touch()
-    host._free(SimpleNamespace(private=tmp_path, storage=SimpleNamespace(get=lambda path: None)))
+    host._free(SimpleNamespace(group=tmp_path / "group", storage=SimpleNamespace(get=lambda path: None)))
     assert not (tmp_path / "group").exists()
 
 
@@ -177,6 +177,6 @@ def test_a_note_of_what_is_held_is_written_whole(tmp_path, monkeypatch):
     os.link(tmp_path / "group", tmp_path / "beside")
     storage = SimpleNamespace(publish=lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        host._ray_worker({"run": SimpleNamespace(private=tmp_path, storage=storage), "error": None})
+        host._ray_worker({"run": SimpleNamespace(group=tmp_path / "group", storage=storage), "error": None})
     assert (tmp_path / "group").read_text() == "00" * 18
     assert (tmp_path / "beside").read_text() == "old", "another file takes its place"

@@ -80,7 +80,7 @@ def test_a_folder_under_the_name_of_a_file_stays(corpora, refused, name):
     (refused / name).unlink(missing_ok=True)
     (refused / name).mkdir()
     (refused / name / "mine").write_text("all there is")
-    with pytest.raises(InputError, match="is no ordinary file: put the run's own back, or move it elsewhere"):
+    with pytest.raises(InputError, match="is a folder in the place of a file: move it elsewhere"):
         train(run_config(corpora), refused, workers=0)
     assert (refused / name / "mine").read_text() == "all there is"
 

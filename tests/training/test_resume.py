@@ -170,9 +170,9 @@ def test_a_vocabulary_that_was_kept_and_not_charged_is_drawn_anew(killed_amid_it
     config, out = killed_amid_its_words
     (out / "ledger.jsonl").write_bytes((out / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0])
     (out / "private" / "charged").unlink(missing_ok=True)  # a kill before it was charged
-    (out / "private" / "vocabulary" / "of old").touch()
+    (out / "private" / "vocabulary" / "no-words").touch()
     train(config, out, workers=0, resume=True)
-    assert not (out / "private" / "vocabulary" / "of old").exists()
+    assert not (out / "private" / "vocabulary" / "no-words").exists()
     assert len(events(out, "vocabulary")) == 1
 
 

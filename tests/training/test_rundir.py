@@ -133,7 +133,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
 
         monkeypatch.setattr(where, name, called)
 
-    before(setup, "_claim")
+    before(setup, "claim")
     before(Ledger, "append")
     before(RunDriver, "finish")
     result = train(
@@ -143,7 +143,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
         reporter=Told(say=start_again, evaluated=lambda row: start_again(f"round {row['round']}")),
     )
     assert result["rounds"] == 5
-    assert met[:3] == ["solving the noise multiplier", "_claim", "reading the corpus"]
+    assert met[:3] == ["solving the noise multiplier", "claim", "reading the corpus"]
     assert [moment for moment in met[3:] if "%" not in moment] == [
         *("building the vocabulary", "tokenising"),
         "trying the network on made-up sentences of up to 12 tokens (model.max_length)",

@@ -30,13 +30,13 @@ _NO_RUN = "is not empty and holds no run: name another folder"
 
 
 def check_kinds(run: RunDir) -> None:
-    """Raises: InputError for a folder in the place of a file of the run or the other way round, a pipe or a dead link."""
+    """Raises: InputError for a folder in the place of a file of the run, and for what is no folder in the place of one."""
     for folder in (run.private, run.checkpoint, run.model, run.vocabulary):
         if os.path.lexists(folder) and not folder.is_dir():
             raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
     for file in run.files:
-        if os.path.lexists(file) and not file.is_file():
-            raise InputError(file.name, str(file), "is no ordinary file: put the run's own back, or move it elsewhere")
+        if file.is_dir():
+            raise InputError(file.name, str(file), "is a folder in the place of a file: move it elsewhere")
 
 
 def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
