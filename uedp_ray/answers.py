@@ -20,7 +20,7 @@ from uedp_ray.privacy.cautions import cautions
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import accountant_of, epsilon_of_choosing
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
@@ -161,11 +161,13 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     by = "" if rule in ("none", "public") else accountant_of(rule, adaptive="odometer" in terms)
+    settled = rule == "composition" and "odometer" in terms
+    note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, note=note)
     if covered != unit:
         which = covered.removeprefix(f"{unit}; ")
         answer |= {"unit": covered, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
-    return answer | {"rule": rule, "epsilon_of_run": alone}
+    return answer | {"rule": rule, "epsilon_of_run": alone, "settled_by_results": settled}
 
 
 def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, unit: str) -> float:

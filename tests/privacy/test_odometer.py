@@ -248,3 +248,34 @@ def test_it_can_be_written_down():
 def test_bad_input(fields):
     with pytest.raises(InputError, match=next(iter(fields)).replace("rounds", "planned|rounds")):
         plan(**fields)
+
+
+def test_a_figure_that_results_settled_holds_for_what_is_released_at_it_and_no_more():
+    """Five runs of one round; the search stops after the first if its noised value is above 2.33 deviations. What
+    docs/accounting.md says of reading such figures."""
+    std, delta = 2.0, 1e-5
+    mechanism = RoundMechanism(noise_multiplier=std, user_sampling_prob=1.0, max_holders=0, extended_clip=0.0)
+    fixed = Odometer(planned=((mechanism, 1),), runs=5, delta=delta, unit="user")
+    stopped, whole = (fixed.epsilon([Charges(((mechanism, 1),))] * runs) for runs in (1, 5))
+    y, step = np.linspace(-14 * std, 16 * std, 400_001, retstep=True)
+    in_d, in_d_prime = stats.norm.pdf(y, 1.0, std), stats.norm.pdf(y, 0.0, std)
+    stops = y > 2.33 * std
+
+    def above(epsilon, events):
+        """sup over events of P - exp(epsilon) Q among those that stop after the first run, go on, or both."""
+        found = 0.0
+        if "stop" in events:
+            found += np.maximum(in_d - np.exp(epsilon) * in_d_prime, 0.0)[stops].sum() * step
+        if "go on" in events:  # four more rounds: one of four times the information
+            shift, left = np.sqrt(4.0) / std, (epsilon - (y - 0.5) / std**2)[~stops]
+            cut = left / shift + shift / 2
+            rest = stats.norm.sf(cut - shift) - np.exp(left) * stats.norm.sf(cut)
+            found += (in_d[~stops] * rest).sum() * step
+        return found
+
+    assert (round(stopped, 2), round(whole, 2)) == (2.49, 5.48)
+    assert above(stopped, {"stop"}) <= delta
+    assert above(whole, {"stop", "go on"}) <= delta
+    assert above(stopped, {"stop", "go on"}) == pytest.approx(0.0125, rel=0.02), (
+        "it is no epsilon of the search as a whole"
+    )

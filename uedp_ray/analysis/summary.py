@@ -14,6 +14,7 @@ from typing import Any
 from uedp_ray.analysis.figures import NOISELESS
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Dimension
 
@@ -151,4 +152,7 @@ def _choosing(sweep: Sweep) -> str:
     total = sweep.best["epsilon_with_choice"] if sweep.best else price["epsilon"]
     counted = "the chosen run and its choice" if sweep.best else "the trials"
     text = f"Rule {price['rule']}: {counted} together cost ε = {shown(total)} ({terms(sweep)})."
-    return f"{text} {price['text']}" if price["rule"] == "public" else f"{text} Computed by: {price['accountant']}."
+    if price["rule"] == "public":
+        return f"{text} {price['text']}"
+    settled = price.get("settled_by_results", "odometer" in price["accountant"])  # earlier versions did not say
+    return f"{text} Computed by: {price['accountant']}." + (f" {SETTLED_BY_RESULTS}" if settled else "")

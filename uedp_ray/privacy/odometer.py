@@ -32,6 +32,12 @@ from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
 
 ORDERS = renyi.ORDERS[::3]
 """With a mixture of them, all orders were seen to gain less than 2 %."""
+SETTLED_BY_RESULTS = (
+    "Results decided what was trained and when it stopped, and so they settled this figure too. It is read so: for any x "
+    "named beforehand, epsilon = x holds for all that the search releases at a figure of x or less, and not for what it "
+    "releases at a larger one."
+)
+"""What goes with every figure of ``Odometer.epsilon``: it is no epsilon of the search whatever its outcome."""
 _ORDERS_A = np.array(ORDERS)
 _SLOPES_A = _ORDERS_A - 1.0
 

@@ -82,7 +82,7 @@ def export_best(
     if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
         raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
     text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
-    total = Total(max(found.epsilon, epsilon), config.unit, rule, text)
+    total = Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
     return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
 
 

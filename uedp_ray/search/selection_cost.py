@@ -25,7 +25,7 @@ from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
-from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import accountant_of, check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.feasibility import judge, random_points, run_config
@@ -147,6 +147,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
         "accountant": accountant_of(rule, adaptive=sweep.search.adaptive),
+        "settled_by_results": rule == "composition" and sweep.search.adaptive,
         "releasable": RELEASABLE[rule] if ended else "nothing: no trial was trained to its end",
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
     }
@@ -216,7 +217,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
-    return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."
+    settled = f" {SETTLED_BY_RESULTS}" if sweep.search.adaptive else ""
+    return f"All {runs} runs together cost {shown}, and so does any one of them that results chose.{settled}"
 
 
 def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:

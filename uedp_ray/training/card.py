@@ -167,7 +167,8 @@ def _base_model(config: RunConfig) -> str | None:
 
 
 def _paid(total: Total) -> str:
-    return "training" if total.rule == "none" else f"training and choosing together (rule {total.rule})"
+    read = "; results settled this figure: privacy.md says how to read it" if total.settled_by_results else ""
+    return "training" if total.rule == "none" else f"training and choosing together (rule {total.rule}){read}"
 
 
 def _front_matter(config: RunConfig) -> str:

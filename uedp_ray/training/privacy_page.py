@@ -79,6 +79,8 @@ class Total:
     """That pays for the choice (``privacy.selection``); ``none`` where nothing was chosen by a sweep."""
     text: str
     """What the figure covers, and how to recompute it; whole sentences."""
+    settled_by_results: bool = False
+    """Whether it is an odometer's (``privacy.odometer.SETTLED_BY_RESULTS``): ``text`` says what that means."""
 
     @property
     def row(self) -> str:
@@ -89,6 +91,10 @@ def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes")
     guarantee = claim if math.isfinite(epsilon) else "none"
     name, separator, narrowed = unit.partition("; ")
     return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {show_delta(delta)} | {guarantee} |"
+
+
+def _claim(total: Total) -> str:
+    return "yes, read as said below" if total.settled_by_results else "yes"
 
 
 def _course(rounds: int, planned: int) -> str:
@@ -167,12 +173,13 @@ def statement(
     lines += [
         "| figure | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
-        *([_row(total.row, total.unit, total.epsilon, privacy.delta)] if total else []),
+        *([_row(total.row, total.unit, total.epsilon, privacy.delta, _claim(total))] if total else []),
         *(_row(f"{alone}{name}", name, value, privacy.delta, claim) for name, value in spent.items()),
     ]
     lines += [
         "",
         *([f"- {total.text}"] if total else []),
+        *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
         f"- Protected unit asked for: {privacy.unit}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
