@@ -489,10 +489,20 @@ def test_findings_survive_a_run_that_failed_later(spacy_source: SourceConfig, tm
 
 
 @pytest.mark.slow
-def test_workers_change_nothing(spacy_source: SourceConfig, tmp_path: Path) -> None:
+def test_workers_change_nothing(spacy_source: SourceConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = prepare(spacy_source, tmp_path / "alone")
+    passed, get = [], ray.get
+
+    def spy(reference: Any) -> Any:
+        passed.append(get(reference))
+        return passed[-1]
+
+    monkeypatch.setattr(ray, "get", spy)
     together = prepare(spacy_source, tmp_path / "together", workers=2)
     assert alone == together
+    assert passed
+    assert {type(each) for each in passed} <= {type(tmp_path)}, "names went through Ray's object store"
+    assert not list(tmp_path.rglob("*.result"))
     assert not ray.is_initialized()  # what it started, it stopped
     one, two = open_corpus(tmp_path / "alone"), open_corpus(tmp_path / "together")
     assert one.digest == two.digest
@@ -522,7 +532,7 @@ def test_workers_that_are_killed_each_time_end_it_in_one_line(tmp_path: Path) ->
 
     source = _source(tmp_path, *ROWS)
     with (
-        mock.patch.object(module, "prepare_shard", killed),
+        mock.patch.object(module, "leave_result", killed),
         pytest.raises(RuntimeError, match=r"a worker died each time \(WorkerCrashedError\).* --workers 1"),
     ):
         prepare(source, tmp_path / "out", workers=2)

@@ -28,7 +28,9 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced
 from uedp_ray.search.sweep import _refuse_second_winner, sweep
+from uedp_ray.training import rundir
 from uedp_ray.training.predict import predict
+from uedp_ray.training.rundir import RunDir
 
 SPACE = {
     "privacy.user_sampling_prob": {"uniform": [0.2, 0.6]},
@@ -288,6 +290,20 @@ def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, 
         each.mkdir()
     conclude_here(config, out, points, failed={1})
     assert [each.exists() for each in left] == [False, False, False, True]
+
+
+def test_nothing_is_priced_while_a_worker_of_a_failed_trial_may_charge_on(corpora, tmp_path, monkeypatch):
+    """A group that Ray gave up may go on for some seconds."""
+    config, out = sweep_config(corpora, tmp_path, space=SPACE), tmp_path / "out"
+    points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in (0.01, 0.02)]
+    search_here(config, out, points)
+    (out / "result.json").unlink()
+    monkeypatch.setattr(rundir, "DRIVER_WAIT", 0.2)
+    with RunDir(out / "trials" / "0001").driving(), pytest.raises(InputError, match="another process is training this"):
+        conclude_here(config, out, points, failed={1})
+    assert not (out / "result.json").exists()
+    conclude_here(config, out, points, failed={1})
+    assert (out / "result.json").exists()
 
 
 def test_a_chosen_null_is_what_the_winner_is_trained_and_charged_with(corpora, tmp_path):

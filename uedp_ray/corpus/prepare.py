@@ -36,7 +36,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from uedp_ray.access import require_token
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, prepare_shard
+from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, leave_result, prepare_shard, take_result
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
@@ -303,7 +303,7 @@ def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    remote = ray.remote(num_cpus=1)(prepare_shard)
+    remote = ray.remote(num_cpus=1)(leave_result)
     waiting, due = list(enumerate(tasks))[::-1], 0
     running: dict[Any, int] = {}
     finished: dict[int, Any] = {}
@@ -315,7 +315,7 @@ def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
             for reference in ray.wait(list(running), num_returns=1)[0]:
                 finished[running.pop(reference)] = reference
             while due in finished:
-                yield ray.get(finished.pop(due))
+                yield take_result(ray.get(finished.pop(due)))
                 due += 1
     except RayTaskError as error:
         raise error.cause from None  # the user's mistake, not Ray's account of it

@@ -43,9 +43,12 @@ def conclude(
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
     for row in rows:
-        if row["state"] == "failed":  # nothing starts it again, which would do this
-            for run in folder.runs(row["number"], config.search.seeds_per_trial):
-                settle_run(RunDir(run))
+        for run in map(RunDir, folder.runs(row["number"], config.search.seeds_per_trial)):
+            if row["state"] in ("failed", "stopped") and run.private.is_dir():
+                with (
+                    run.driving()
+                ):  # a worker that outlives its trial for a while charges rounds: not beneath the price
+                    settle_run(run)  # which nothing does that starts it again
     warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
     selection = price(config, folder, rows)
     references = _references(config, folder, beside, reporter)
