@@ -135,7 +135,7 @@ class Screen(Lines):
         fifth = (done * 5 // total if total else 0, text.split()[0])
         if not err.is_terminal and fifth != self._printed and fifth[0]:
             self._printed = fifth
-            err.print(text, markup=False, highlight=False)
+            err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class SweepScreen(Screen):

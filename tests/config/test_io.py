@@ -226,6 +226,8 @@ SPACES = st.dictionaries(
 
 @BOUNDED
 @given(SPACES)
+@example({"training.num_rounds": {"integer": [0, 10**400]}})
+@example({"training.num_rounds": {"integer": [-(10**400), 0]}})
 def test_whatever_a_space_holds_is_a_space_or_an_input_error(tree):
     base = from_dict(RunConfig, {"corpus": {"declared_num_users": 9}})
     answered(lambda: Space.parse(tree, base).grid())

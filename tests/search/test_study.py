@@ -188,3 +188,16 @@ def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatc
         is_adaptive("bare", early_stopping=False)
     monkeypatch.setattr("uedp_ray.privacy.selection.SEARCHERS", (*SEARCHERS, "bare"))
     assert is_adaptive("bare", early_stopping=False)
+
+
+def test_what_follows_a_line_that_a_full_disk_left_torn_is_not_glued_to_it(sweep, journal):
+    """Tune swallows the error of the append, and another trial reports once there is room again."""
+    study = Study.open(sweep, journal)
+    asked = next_allowed(study)
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":8,"worker_id":"7b8e')
+    study.finish(asked.number, score=99.0, epsilon=8.0)
+    study.close()
+    with journal.open("ab") as file:
+        file.write(b'{"op_')
+    assert [trial.state for trial in Study.open(sweep, journal).trials if not refused(trial)] == [TrialState.COMPLETE]

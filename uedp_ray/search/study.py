@@ -87,7 +87,7 @@ class Study:
         multi, metric = sweep.search.searcher == "nsga2", sweep.metric
         try:
             study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(path))),
+                storage=JournalStorage(_Journal(str(path))),
                 study_name=NAME,
                 directions=[metric.direction, "minimize"][: 1 + multi],
                 load_if_exists=True,
@@ -307,15 +307,30 @@ _SAMPLERS: dict[str, Callable[[SweepConfig, int], BaseSampler]] = {
 """A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not."""
 
 
+class _Journal(JournalFileBackend):
+    """Never glues a line to one that a full disk left torn: a search goes on for a while after an error, as Tune does."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        _cut_torn(Path(self._file_path))
+        super().append_logs(logs)
+
+
 def _mend(path: Path) -> None:
-    """Cuts off a last line that a kill left torn, which the next one would be glued to, and a dead process's lock."""
+    """Cuts off a last line that a kill left torn, and a dead process's lock."""
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink()
     if path.exists():
         check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with path.open("r+b") as file:
-                file.truncate(whole)
-                os.fsync(file.fileno())
+        _cut_torn(path)
+
+
+def _cut_torn(path: Path) -> None:
+    with path.open("r+b") as file:
+        if not (size := file.seek(0, os.SEEK_END)):
+            return
+        file.seek(size - 1)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        os.fsync(file.fileno())

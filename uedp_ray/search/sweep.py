@@ -98,7 +98,7 @@ def sweep(
             _claim(config, folder)
             if not folder.terms.exists():
                 # takes a while: points are drawn, and each one's noise is solved
-                reporter.say("fixing how the choice is paid")
+                reporter.say("fixing how the choice is paid (a second or so for each point that is fixed beforehand)")
             fix_terms(config, folder)
             keep_terms(folder)
             reporter.say(announced(config, folder))
