@@ -21,7 +21,7 @@ from rich.table import Table
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metric import metric_in
 
 
 class _Spared:
@@ -125,7 +125,7 @@ class Screen(Lines):
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
             "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if row[metric_of(row).name] is None else _measured(row, 1),
+            "" if row[metric_in(row).name] is None else _measured(row, 1),
             f"{row['seconds_left']:.0f} s left",
         ]
         self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
@@ -197,7 +197,7 @@ def _best_cells(best: dict[str, Any] | None) -> dict[str, str]:
     """By their headings."""
     if best is None:
         return {"best so far": "-"}
-    scores = {score.title: score.show(best[score.name]) for score in metric_of(best).scores}
+    scores = {score.title: score.show(best[score.name]) for score in metric_in(best).scores}
     return {"best so far": best["trial"], **scores, "ε of it alone": show_epsilon(best["epsilon"], "∞")}
 
 
@@ -225,7 +225,7 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
-    metric = metric_of(answer["rows"][0])
+    metric = metric_in(answer["rows"][0])
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
     scores = (score.title for score in metric.scores)
     for name in ("model", *scores, "ε user-entity", "ε user", "ε entity"):
@@ -248,7 +248,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
 
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
-    best, unit, metric = answer["best"], answer["selection"]["unit"], metric_of([answer["metric"]])
+    best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
     table = Table(
         title=f"Held-out {metric.title}, and ε {OF_ONE_RUN}",
         box=box.SIMPLE_HEAD,
@@ -305,13 +305,13 @@ _SHOWN = 10
 
 
 def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
-    first, *others = (score.show(row[score.name]) for score in metric_of(row).scores)
+    first, *others = (score.show(row[score.name]) for score in metric_in(row).scores)
     return [f"{first}{beside}", *others]
 
 
 def _measured(row: dict[str, Any], most: int | None = None) -> str:
     """The score, with ``most`` of those beside it: a line on a narrow terminal has room for one."""
-    metric = metric_of(row)
+    metric = metric_in(row)
     others = ", ".join(score.say(row[score.name]) for score in metric.beside[:most])
     return metric.say(row[metric.name]) + (f" ({others})" if others else "")
 

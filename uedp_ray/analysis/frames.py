@@ -31,7 +31,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metric import Metric, metric_in
 
 _FIRST = {
     "trial": "string",
@@ -237,13 +237,13 @@ def _scale(sweep: Sweep) -> tuple[Any, ...]:
 
 def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Trials that ran to their end within the budget, and have a score."""
-    scored = trials[metric_of(trials.columns).name].notna()
+    scored = trials[metric_in(trials.columns).name].notna()
     return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & scored]
 
 
 def best_first(trials: pd.DataFrame) -> pd.DataFrame:
     """In the order of their scores, numbered anew."""
-    metric = metric_of(trials.columns)
+    metric = metric_in(trials.columns)
     return trials.sort_values(metric.name, ascending=metric.goal == "min", ignore_index=True)
 
 

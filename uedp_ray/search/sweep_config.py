@@ -31,7 +31,7 @@ from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import write_atomically
-from uedp_ray.tasks.metric import METRICS, Metric
+from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.units import Unit
 
 Selection = Literal["default", "public", "repeat_and_select", "composition"]
@@ -58,6 +58,10 @@ class BudgetConfig:
         positive("budget.target_epsilon", self.target_epsilon)
         if not 0.0 < self.delta < 1.0:
             raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
+
+
+_STOPPED = ("random", "grid", "tpe")
+"""Searchers that learn from trials that were stopped early, or from none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ class SearchConfig:
         at_least("search.seed", self.seed, 0)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
-        if self.stops_early and self.searcher in ("nsga2", "gp"):
+        if self.stops_early and self.searcher not in _STOPPED:
             raise InputError(
                 "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
             )
@@ -259,7 +263,7 @@ class SweepConfig:
     @property
     def metric(self) -> Metric:
         """What trials are compared by."""
-        return METRICS[self.base.task.kind]
+        return metric_of(self.base)
 
     @property
     def num_trials(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from uedp_ray.config import RunConfig
 from uedp_ray.fields import Check, number
 
 
@@ -133,7 +134,12 @@ METRICS: Mapping[str, Metric] = {"next_word": PERPLEXITY}
 """By ``task.kind``. Those of one name are one."""
 
 
-def metric_of(row: Collection[str]) -> Metric:
+def metric_of(config: RunConfig) -> Metric:
+    """The one that its task is scored by."""
+    return METRICS[config.task.kind]
+
+
+def metric_in(row: Collection[str]) -> Metric:
     """The one that a row of a table or a result has. Raises: KeyError where it has none."""
     for metric in METRICS.values():
         if metric.name in row:

@@ -18,7 +18,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.models.architecture import architecture
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
-from uedp_ray.tasks.metric import METRICS, Metric
+from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.training.privacy_page import Total
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!~&]")
@@ -62,7 +62,7 @@ def card(
       config: as published (``redact.published``). ``result``: the run's ``result.json``.
       vocabulary: the model's. ``longest``: tokens that the model reads at most; None without a limit.
     """
-    privacy, training, metric = config.privacy, config.training, METRICS[config.task.kind]
+    privacy, training, metric = config.privacy, config.training, metric_of(config)
     rows = [
         (
             "**ε, total**",

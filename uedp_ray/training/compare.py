@@ -35,7 +35,7 @@ from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_warm_start
@@ -175,7 +175,7 @@ def _train_variant(
         part_of="comparison",
         reporter=reporter,
     )
-    return {"name": name, **{key: result[key] for key in (*METRICS[config.task.kind].names, *_STATED)}}
+    return {"name": name, **{key: result[key] for key in (*metric_of(config).names, *_STATED)}}
 
 
 _STATED = ("epsilon", "delta", "unit", "noise_multiplier", "rounds", "planned_rounds", "private", "run_dir")

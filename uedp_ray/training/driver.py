@@ -23,7 +23,7 @@ from uedp_ray.privacy.statement import covers
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from uedp_ray.training.optimizers import kept_by
 from uedp_ray.training.privacy_page import write_statement
@@ -47,7 +47,7 @@ class RunDriver:
 
     def __post_init__(self) -> None:
         config = self.plan.config
-        self._training, self._metric = config.training, METRICS[config.task.kind]
+        self._training, self._metric = config.training, metric_of(config)
         self._digest = config.digest()
         self._ledger = self.run.open_ledger(config)
         self.plan.check_header(self._ledger.header, self.run.setup)

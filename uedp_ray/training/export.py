@@ -33,7 +33,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
 from uedp_ray.storage.locks import INSIDE, folder_locked
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.prepared import planned
@@ -87,7 +87,7 @@ class Finished:
             raise InputError("RUN", str(run.root), f"{error.remedy}: put the model's own files back") from error
         config, events = run.load_config(), read_ledger(run.ledger)
         run.check_uncut(len(events))
-        result, setup = run.load_result(METRICS[config.task.kind]), run.load_setup()
+        result, setup = run.load_result(metric_of(config)), run.load_setup()
         plan = planned(config, setup)
         plan.check_header(events[0]["header"], run.setup)
         spent = epsilons(plan, events)

@@ -32,7 +32,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
-from uedp_ray.tasks.metric import METRICS, Metric
+from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.faults import blamed
@@ -98,7 +98,7 @@ def train(
             public_source=public_source,
             reporter=reporter,
         )
-        metric = METRICS[config.task.kind]
+        metric = metric_of(config)
         if not run.result.exists():
             num_workers = config.training.num_workers if workers is None else workers
             with run.copies_told(reporter), _watch(run, metric, reporter):

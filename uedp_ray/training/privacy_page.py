@@ -21,7 +21,7 @@ from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metric import metric_of
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -218,7 +218,7 @@ def statement(
         shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
-        _evaluated(METRICS[config.task.kind].title, config.corpus.evaluation_basis, compared),
+        _evaluated(metric_of(config).title, config.corpus.evaluation_basis, compared),
         "",
         "## Not covered",
         "",

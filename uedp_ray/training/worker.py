@@ -21,7 +21,7 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.base import task_of
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
@@ -89,7 +89,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         def evaluate() -> Mapping[str, float | None]:
             params.set(state.parameters)
             if size is None:
-                return dict.fromkeys(METRICS[config.task.kind].names)
+                return dict.fromkeys(metric_of(config).names)
             batch_tokens = config.training.batch_tokens
             with update.isolated():  # what it read would stay in the network, and train the rounds to come
                 found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
