@@ -28,33 +28,18 @@ from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_tabl
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.columns import columns_of
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.tasks.metric import Metric, metric_in
 
-_FIRST = {
-    "trial": "string",
-    "number": "int64",
-    "state": "string",
-    "reason": "string",
-    "feasible": "boolean",
-    "method": "string",
-}
-_LAST = {
-    "seeds": "Int64",
-    "tied_with_best": "boolean",
-    "pareto": "boolean",
-    "epsilon": "float64",
-    **{f"epsilon_{unit}": "float64" for unit in UNITS},
-    "delta": "float64",
-    "unit": "string",
-    "noise_multiplier": "float64",
-    "rounds": "Int64",
-    "planned_rounds": "Int64",
-    "charged": "Int64",
-    "seconds": "float64",
-    "run_dirs": "object",
+_DTYPES = {
+    pa.string(): "string",
+    pa.int64(): "Int64",
+    pa.float64(): "float64",
+    pa.bool_(): "boolean",
+    pa.list_(pa.string()): "object",
 }
 _LEAST = {
     **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS), "noise_multiplier"), 0.0),
@@ -250,7 +235,7 @@ def best_first(trials: pd.DataFrame) -> pd.DataFrame:
 def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.DataFrame:
     """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
     space, metric = config.parsed_space, config.metric
-    dtypes = _FIRST | dict.fromkeys(metric.columns, "float64") | _LAST
+    dtypes = {name: _DTYPES[kind] for name, kind in columns_of(metric).items()} | {"number": "int64"}
     _check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
     frame = _typed("trials.parquet", path, table, dtypes | ranges)

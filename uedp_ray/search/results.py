@@ -24,6 +24,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.space import Dimension
 from uedp_ray.search.study import REASON, outcome, refused, seconds
@@ -46,34 +47,6 @@ _ROW: dict[str, Check] = {
 }
 _PLAY = 1.005
 _STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
-_FIRST = {
-    "trial": pa.string(),
-    "number": pa.int64(),
-    "state": pa.string(),
-    "reason": pa.string(),
-    "feasible": pa.bool_(),
-    "method": pa.string(),
-}
-_LAST = {
-    "seeds": pa.int64(),
-    "tied_with_best": pa.bool_(),
-    "pareto": pa.bool_(),
-    "epsilon": pa.float64(),
-    **{f"epsilon_{unit}": pa.float64() for unit in UNITS},
-    "delta": pa.float64(),
-    "unit": pa.string(),
-    "noise_multiplier": pa.float64(),
-    "rounds": pa.int64(),
-    "planned_rounds": pa.int64(),
-    "charged": pa.int64(),
-    "seconds": pa.float64(),
-    "run_dirs": pa.list_(pa.string()),
-}
-
-
-def _columns(metric: Metric) -> dict[str, pa.DataType]:
-    """Of a sweep's table, less the searched settings."""
-    return _FIRST | dict.fromkeys(metric.columns, pa.float64()) | _LAST
 
 
 class Rows:
@@ -99,7 +72,7 @@ class Rows:
 def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
     state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
-    row: Row = dict.fromkeys(_columns(sweep.metric)) | {
+    row: Row = dict.fromkeys(columns_of(sweep.metric)) | {
         "trial": trial_id(trial.number),
         "number": trial.number,
         "state": state,
@@ -227,7 +200,7 @@ def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> boo
 
 def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     """``trials.parquet``: one row a trial, a column a searched setting."""
-    columns = _columns(sweep.metric) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
+    columns = columns_of(sweep.metric) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
     data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
@@ -244,7 +217,7 @@ def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
     refusal = InputError(path.name, str(path), f"is damaged: {remedy}")
     with refusing_damage(refusal):
         table = read_bounded(path, remedy)
-        if table is None or any(table.schema.field(name).type != (_FIRST | _LAST)[name] for name in columns):
+        if table is None or any(table.schema.field(name).type != COLUMNS[name] for name in columns):
             raise refusal
         rows: list[Row] = table.select(list(columns)).to_pylist()
     return rows

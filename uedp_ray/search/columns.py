@@ -1,0 +1,42 @@
+"""The columns of a sweep's table of trials.
+
+columns_of(PERPLEXITY)["epsilon"]               # float64
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.units import UNITS
+
+_FIRST = {
+    "trial": pa.string(),
+    "number": pa.int64(),
+    "state": pa.string(),
+    "reason": pa.string(),
+    "feasible": pa.bool_(),
+    "method": pa.string(),
+}
+_LAST = {
+    "seeds": pa.int64(),
+    "tied_with_best": pa.bool_(),
+    "pareto": pa.bool_(),
+    "epsilon": pa.float64(),
+    **{f"epsilon_{unit}": pa.float64() for unit in UNITS},
+    "delta": pa.float64(),
+    "unit": pa.string(),
+    "noise_multiplier": pa.float64(),
+    "rounds": pa.int64(),
+    "planned_rounds": pa.int64(),
+    "charged": pa.int64(),
+    "seconds": pa.float64(),
+    "run_dirs": pa.list_(pa.string()),
+}
+COLUMNS = _FIRST | _LAST
+"""Those of every sweep, whatever its models are scored by."""
+
+
+def columns_of(metric: Metric) -> dict[str, pa.DataType]:
+    """By name and in order, less the searched settings."""
+    return _FIRST | dict.fromkeys(metric.columns, pa.float64()) | _LAST
