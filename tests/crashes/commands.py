@@ -1,6 +1,7 @@
 """The commands that are killed: their files, how they are called, and what must hold of what they leave.
 
-Everything runs in this process, without Ray: trials of a sweep are handed out by the real feed to the real ``run_trial``.
+Everything runs in this process, without Ray: trials of a sweep are handed out by the real searcher, to the real
+``run_trial``.
 What that leaves out is Ray itself; tests/search and tests/training/test_ray.py kill its processes.
 """
 
@@ -388,21 +389,21 @@ class Sweep(Command):
         for run in self.runs():
             assert Counter(event["round"] for event in self.charged(run)).total() <= 8, "endless replays"
 
-    def _tune(self, config: Any, folder: Any, feed: Any, at_once: int, gpus: float) -> None:
-        while trials := self._handed_out(feed, at_once):
+    def _tune(self, config: Any, folder: Any, searcher: Any, at_once: int, gpus: float) -> None:
+        while trials := self._handed_out(searcher, at_once):
             for name, trial in reversed(trials.items()):  # the last one begun is the first to end
                 for _ in range(4):  # a trial whose process died is started anew, three times
-                    reports = self._trial(folder, trial, partial(feed.stops, name))
+                    reports = self._trial(folder, trial, partial(searcher.stops, name))
                     if reports is not None:
                         break
-                feed.on_trial_complete(name, reports[-1] if reports else None, error=reports is None)
-        if feed.failure is not None:
-            raise feed.failure
+                searcher.on_trial_complete(name, reports[-1] if reports else None, error=reports is None)
+        if searcher.failure is not None:
+            raise searcher.failure
 
-    def _handed_out(self, feed: Any, at_once: int) -> dict[str, dict[str, Any]]:
+    def _handed_out(self, searcher: Any, at_once: int) -> dict[str, dict[str, Any]]:
         trials: dict[str, dict[str, Any]] = {}
         for number in range(at_once):
-            if isinstance(trial := feed.suggest(name := f"trial {number}"), dict):
+            if isinstance(trial := searcher.suggest(name := f"trial {number}"), dict):
                 trials[name] = trial
         return trials
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tests.search.sweeps import sweep_config
-from uedp_ray.search.searcher import Feed
+from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.study import Study, outcome
 
 FREE = {
@@ -34,12 +34,12 @@ def searched(config, journal, *, at_once, clock, killed=0):
     study = Study.open(config, journal)
     study.fix_lag(at_once)
     left = config.num_trials - study.ended(count_refused=False)
-    feed = Feed(study, left=left, count_refused=False, changed=lambda: None)
+    searcher = StudySearcher(study, left=left, count_refused=False, changed=lambda: None)
     events, running, names = [], {}, iter(range(10_000))
 
     def begin():
         while len(running) < at_once:
-            handed = feed.suggest(name := str(next(names)))
+            handed = searcher.suggest(name := str(next(names)))
             if not isinstance(handed, dict):
                 return
             running[name] = handed["point"]
@@ -56,16 +56,16 @@ def searched(config, journal, *, at_once, clock, killed=0):
         if step == ROUNDS:
             diverged = point["training.server_learning_rate"] > 0.5
             ends = {"outcome": "failed", "reason": "diverged"} if diverged else {"outcome": "done", "epsilon": 4.0}
-            feed.on_trial_complete(name, {**ends, "perplexity": perplexity(point, step)})
+            searcher.on_trial_complete(name, {**ends, "perplexity": perplexity(point, step)})
             del running[name]
-        elif feed.stops(name, {"round": step, "perplexity": perplexity(point, step)}):
-            feed.on_trial_complete(name, {"round": step, "perplexity": perplexity(point, step)})
+        elif searcher.stops(name, {"round": step, "perplexity": perplexity(point, step)}):
+            searcher.on_trial_complete(name, {"round": step, "perplexity": perplexity(point, step)})
             del running[name]
         else:
             heapq.heappush(events, (now + clock.expovariate(1.0), name, step + 1))
         begin()
-    assert feed.failure is None
-    assert feed.unfinished == 0
+    assert searcher.failure is None
+    assert searcher.unfinished == 0
     study.close()
     return [
         (trial.params, outcome(trial).name, trial.state.name, dict(trial.intermediate_values)) for trial in study.trials

@@ -14,7 +14,7 @@ from tests.search.test_sweep import charged, check_whole, command, ended, journa
 from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
-from uedp_ray.search.searcher import Feed
+from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage.mirror import Mirror
@@ -44,7 +44,7 @@ def done(corpora, tmp_path_factory):
         search={"trials": 2},
         references={"noiseless": {"training.num_rounds": 2}},
     )
-    url, handed, suggest = f"file://{folder}/bucket/sweep", [], Feed.suggest
+    url, handed, suggest = f"file://{folder}/bucket/sweep", [], StudySearcher.suggest
 
     def looked_at(self, trial_id):
         trial = suggest(self, trial_id)
@@ -55,7 +55,7 @@ def done(corpora, tmp_path_factory):
         return trial
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feed, "suggest", looked_at)
+        patch.setattr(StudySearcher, "suggest", looked_at)
         return folder / "bucket/sweep", config, sweep(config, url), handed
 
 

@@ -16,9 +16,8 @@ from tests.search.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
-from uedp_ray.search import searcher
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.searcher import Feed
+from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.study import Study, outcome
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import prepared
@@ -150,8 +149,8 @@ def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
     folder, corpora, tmp_path, monkeypatch, number
 ):
     sweep = sweep_config(corpora, tmp_path)
-    feed = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
-    handed = feed.suggest("a")
+    searcher = StudySearcher(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    handed = searcher.suggest("a")
 
     def full(descriptor):
         raise OSError(number, os.strerror(number))
@@ -159,12 +158,12 @@ def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
     monkeypatch.setattr(os, "fsync", full)
     reports = []
     run_trial(handed, root=str(folder.root), report=reports.append)
-    feed.on_trial_complete("a", reports[-1])
-    assert isinstance(feed.failure, OSError)
-    assert str(feed.failure).count("--resume") == 1
-    assert feed.suggest("b") == Feed.FINISHED
+    searcher.on_trial_complete("a", reports[-1])
+    assert isinstance(searcher.failure, OSError)
+    assert str(searcher.failure).count("--resume") == 1
+    assert searcher.suggest("b") == StudySearcher.FINISHED
     monkeypatch.undo()
-    again = Feed(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    again = StudySearcher(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
     assert again.suggest("a") == handed
     assert run_trial(handed, root=str(folder.root), report=reports.append) == "done"
     assert reports[-1]["outcome"] == "done"
@@ -172,12 +171,12 @@ def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
 
 @pytest.fixture
 def search(folder, corpora, tmp_path):
-    """search(…): a feed over a fresh look at one study, as a start of the sweep has it."""
+    """search(…): a searcher over a fresh look at one study, as a start of the sweep has it."""
 
     def start(left=24, slots=2):
         study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
         study.fix_lag(4)
-        return Feed(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
+        return StudySearcher(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
 
     return start
 
@@ -192,29 +191,29 @@ GOOD = {"outcome": "done", "perplexity": 5.0, "epsilon": 1.0}
 
 
 def test_a_trial_whose_gpu_fails_is_tried_on_another_which_the_first_is_kept_from(search):
-    feed, study = search(left=3)
-    lost, well = feed.suggest("a"), feed.suggest("b")
-    feed.on_trial_result("a", LOST)  # "a" goes on holding its GPU
-    feed.on_trial_complete("b", GOOD)
-    assert feed.suggest("c") == lost
-    feed.on_trial_complete("c", GOOD)
-    assert feed.suggest("d")["number"] == 2
-    assert feed.suggest("e") is None, "what runs may need another device yet"
-    feed.on_trial_complete("d", GOOD)
-    assert feed.over
-    assert feed.suggest("f") == Feed.FINISHED
-    assert (states(study), feed.failure, feed.unfinished) == (["COMPLETE"] * 3, None, 0)
+    searcher, study = search(left=3)
+    lost, well = searcher.suggest("a"), searcher.suggest("b")
+    searcher.on_trial_result("a", LOST)  # "a" goes on holding its GPU
+    searcher.on_trial_complete("b", GOOD)
+    assert searcher.suggest("c") == lost
+    searcher.on_trial_complete("c", GOOD)
+    assert searcher.suggest("d")["number"] == 2
+    assert searcher.suggest("e") is None, "what runs may need another device yet"
+    searcher.on_trial_complete("d", GOOD)
+    assert searcher.over
+    assert searcher.suggest("f") == StudySearcher.FINISHED
+    assert (states(study), searcher.failure, searcher.unfinished) == (["COMPLETE"] * 3, None, 0)
     assert well["number"] == 1
 
 
 def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):
-    feed, study = search()
-    handed = [feed.suggest("a"), feed.suggest("b")]
+    searcher, study = search()
+    handed = [searcher.suggest("a"), searcher.suggest("b")]
     for name in ("a", "b"):
-        feed.on_trial_result(name, LOST)
-    assert feed.over
+        searcher.on_trial_result(name, LOST)
+    assert searcher.over
     assert re.search(
-        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); mend that .* --resume", str(feed.failure)
+        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); mend that .* --resume", str(searcher.failure)
     )
     assert states(study) == ["RUNNING"] * 2
     again, _ = search()
@@ -222,75 +221,75 @@ def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):
 
 
 def test_a_point_that_breaks_two_gpus_has_failed(search):
-    feed, study = search(slots=4)
-    feed.suggest("a")
-    feed.on_trial_result("a", LOST)
-    feed.suggest("b")
-    feed.on_trial_result("b", {**LOST, "where": "node 10.0.0.1, GPU 1"})
-    feed.suggest("c")
-    feed.on_trial_complete("c", GOOD)
+    searcher, study = search(slots=4)
+    searcher.suggest("a")
+    searcher.on_trial_result("a", LOST)
+    searcher.suggest("b")
+    searcher.on_trial_result("b", {**LOST, "where": "node 10.0.0.1, GPU 1"})
+    searcher.suggest("c")
+    searcher.on_trial_complete("c", GOOD)
     assert states(study) == ["FAIL", "COMPLETE"]
     assert study.trials[0].user_attrs["reason"] == "the GPU failed"
 
 
 def test_trials_that_share_a_broken_gpu_tell_of_one_failure(search, monkeypatch):
-    monkeypatch.setattr(searcher, "_MOST_FAILURES", 2)
-    feed, study = search(left=3, slots=6)
+    monkeypatch.setattr("uedp_ray.search.searcher._MOST_FAILURES", 2)
+    searcher, study = search(left=3, slots=6)
     for name in "abc":
-        feed.suggest(name)
-        feed.on_trial_result(name, LOST)
-    again = feed.suggest("d")
-    feed.on_trial_result("d", LOST)
-    assert feed.failure is None
+        searcher.suggest(name)
+        searcher.on_trial_result(name, LOST)
+    again = searcher.suggest("d")
+    searcher.on_trial_result("d", LOST)
+    assert searcher.failure is None
     for name in "efg":
-        feed.suggest(name)
-        feed.on_trial_complete(name, GOOD)
+        searcher.suggest(name)
+        searcher.on_trial_complete(name, GOOD)
     assert again["number"] == 0, "it has not met another device yet"
-    assert (states(study), feed.failure) == (["COMPLETE"] * 3, None)
+    assert (states(study), searcher.failure) == (["COMPLETE"] * 3, None)
 
 
 def test_a_trial_of_several_workers_is_tried_twice_wherever_its_devices_are(search):
-    feed, study = search(left=2, slots=None)
+    searcher, study = search(left=2, slots=None)
     for name in "ab":
-        assert feed.suggest(name)["number"] == 0
-        feed.on_trial_result(name, LOST)
-        feed.on_trial_complete(name, LOST)
-    feed.suggest("c")
-    feed.on_trial_complete("c", GOOD)
+        assert searcher.suggest(name)["number"] == 0
+        searcher.on_trial_result(name, LOST)
+        searcher.on_trial_complete(name, LOST)
+    searcher.suggest("c")
+    searcher.on_trial_complete("c", GOOD)
     assert states(study) == ["FAIL", "COMPLETE"]
 
 
 def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search, monkeypatch):
-    monkeypatch.setattr(searcher, "_MOST_FAILURES", 3)
-    feed, study = search()
+    monkeypatch.setattr("uedp_ray.search.searcher._MOST_FAILURES", 3)
+    searcher, study = search()
     ends = [CRASH, CRASH, GOOD, CRASH, {"outcome": "failed", "reason": "it diverged"}, None, CRASH]
     for number, end in enumerate(ends):
-        assert feed.suggest(str(number))["number"] == number
-        feed.on_trial_complete(str(number), end, error=end is None)
+        assert searcher.suggest(str(number))["number"] == number
+        searcher.on_trial_complete(str(number), end, error=end is None)
     assert states(study) == ["FAIL", "FAIL", "COMPLETE", "RUNNING", "FAIL", "RUNNING", "RUNNING"]
-    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; mend that" in str(feed.failure)
-    assert feed.suggest("x") == Feed.FINISHED
+    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; mend that" in str(searcher.failure)
+    assert searcher.suggest("x") == StudySearcher.FINISHED
     again, _ = search()
     assert [again.suggest(name)["number"] for name in "abc"] == [3, 5, 6]
 
 
 def test_failures_at_the_end_of_a_search_are_told_when_it_closes(search):
-    feed, study = search(left=2)
-    feed.suggest("a")
-    feed.suggest("b")
-    feed.on_trial_complete("a", GOOD)
-    feed.on_trial_complete("b", None, error=True)
-    assert feed.over
-    feed.close()
+    searcher, study = search(left=2)
+    searcher.suggest("a")
+    searcher.suggest("b")
+    searcher.on_trial_complete("a", GOOD)
+    searcher.on_trial_complete("b", None, error=True)
+    assert searcher.over
+    searcher.close()
     assert states(study) == ["COMPLETE", "FAIL"]
     assert "died" in study.trials[1].user_attrs["reason"]
 
 
 def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr(searcher, "_MOST_REFUSALS", 5)
+    monkeypatch.setattr("uedp_ray.search.searcher._MOST_REFUSALS", 5)
     space = {"privacy.noise_multiplier": {"log_uniform": [0.2, 0.5]}}
     sweep = sweep_config(corpora, tmp_path, space=space, budget={"noise": "free", "target_epsilon": 0.5})
-    feed = Feed(Study.open(sweep, folder.journal), left=2, count_refused=False, changed=lambda: None)
-    assert feed.suggest("a") == Feed.FINISHED
-    assert isinstance(feed.failure, InputError)
-    assert "5 points in a row were refused" in str(feed.failure)
+    searcher = StudySearcher(Study.open(sweep, folder.journal), left=2, count_refused=False, changed=lambda: None)
+    assert searcher.suggest("a") == StudySearcher.FINISHED
+    assert isinstance(searcher.failure, InputError)
+    assert "5 points in a row were refused" in str(searcher.failure)

@@ -22,7 +22,7 @@ _MOST_REFUSALS = 500
 """Refusals in a row after which the search gives up: the space hardly meets the budget."""
 
 
-class Feed(Searcher):
+class StudySearcher(Searcher):
     """A Tune searcher over a ``Study``.
 
     Args:

@@ -29,7 +29,7 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, Rows, best, count_states, read_columns, write_table
-from uedp_ray.search.searcher import Feed
+from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import announced, charged_runs, fix_terms, planned_points
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
@@ -234,7 +234,7 @@ def _search(
     beside: Beside,
     reporter: Reporter,
 ) -> None:
-    """Runs the trials that are left. Raises: KeyboardInterrupt if it was interrupted; what ``Feed.failure`` says."""
+    """Runs the trials that are left. Raises: KeyboardInterrupt when interrupted; what ``StudySearcher.failure`` says."""
     points = planned_points(config, folder)
     if points is not None:
         study.plan(points)
@@ -256,8 +256,8 @@ def _search(
     reporter.say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     make_folder(folder.trials)
-    feed = Feed(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
-    tune_trials(config, folder, feed, at_once, gpus)
+    searcher = StudySearcher(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
+    tune_trials(config, folder, searcher, at_once, gpus)
 
 
 def _prepare_shared(config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> None:

@@ -16,7 +16,7 @@ from uedp_ray.config import to_dict
 from uedp_ray.config.io import named_variables
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search.layout import SweepDir, trial_id
-from uedp_ray.search.searcher import Feed
+from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.trial import DEVICE, run_trial
 
@@ -24,10 +24,10 @@ _RETRIES = 3
 """Times that a trial whose process died is started anew: it goes on from its checkpoint."""
 
 
-def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int, gpus: float) -> None:
-    """Runs trials, whose workers have ``gpus`` GPUs each, until the feed has no more.
+def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, at_once: int, gpus: float) -> None:
+    """Runs trials, whose workers have ``gpus`` GPUs each, until the searcher has no more.
 
-    Raises: what ``feed.failure`` says; KeyboardInterrupt on Ctrl-C.
+    Raises: what ``searcher.failure`` says; KeyboardInterrupt on Ctrl-C.
     """
     import ray
     from ray import tune
@@ -54,15 +54,15 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
     tuner = tune.Tuner(
         tune.with_resources(trainable, taken),
         tune_config=tune.TuneConfig(
-            search_alg=feed,
-            num_samples=-1,  # until the feed has no more
+            search_alg=searcher,
+            num_samples=-1,  # until the searcher has no more
             max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_name_creator=_name,
             trial_dirname_creator=_name,
         ),
         run_config=tune.RunConfig(
-            stop=_Stopper(feed),
+            stop=_Stopper(searcher),
             name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
             storage_path=str(folder.tensorboard),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
@@ -77,26 +77,26 @@ def tune_trials(config: SweepConfig, folder: SweepDir, feed: Feed, at_once: int,
         try:
             tuner.fit()
         except Exception:
-            if feed.failure is None:
+            if searcher.failure is None:
                 raise
-    if feed.failure is not None:
-        raise feed.failure
-    if feed.unfinished:
+    if searcher.failure is not None:
+        raise searcher.failure
+    if searcher.unfinished:
         raise KeyboardInterrupt
-    feed.close()
+    searcher.close()
 
 
 class _Stopper(Stopper):
-    """Ends trials early, where the feed says so, and those that hold a device when no other is left."""
+    """Ends trials early, where the searcher says so, and those that hold a device when no other is left."""
 
-    def __init__(self, feed: Feed):
-        self._feed = feed
+    def __init__(self, searcher: StudySearcher):
+        self._searcher = searcher
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return self._feed.stops(trial_id, result)
+        return self._searcher.stops(trial_id, result)
 
     def stop_all(self) -> bool:
-        return self._feed.over
+        return self._searcher.over
 
 
 def _where() -> str:
