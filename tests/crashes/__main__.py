@@ -1,8 +1,8 @@
 """``python -m tests.crashes --points 400``: tries so many points, and prints a table of what survived.
 
-Needs Linux and a C compiler. ``--errors`` meets events with a full or read-only disk, or no descriptors, instead of a kill;
-``--other`` starts another configuration after the kill, which takes the place of the first or is refused; ``--only train
---event 17 --again 3`` tries one point, and shows what is wrong.
+Needs Linux and a C compiler. ``--errors`` meets events with a full or read-only disk, or no descriptors, instead of a
+kill, with ``--once`` for a moment only; ``--other`` starts another configuration after the kill, which takes the place of
+the first or is refused; ``--only train --event 17 --again 3`` tries one point, and shows what is wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--once", action="store_true")
     parser.add_argument("--other", action="store_true")
     parser.add_argument("--only", action="append", help="a command; repeatable")
     parser.add_argument("--at", default="", help="only events of paths that hold this text, such as ledger.jsonl")
@@ -60,9 +61,13 @@ def _matrix(options: argparse.Namespace, folder: Path) -> int:
     for name in names:
         warm_up(name, folder / f"warm-{name}".replace(" ", "-"))
         logs[name], expected[name] = record(name, folder / f"recorded-{name}".replace(" ", "-"))
-    chosen = points(logs, options.points, options.seed, errors=options.errors, other=options.other, at=options.at)
+    chosen = points(
+        logs, options.points, options.seed, errors=options.errors, once=options.once, other=options.other, at=options.at
+    )
     if options.event:
-        chosen = [Point(names[0], options.event, options.torn, options.again, options.error, options.other)]
+        chosen = [
+            Point(names[0], options.event, options.torn, options.again, options.error, options.once, options.other)
+        ]
     survived = dict.fromkeys(names, 0)
     failures = []
     for number, point in enumerate(chosen):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.crashes.commands import COMMANDS, Command
 
-RECORD, KILL, TORN, FAIL = range(4)
+RECORD, KILL, TORN, FAIL, ONCE = range(5)
 ERRORS = {"ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EMFILE": errno.EMFILE}
 _TIMEOUT = 120
 
@@ -43,12 +43,16 @@ class Point:
     """The event of the resume at which it is killed as well."""
     error: str | None = None
     """Instead of a kill, the error that meets this and every later event."""
+    once: bool = False
+    """Whether the error meets that event alone; half of a write is done before."""
     other: bool = False
     """Whether another configuration is started after the kill: it takes the place of the first, or is refused."""
 
     @property
     def mode(self) -> int:
-        return FAIL if self.error else TORN if self.torn else KILL
+        if self.error:
+            return ONCE if self.once else FAIL
+        return TORN if self.torn else KILL
 
 
 def preload(folder: Path) -> Path:
@@ -95,6 +99,7 @@ def record(name: str, base: Path) -> tuple[list[str], dict[str, str]]:
 def try_point(point: Point, base: Path, expected: dict[str, str]) -> bool:
     """Raises: AssertionError if anything was lost. Returns whether the point was reached at all."""
     command = COMMANDS[point.command](base)
+    command.once = point.once
     _in_child(command.set_up, base, must=True)
     error = ERRORS[point.error] if point.error else 0
     status = _in_child(lambda: _run(command, lambda: arm(command.work, point.event, point.mode, error)), base)
@@ -146,6 +151,7 @@ def points(
     seed: int = 0,
     *,
     errors: bool = False,
+    once: bool = False,
     other: bool = False,
     at: str = "",
 ) -> list[Point]:
@@ -161,7 +167,7 @@ def points(
         for each in range(count):
             event = where[(each * len(where) + draw.randrange(len(where))) // count % len(where)]
             if errors:
-                found.append(Point(name, event, error=draw.choice(sorted(ERRORS))))
+                found.append(Point(name, event, error=draw.choice(sorted(ERRORS)), once=once))
                 continue
             torn = log[event - 1].startswith("write") and draw.random() < 0.6
             again = draw.randrange(1, len(log)) if draw.random() < 0.35 else None

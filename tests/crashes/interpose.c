@@ -20,22 +20,24 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { RECORD, KILL, TORN, FAIL };
+enum { RECORD, KILL, TORN, FAIL, ONCE };
 static char prefix[PATH_MAX];
 static size_t prefix_length;
 static long wanted;
 static int mode = RECORD, failure, record_to = -1, armed;
 static atomic_long count;
+static atomic_int torn, failed;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 /* mode: 0 records every event to record_fd, 1 kills before the n-th, 2 kills in the middle of it (a write), 3 fails it and
-   those after it with the error number. */
+   those after it with the error number, 4 fails it alone, or the next
+   that can meet that error: of a write the half is done, and the next two fail. */
 void crash_arm(const char *folder, long n, int how, int error, int record_fd) {
     snprintf(prefix, sizeof prefix, "%s/", folder);
     prefix_length = strlen(prefix);
     wanted = n, mode = how, failure = error, record_to = record_fd;
-    atomic_store(&count, 0);
+    atomic_store(&count, 0), atomic_store(&torn, 0), atomic_store(&failed, 0);
     armed = 1;
 }
 void crash_disarm(void) { armed = 0; }
@@ -79,10 +81,16 @@ static int befalls(const char *kind) {
     return !reads;
 }
 
-/* Returns 0 to go on, -1 to fail with errno set, 1 to do half of it and die. */
+/* Returns 0 to go on, -1 to fail with errno set, 1 to do half of it and die, 2 to do half of it. */
 static int event(const char *kind, const char *path) {
+    int writes = !strcmp(kind, "write");
     if (mode == FAIL && !befalls(kind)) return 0;
     if (!strcmp(kind, "read") && mode != FAIL) return 0;
+    if (writes && atomic_load(&torn) > 0) {
+        atomic_fetch_sub(&torn, 1);
+        errno = failure;
+        return -1;
+    }
     long number = atomic_fetch_add(&count, 1) + 1;
     if (mode == RECORD) {
         char line[PATH_MAX + 32];
@@ -94,6 +102,12 @@ static int event(const char *kind, const char *path) {
         if (number < wanted) return 0;
         errno = failure;
         return -1;
+    }
+    if (mode == ONCE) {
+        if (number < wanted || !befalls(kind) || atomic_exchange(&failed, 1)) return 0;
+        atomic_store(&torn, writes ? 2 : 0);  /* who closes a file tries to write the rest again */
+        errno = failure;
+        return writes ? 2 : -1;
     }
     if (number != wanted) return 0;
     if (mode == TORN && !strcmp(kind, "write")) return 1;
@@ -115,6 +129,7 @@ OPEN(open) OPEN(open64) OPENAT(openat) OPENAT(openat64)
 FOPEN(fopen) FOPEN(fopen64)
 
 #define WRITING(half) char full[PATH_MAX]; if (open_below(fd, full)) { int what = event("write", full); \
+    if (what == 2) { ssize_t done = half; if (done > 0) return done; atomic_store(&torn, 0); errno = failure; return -1; } \
     if (what) { if (what < 0) return -1; half; die(); } }
 ssize_t write(int fd, const void *data, size_t size) {
     WRITING(syscall(SYS_write, fd, data, size / 2));
