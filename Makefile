@@ -2,23 +2,26 @@
 #   make quickstart   own environment, install, a small sweep on the embedded corpus, its report
 #   make test         the same for lint, types and tests
 # And:
+#   make check        lint, types, and the tests that take no whole run: two minutes
 #   make docs         the reference, from docstrings, in build/docs
 PYTHON ?= python3
-VENV ?= .venv
+VENV := .venv
 BIN := $(VENV)/bin
-OUT ?= runs/quickstart
+OUT := runs/quickstart
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: quickstart test lint docs clean
+.PHONY: quickstart test check lint docs clean
 
 quickstart: $(VENV)/.installed
-	rm -rf $(OUT)
-	$(BIN)/uedp-ray sweep sweeps/quickstart.yaml --out $(OUT)
+	$(BIN)/uedp-ray sweep sweeps/quickstart.yaml --out $(OUT) $(if $(wildcard $(OUT)/sweep.yaml),--resume)
 	$(BIN)/uedp-ray report $(OUT)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
+
+check: $(VENV)/.installed-dev lint
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not whole" -q
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -41,5 +44,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:
-	rm -rf $(VENV) runs
+clean:  # never runs/: what was paid for cannot be made again
+	rm -rf $(VENV) build

@@ -67,6 +67,7 @@ end() { # SIGNAL NODE
 stop() {
   local file node
   [[ -e $STATE ]] || die "nothing runs in $STATE"
+  [[ -f $STATE/token && -d $STATE/1 ]] || die "$STATE holds no cluster of this script: nothing is removed"
   for file in "$STATE"/*.pid; do
     node=$(basename "$file" .pid)
     if is_running "$node"; then kill "$(<"$file")"; fi
@@ -78,8 +79,10 @@ stop() {
       sleep 0.1
     done
     end KILL "$node"
+    rm -rf "$STATE/$node" "$STATE/$node.log" "$file"
   done
-  rm -rf "$STATE"
+  rm "$STATE/token"
+  rmdir "$STATE" || die "$STATE holds more than this script made, and stays"
 }
 
 case ${1:-} in

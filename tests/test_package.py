@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,3 +60,20 @@ def test_the_wheel_runs_from_any_folder_and_brings_the_recipes(built, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip().endswith("0.1.0")
+
+
+def test_make_removes_no_run(tmp_path):
+    """``make clean`` removed ``runs/``, where every command writes by default, and the quickstart ``OUT``."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in (".venv/bin/python", "build/docs/index.html", "runs/mine/ledger.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment |= {"VENV": str(tmp_path / "runs"), "OUT": str(tmp_path / "runs")}
+    plan = subprocess.run(["make", "-n", "quickstart"], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert " sweep " in plan.stdout
+    assert not re.search(r"\brm\b", plan.stdout)
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, env=environment)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "constraints.txt", "pyproject.toml", "runs"]
+    assert (tmp_path / "runs/mine/ledger.jsonl").exists()

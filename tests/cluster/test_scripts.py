@@ -142,3 +142,19 @@ def test_the_slurm_script_starts_all_nodes_resumes_and_stops_cleanly(environment
     options = parse(seen["words"])
     assert (options["resume"], options["trials"], options["out"]) == (True, 3, out)
     assert not list(Path("/tmp").glob(f"ray-{job}-*"))
+
+
+def test_stop_removes_no_folder_that_start_did_not_make(environment, tmp_path):
+    """What ``STATE`` names may be anything: start said to stop what runs there, and stop removed it."""
+    (tmp_path / "kept").write_text("mine")
+    for word in ("start", "stop"):
+        done = subprocess.run(
+            [CLUSTER / "local.sh", word],
+            env={**environment, "STATE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode != 0
+    assert "nothing is removed" in done.stderr
+    assert (tmp_path / "kept").read_text() == "mine"

@@ -19,6 +19,8 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 300_000
