@@ -4,8 +4,8 @@ into sentences, everything counted."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pickle
 import secrets
 from collections import Counter
 from collections.abc import Iterable
@@ -42,6 +42,8 @@ SHARD_SCHEMA = pa.schema(
 
 PARTIAL = ".partial"
 """Ends the names of files of the cache that are being written."""
+_OTHERS = "others"
+"""The name of what a result holds beside arrays, among them."""
 _KEPT = pa.schema({"mentions": MENTIONS})
 _ROW_GROUP = 2048  # sentences: what reading one user costs at least, and what is in memory at once when reading
 _ROWS = 256  # read, searched and cut at once
@@ -87,17 +89,23 @@ class ShardResult:
 def leave_result(task: ShardTask) -> Path:
     """Does the task, and leaves the result in a file beside the shard, its owner's alone. It names users and entities, and
     what Ray passes on lies open to whoever reads its object store."""
-    path = task.shard.with_suffix(".result")
+    path, result = task.shard.with_suffix(".result"), vars(prepare_shard(task))
+    arrays = {name: value for name, value in result.items() if isinstance(value, np.ndarray)}
+    others = json.dumps({name: value for name, value in result.items() if name not in arrays})
     with open(path, "wb", opener=partial(os.open, mode=0o600)) as file:
-        pickle.dump(prepare_shard(task), file)
+        np.savez(file, allow_pickle=False, **arrays, **{_OTHERS: np.frombuffer(others.encode(), np.uint8)})
     return path
 
 
 def take_result(path: Path) -> ShardResult:
     """What ``leave_result`` of this very call of ``prepare`` left; the file goes."""
-    result: ShardResult = pickle.loads(path.read_bytes())
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    others = json.loads(arrays.pop(_OTHERS).tobytes())
+    others |= {name: Counter(others[name]) for name in ("mentions", "sensitive")}
+    others["entities"] = [(category, form) for category, form in others["entities"]]
     path.unlink()
-    return result
+    return ShardResult(**arrays, **others)
 
 
 def prepare_shard(task: ShardTask) -> ShardResult:
