@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Never
 
 Check = Callable[[Any, str], None]
-_LARGEST, _LARGEST_WHOLE = sys.float_info.max, 1 << 53
+_LARGEST, LARGEST_WHOLE = sys.float_info.max, 1 << 53
 _LONGEST = 10_000
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 """What no setting has: ends of lines, ASCII's control characters, halves of characters. What else a name may hold, as a
@@ -36,7 +36,7 @@ def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = Fals
         if nothing and value is None:
             return
         good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not good or not low <= value <= (min(high, _LARGEST_WHOLE) if whole else high):
+        if not good or not low <= value <= (min(high, LARGEST_WHOLE) if whole else high):
             limit = f" to {high:g}" if high < _LARGEST else ""
             _refuse(
                 where, value, f"a {'whole ' if whole else ''}number{f' from {low:g}' if low > -_LARGEST else ''}{limit}"

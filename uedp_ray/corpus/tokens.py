@@ -32,7 +32,7 @@ from uedp_ray.storage.files import (
     make_folder,
     replacing,
 )
-from uedp_ray.storage.locks import locked
+from uedp_ray.storage.locks import lock_beside, locked
 
 if TYPE_CHECKING:
     from uedp_ray.corpus.store import Corpus
@@ -109,7 +109,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
         busy = InputError(
             "tokens", str(path), f"another process has been writing it for {_WAIT:.0f} s: see what it does"
         )
-        with locked(path.with_name(f".{key}.lock"), wait=_WAIT, busy=busy):
+        with locked(lock_beside(path), wait=_WAIT, busy=busy):
             store = _whole(path, *shape)
             if store is None:
                 with replacing(path, private=True, made=MADE) as new:

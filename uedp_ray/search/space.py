@@ -27,14 +27,13 @@ import optuna
 from uedp_ray import methods
 from uedp_ray.config import PrivacyConfig, RunConfig, to_dict
 from uedp_ray.errors import InputError
+from uedp_ray.fields import LARGEST_WHOLE
 
 Scalar = float | int | str | bool | None
 Point = dict[str, Scalar]
 _DEFAULTS = to_dict(RunConfig(privacy=PrivacyConfig(noise="none")))
 
 COHORT = "expected_cohort_size"
-_LARGEST = 1 << 53
-"""Of whole numbers, up to which all are exact wherever they go: samplers, tables, JSON."""
 MAX_POINTS = 10_000
 """Of a grid, or of any search: they are made, priced and kept together."""
 _KINDS = ("uniform", "log_uniform", "integer", "choice")
@@ -279,8 +278,8 @@ def _range(field: str, kind: str, values: list[Any]) -> list[Any]:
         raise InputError(field, values, f"expected two {'whole ' if number is int else ''}numbers") from None
     if number is int and [low, high] != values:
         raise InputError(field, values, "expected two whole numbers")
-    if number is int and not -_LARGEST <= min(low, high) <= max(low, high) <= _LARGEST:
-        raise InputError(field, "a larger one", f"expected whole numbers of {_LARGEST:g} at most")
+    if number is int and max(abs(low), abs(high)) > LARGEST_WHOLE:
+        raise InputError(field, "a larger one", f"expected whole numbers of {LARGEST_WHOLE:g} at most")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InputError(field, values, "an empty range: the first number must be below the second")
     if kind == "log_uniform" and low <= 0:

@@ -2,6 +2,7 @@
 
     with replacing(run / "model") as new:           # beside run/model, which it becomes, synced, if all goes well
         save_model(model, new)
+        vocabulary.save(new)
     settle(run)                                     # what a kill left of such changes is gone, or put back
 
 Of those who change one path only one may be at it at a time; see ``locks``.

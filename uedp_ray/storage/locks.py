@@ -37,6 +37,11 @@ def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
         os.close(descriptor)
 
 
+def lock_beside(path: Path) -> Path:
+    """The lock file of a file or folder that may itself be renamed, removed and made."""
+    return path.with_name(f".{path.name}.lock")
+
+
 @contextmanager
 def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[None]:
     """Holds a folder, there or not, by a file beside it, so that whatever is in it may be renamed, removed and made.
@@ -51,7 +56,7 @@ def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[No
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
-        path = folder / INSIDE if inside else folder.with_name(f".{folder.name}.lock")
+        path = folder / INSIDE if inside else lock_beside(folder)
         with locked(path, wait=wait, busy=busy):
             yield
     finally:
