@@ -132,6 +132,8 @@ MISTAKES = {
     "a warm start whose tokenizer cannot be saved": (mistake(TRAIN, "model.warm_start=chatty"),
                                                      "model.warm_start = .*not saved"),
     "no GPU": (mistake(TRAIN, "training.device=cuda"), "training.device = 'cuda': no GPU"),
+    "searching a GPU where none is": (mistake(SWEEP, "base.pretrain.text=[]", "space={training.device: {choice: [cpu, cuda]}}"),
+                                      "space.training.device = 'cuda': training.device = cuda: no GPU"),
     "too many workers": (mistake("train run.yaml --workers 10000"), "--workers = 10000: this machine has"),
     "a file as --out": (mistake(f"{TRAIN} --out run.yaml"), "--out = 'run.yaml': is a file"),
     "a name that is not UTF-8": (mistake(f"{TRAIN} --out run\udcff"), r"--out = 'run\\udcff': is not one line of printable UTF-8"),

@@ -10,9 +10,8 @@ import pytest
 import ray
 import torch
 
-from tests.search.sweeps import sweep_config, sweep_tree
+from tests.search.sweeps import journal_states, sweep_config, sweep_tree
 from tests.search.test_preflight import nodes_of
-from tests.search.test_sweep import journal_states
 from tests.told import Told
 from tests.training.runs import run_config
 from uedp_ray.errors import DeviceError, InputError
@@ -144,10 +143,12 @@ def test_workers_that_must_have_a_gpu_are_refused_where_there_is_none(corpora, t
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4, "GPU": 1})
     monkeypatch.setattr(host, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(host, "_free", lambda run: None)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
     config = run_config(corpora, training={"device": "cuda"})
     for asked, says in ((None, "the cluster has 1 for 2 workers"), (0.0, "no worker has a GPU: give it one")):
         with pytest.raises(InputError, match=rf"training\.device = 'cuda': {says}"):
-            train(config, tmp_path / "run", workers=2, gpus_per_worker=asked, resume=asked is not None)
+            train(config, tmp_path / "run", workers=2, gpus_per_worker=asked)
+        assert not (tmp_path / "run").exists(), "text was read before"
 
 
 @pytest.fixture(scope="module")

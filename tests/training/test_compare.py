@@ -228,6 +228,14 @@ def test_a_bad_file_is_refused_before_any_work(corpora, tmp_path, change, messag
         Comparison.load(path, [])
 
 
+def test_a_variant_without_a_gpu_is_refused_before_any_text_is_read(corpora, tmp_path):
+    settings = {"training.device": "cuda"}
+    tree = {"base": run_tree(corpora, pretrain=PRETRAIN), "variants": {"a": {"method": "uedp", "set": settings}}}
+    with pytest.raises(InputError, match=r"variants\.a\.training\.device = 'cuda': no GPU is visible"):
+        compare(Comparison.load(written(tmp_path, tree), []), tmp_path / "out", workers=0)
+    assert not list((tmp_path / "out").glob("*"))
+
+
 def test_the_same_setting_again_and_one_of_its_own_are_no_fault(corpora, tmp_path):
     own = {"vocabulary.max_size": run_tree(corpora)["vocabulary"]["max_size"], "corpus.declared_num_users": 50}
     path = written(tmp_path, {"base": run_tree(corpora), "variants": {"a": {"method": "uedp", "set": own}}})

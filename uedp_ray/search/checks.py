@@ -9,7 +9,7 @@ from uedp_ray.models.architecture import shaping
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared
+from uedp_ray.training.checks import check_comparable, check_device, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
 
 
@@ -32,12 +32,13 @@ def check_sweep(config: SweepConfig, searched: RunConfig, reporter: Reporter) ->
     names = shaping()
     searched_shape = [key for key in config.parsed_space if key.removeprefix("model.") in names]
     for key, dimension in config.parsed_space.items():
-        for value in dimension.values if key.startswith(("model.", "vocabulary.")) else ():
+        for value in dimension.values if key.startswith(("model.", "vocabulary.", "training.device")) else ():
             try:
                 tried = run_config(config, {key: value})
             except InputError:
                 continue  # not by itself; the points that hold it say why
             try:
+                check_device(tried)
                 check_model(
                     for_use(tried), start=searched_shape in ([], [key])
                 )  # of several, a point may have what fits

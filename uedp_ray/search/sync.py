@@ -24,7 +24,7 @@ from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.results import Row, Rows
 from uedp_ray.search.study import outcome, refused
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.training.paths import TEXT, with_absolute_paths
+from uedp_ray.training.paths import TEXT, for_use, with_absolute_paths
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.texts import prepare_corpora
 
@@ -36,7 +36,7 @@ def restore(folder: SweepDir) -> None:
     """
     folder.storage.get(folder.config, folder.trial_base, folder.pool, folder.terms)
     if folder.storage.is_copy and folder.trial_base.exists():
-        corpus = Path(load_config(folder.trial_base).corpus.source.path)
+        corpus = Path(for_use(load_config(folder.trial_base)).corpus.source.path)
         if not corpus.is_relative_to(folder.root):
             remedy = f"the sweep's copies were at {corpus.parents[2]}: set UEDP_RAY_WORK so that they are there again"
             raise InputError("UEDP_RAY_WORK", str(folder.root), remedy)
@@ -56,13 +56,17 @@ def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
     if fixed:  # by a start that may have been on another node
         folder.storage.get(*corpora_at(into))
     base = with_absolute_paths(prepare_corpora(base, into, fixed=fixed))
+    used = for_use(base).corpus
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
+    assert used.evaluation is not None
 
-    def adopted(source: SourceConfig, name: str) -> SourceConfig:
-        return dataclasses.replace(source, path=str(folder.storage.adopt(Path(source.path), into / name)))
+    def adopted(source: SourceConfig, path: Path, name: str) -> SourceConfig:
+        found = folder.storage.adopt(path, into / name)
+        return source if found == path else dataclasses.replace(source, path=str(found))
 
     folder.storage.put(into / TEXT)
-    source, evaluation = adopted(base.corpus.source, "private"), adopted(base.corpus.evaluation, "evaluation")
+    source = adopted(base.corpus.source, Path(used.source.path), "private")
+    evaluation = adopted(base.corpus.evaluation, Path(used.evaluation.path), "evaluation")
     return dataclasses.replace(base, corpus=dataclasses.replace(base.corpus, source=source, evaluation=evaluation))
 
 

@@ -36,10 +36,17 @@ from uedp_ray.storage.files import make_folder, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
 from uedp_ray.tasks.metric import metric_of
-from uedp_ray.training.checks import check_comparable, check_model, check_pretraining, check_unshared, check_workers
+from uedp_ray.training.checks import (
+    check_comparable,
+    check_device,
+    check_model,
+    check_pretraining,
+    check_unshared,
+    check_workers,
+)
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_warm_start
-from uedp_ray.training.host import ray_session, train
+from uedp_ray.training.host import check_gpus, connected, ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
@@ -90,14 +97,16 @@ def compare(
     unit, rounds and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
     """
     storage = Storage(folder_only(out).resolve())
-    with storage.exclusive():
-        return _compare(comparison, storage.root, workers, resume, reporter)
+    num_workers = comparison.base.training.num_workers if workers is None else workers
+    check_workers("--workers", num_workers)
+    with storage.exclusive(), connected(num_workers):
+        return _compare(comparison, storage.root, num_workers, resume, reporter)
 
 
 def _compare(
     comparison: Comparison,
     out: Path,
-    workers: int | None,
+    num_workers: int,
     resume: bool,
     reporter: Reporter,
 ) -> dict[str, Any]:
@@ -107,15 +116,16 @@ def _compare(
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
     if found and "base.yaml" not in found:
         raise InputError("--resume", str(out), "holds no comparison: name another folder")
-    num_workers = comparison.base.training.num_workers if workers is None else workers
-    check_workers("--workers", num_workers)
     if not (out / "base.yaml").exists():
         with within("base"):
             check_comparable(comparison.base, reporter)
             check_pretraining(comparison.base)
         for name, variant in comparison.variants.items():
             with within(f"variants.{name}"):
-                check_model(for_use(methods.apply(comparison.base, *variant)))
+                config = for_use(methods.apply(comparison.base, *variant))
+                check_device(config)
+                check_gpus(config, num_workers)
+                check_model(config)
     _same_base(comparison.base, out / "base.yaml")
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
     with copies_told(
@@ -123,7 +133,7 @@ def _compare(
     ):
         reporter.say("preparing the corpora")
         untrained = prepare_corpora(comparison.base, out / "corpora", fixed=any(run.played for run in runs))
-        private = untrained.corpus.source.path
+        private = for_use(untrained).corpus.source.path
         for method, settings in comparison.variants.values():  # before hours of work
             open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
         reporter.say("pre-training on public text")

@@ -1,7 +1,7 @@
 """Where the round loop runs: a Ray Train worker group, or this process.
 
     result = train(config, Path("runs/mine"), workers=2)          # Ray Train, two workers
-    result = train(config, Path("runs/mine"), workers=0)          # this process, no Ray: small runs, sweep trials
+    result = train(config, Path("runs/small"), workers=0)         # this process, no Ray: small runs, sweep trials
 
 A Ray Train group whose worker died is started again; the loop then resumes from the run's own checkpoint and ledger, never
 from Ray's state. What starting again cannot mend (input, memory, a broken GPU) ends the run instead, which would go on
@@ -17,7 +17,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,11 @@ def train(
         *(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers))
     )
     storage = open_storage(out)
-    with storage.exclusive():
+    num_workers = config.training.num_workers if workers is None else workers
+    ended = RunDir(storage.root).result.exists()
+    with storage.exclusive(), connected(0 if ended else num_workers):
+        if not ended:
+            check_gpus(config, num_workers, gpus_per_worker)
         run = prepare_run(
             config,
             storage,
@@ -100,7 +104,6 @@ def train(
         )
         metric = metric_of(config)
         if not run.result.exists():
-            num_workers = config.training.num_workers if workers is None else workers
             with run.copies_told(reporter), _watch(run, metric, reporter):
                 if num_workers == 0:
                     device = pick_device(config)
@@ -127,7 +130,7 @@ def train(
                 f"caution: the model predicts worse than it did before training ({metric.say(before)}, now {now}): "
                 "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
             )
-        return result | speed | {"run_dir": storage.address(run.root)}
+        return result | speed | {"run_dir": run.address}
 
 
 @contextmanager
@@ -172,6 +175,27 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             ray.shutdown()
 
 
+def connected(num_workers: int) -> AbstractContextManager[None]:
+    """``ray_session`` with the cluster of ``RAY_ADDRESS``, if there is one to train on: before hours of work, not after."""
+    return ray_session(num_workers) if num_workers and os.environ.get("RAY_ADDRESS") else nullcontext()
+
+
+def check_gpus(config: RunConfig, num_workers: int, gpus: float | None = None) -> None:
+    """Raises: InputError for GPUs that the cluster does not have, if this process is connected to one. ``gpus``: of a
+    worker; None: as ``gpus_for``."""
+    import ray
+
+    if num_workers and ray.is_initialized():
+        _gpus_of_worker(config, num_workers, gpus, SILENT)
+
+
+def _gpus_of_worker(config: RunConfig, num_workers: int, gpus: float | None, reporter: Reporter) -> float:
+    found = gpus_for(config, num_workers, reporter) if gpus is None or config.training.device == "cpu" else gpus
+    if config.training.device == "cuda" and not found:
+        raise InputError("training.device", "cuda", "no worker has a GPU: give it one, or use auto or cpu")
+    return found
+
+
 def _train_on_ray(
     run: RunDir, config: RunConfig, num_workers: int, cpus: int | None, gpus: float | None, reporter: Reporter
 ) -> None:
@@ -179,9 +203,7 @@ def _train_on_ray(
 
     with ray_session(num_workers):
         _free(run)
-        gpus = gpus_for(config, num_workers, reporter) if gpus is None or config.training.device == "cpu" else gpus
-        if config.training.device == "cuda" and not gpus:
-            raise InputError("training.device", "cuda", "no worker has a GPU: give it one, or use auto or cpu")
+        gpus = _gpus_of_worker(config, num_workers, gpus, reporter)
         cpus = cpus or cpus_for(num_workers, gpus)
         scaling = ScalingConfig(
             num_workers=num_workers,

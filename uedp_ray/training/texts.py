@@ -1,6 +1,8 @@
 """The copies of text that runs train on and are scored on: made once, and the same ones from the first charge on.
 
-config = prepare_corpora(config, out / "corpora")
+Example:
+
+    config = prepare_corpora(config, out / "corpora")
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.fields import anything, string
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.files import beneath, make_folder, read_json, settle, write_json
+from uedp_ray.storage.locks import lock_beside
 from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.paths import TEXT, for_use
 
@@ -59,10 +62,14 @@ def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> 
     one, other = open_corpus(private, corpus.categories), open_corpus(held_out)
     check_evaluation(one, other, config.corpus.evaluation)
     keep_text(folder / TEXT, one, other, fixed=fixed)
-    corpus = dataclasses.replace(
-        corpus, source=SourceConfig(path=str(private)), evaluation=SourceConfig(path=str(held_out))
-    )
-    return dataclasses.replace(config, corpus=corpus)
+    source, evaluation = _named(config.corpus.source, private), _named(config.corpus.evaluation, held_out)
+    return dataclasses.replace(config, corpus=dataclasses.replace(corpus, source=source, evaluation=evaluation))
+
+
+def _named(written: SourceConfig, folder: Path) -> SourceConfig:
+    """A prepared folder as configs name it: with ``$NAME`` where the user did."""
+    kept = written.format == "prepared" and "$" in written.path
+    return SourceConfig(path=written.path if kept else str(folder))
 
 
 def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True, fixed: bool = False) -> Path:
@@ -100,7 +107,8 @@ def made_of(copy: Path) -> Path:
 
 def copy_of(name: str) -> str:
     """What ``prepared_source`` makes for a folder of that name, and beside it, as for ``find_other``."""
-    return "|".join((beneath(name, MADE), re.escape(f"{name}.source.json"), re.escape(f".{name}.lock")))
+    copy = Path(name)
+    return "|".join((beneath(name, MADE), *(re.escape(path.name) for path in (made_of(copy), lock_beside(copy)))))
 
 
 CORPORA = "|".join((copy_of("private"), copy_of("evaluation"), re.escape(TEXT)))
