@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pwd
 import shutil
 import stat
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,6 +109,31 @@ def test_a_url_with_a_step_is_refused(out):
     """To a store of objects ``a/../b`` is a name of its own; this node's copy of it would be that of ``a/b``."""
     with pytest.raises(InputError, match="has a step"):
         open_storage(out)
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/run#1", "file:///tmp/a#b/run"])
+def test_a_url_with_a_fragment_is_refused(out):
+    """It was left out without a word: ``run#1`` and ``run#2`` were one run."""
+    with pytest.raises(InputError, match="has a # in it"):
+        open_storage(out)
+
+
+def test_a_user_without_a_home_is_told_what_to_name(monkeypatch, tmp_path):
+    """As a pod's may be."""
+    monkeypatch.delenv("UEDP_RAY_WORK", raising=False)
+    monkeypatch.delenv("HOME")
+    with (
+        mock.patch.object(pwd, "getpwuid", side_effect=KeyError),
+        pytest.raises(InputError, match=r"^UEDP_RAY_WORK .*no home folder: name a folder"),
+    ):
+        open_storage(f"file://{tmp_path}/run")
+
+
+def test_what_is_there_already_is_named_by_its_url(corpora, url, node):
+    config = run_config(corpora, training={"num_rounds": 1})
+    train(config, url, workers=0)
+    with pytest.raises(InputError, match=f"^--out = '{url}': holds a run already"):
+        train(config, url, workers=0)
 
 
 def test_what_cannot_be_opened_is_named_as_it_was_given(tmp_path):

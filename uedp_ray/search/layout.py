@@ -39,6 +39,11 @@ class SweepDir:
         self.storage.get(self.config, self.trial_base, *corpora_at(self.private / "corpora"))
 
     @property
+    def address(self) -> str:
+        """What a user calls the folder: itself, or the URL that it is kept at."""
+        return self.storage.address(self.root)
+
+    @property
     def names(self) -> set[str]:
         """Of what is made in the folder itself."""
         files = (self.config, self.journal, self.table, self.result, self.terms)
@@ -129,7 +134,7 @@ class SweepDir:
     def driving(self) -> AbstractContextManager[None]:
         """One search at a time, of whoever sees this folder: a container may not see the lock that lies beside it."""
         busy = InputError(
-            "--out", str(self.root), "another process is searching here: wait for it, or stop one of the two"
+            "--out", self.address, "another process is searching here: wait for it, or stop one of the two"
         )
         return locked(self.lock, wait=_WAIT, busy=busy)
 

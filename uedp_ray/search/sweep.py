@@ -40,6 +40,7 @@ from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
+from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import CORPORA, copies_told
 
@@ -114,29 +115,26 @@ def sweep(
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     """Refuses a folder that holds anything but the sweep that is asked for."""
     if folder.root.exists() and not folder.root.is_dir():
-        raise InputError("--out", str(folder.root), "is a file: name a folder")
+        raise InputError("--out", folder.address, "is a file: name a folder")
     if not folder.config.exists():
         if resume:
-            address = folder.storage.address(folder.root)
-            raise InputError("--out", address, "holds no sweep to resume: check the name, or drop --resume")
+            raise InputError("--out", folder.address, "holds no sweep to resume: check the name, or drop --resume")
         others = folder.root.exists() and holds_others(folder.root, (folder.private.name, INSIDE))
         if folder.private.is_dir() and not folder.mark.exists():  # a user's own of that name
             others = others or holds_others(folder.private, (folder.lock.name,))
         if others or _trained(folder):
-            raise InputError("--out", str(folder.root), _NO_SWEEP)
+            raise InputError("--out", folder.address, _NO_SWEEP)
     elif not folder.storage.is_copy and not _trained(folder):
         if not folder.mark.exists():  # a user's own file of that name
-            raise InputError("--out", str(folder.root), _NO_SWEEP)
+            raise InputError("--out", folder.address, _NO_SWEEP)
         # else what failed to start may be mended and tried again
     elif not resume:
-        raise InputError("--out", str(folder.root), "holds a sweep already: add --resume, or name another folder")
+        raise InputError("--out", folder.address, "holds a sweep already: add --resume, or name another folder")
     elif not folder.storage.exists():
-        raise InputError(
-            "--resume", str(folder.root), "has no private/: it is a copy for reading, name the sweep itself"
-        )
+        raise InputError("--resume", folder.address, "has no private/: it is a copy for reading, name the sweep itself")
     elif load_sweep_config(folder.config).digest() != config.digest():
         remedy = f"is of another sweep file: resume with {folder.config}, or name another folder"
-        raise InputError("--resume", str(folder.root), remedy)
+        raise InputError("--resume", folder.address, remedy)
 
 
 def _trained(folder: SweepDir) -> bool:
@@ -296,7 +294,7 @@ def _check_text(config: SweepConfig, run: RunConfig) -> None:
     Raises: InputError, of which ``TextError``.
     """
     for categories in (run.corpus.categories, *config.choices("corpus.categories")):
-        corpus = open_corpus(run.corpus.source.path, categories)
+        corpus = open_corpus(for_use(run).corpus.source.path, categories)
         apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
 
 
@@ -321,10 +319,10 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
     if config.search.rule != "public":
-        return open_corpus(base.corpus.source.path)
+        return open_corpus(for_use(base).corpus.source.path)
     winner = prepared(config.base, folder, folder.private / "winner")
     _check_text(config, winner)
-    private = open_corpus(winner.corpus.source.path)
+    private, base = open_corpus(for_use(winner).corpus.source.path), for_use(base)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
     assert named.evaluation is not None

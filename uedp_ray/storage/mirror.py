@@ -2,6 +2,8 @@
 
     mirror = Mirror("s3://bucket/runs/mine", Path("/scratch"))
     mirror.acquire()                                    # this start owns the run; the one before it can release no more
+    mirror.root.mkdir(parents=True)
+    Ledger.create(mirror.root / "ledger.jsonl", {})
     mirror.append(mirror.root / "ledger.jsonl")         # returns when the new lines are safe, and this start still owns it
 
 Every start draws an epoch, a number above all before it with some random digits. Its name is the fencing token: every start

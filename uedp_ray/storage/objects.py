@@ -48,7 +48,7 @@ def as_url(path: str | Path, field: str = "--out") -> str | None:
     """The URL that ``path`` is, also where a ``Path`` has swallowed one of its slashes; None for a path.
 
     Raises: InputError for a part of one, as ``s3://$BUCKET`` and ``s3://$BUCKET/run`` are where the variable is not set, and
-    for one with ``..`` in it.
+    for one with ``..`` or ``#`` in it.
     """
     match = _URL.fullmatch(str(path))
     scheme, rest = match.groups() if match else ("", "")
@@ -58,6 +58,8 @@ def as_url(path: str | Path, field: str = "--out") -> str | None:
         raise InputError(field, shown, "is no whole URL: write SCHEME://BUCKET/FOLDER (is a variable empty?)")
     if match is None:
         return None
+    if "#" in rest:  # what follows names a part of what is there, and would be left out
+        raise InputError(field, f"{scheme}://…", "has a # in it: write another name")
     if not {".", ".."}.isdisjoint(rest.partition("?")[0].split("/")):  # part of a name to some stores, a step to others
         raise InputError(field, f"{scheme}://…", "has a step (. or ..) in it: write where it leads")
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}".rstrip("/")

@@ -1,8 +1,10 @@
 """Where a run or a sweep is kept: a folder that every node sees, or a URL of which every node keeps a copy (``mirror``).
 
-storage = open_storage("runs/mine")                     # nothing is copied: its methods do nothing
-storage = open_storage("s3://bucket/runs/mine")         # whatever pyarrow or fsspec opens
-found = load_sweep(local_copy("s3://bucket/runs/mine"))
+Example:
+
+    storage = open_storage("runs/mine")                     # nothing is copied: its methods do nothing
+    storage = open_storage("s3://bucket/runs/mine")         # whatever pyarrow or fsspec opens
+    found = load_sweep(local_copy("s3://bucket/runs/quickstart"))
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.storage.base import Storage, StorageError
 from uedp_ray.storage.mirror import OWNERS, Mirror, folder_of, unusable
 from uedp_ray.storage.objects import Objects, as_url, download
+
+_NAMED = "name a folder for this node's copies of what lies at a URL"
 
 
 def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
@@ -35,7 +39,7 @@ def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = f"cannot be made ({error.strerror}): name a folder for this node's copies of what lies at a URL"
+        remedy = f"cannot be made ({error.strerror}): {_NAMED}"
         raise InputError("UEDP_RAY_WORK", str(work), remedy) from None
     mirror = Mirror(url, work)
     try:
@@ -69,4 +73,7 @@ def folder_only(path: str | Path, field: str = "--out") -> Path:
 
 
 def _work() -> Path:
-    return Path(os.environ.get("UEDP_RAY_WORK") or "~/.cache/uedp_ray").expanduser().resolve()
+    try:
+        return Path(os.environ.get("UEDP_RAY_WORK") or "~/.cache/uedp_ray").expanduser().resolve()
+    except RuntimeError:  # of a user id that has none, as a pod may have
+        raise InputError("UEDP_RAY_WORK", None, f"this user has no home folder: {_NAMED}") from None

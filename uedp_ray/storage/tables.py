@@ -1,7 +1,9 @@
 """Parquet files that somebody else may have written, or that are damaged: read in bounded memory, or refused.
 
-with refusing_damage(InputError("path", str(path), "is damaged: run prepare again")):
-    table = pq.read_table(path)
+Example:
+
+    with refusing_damage(InputError("path", str(path), "is damaged: run prepare again")):
+        table = pq.read_table(path)
 """
 
 from __future__ import annotations

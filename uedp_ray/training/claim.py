@@ -1,7 +1,9 @@
 """Whether a folder may become a run, and what goes of an earlier start whose place is taken.
 
-check_kinds(run)                        # before anything of the folder is read
-claim(run, config, resume=False)        # the folder is free, or the run that is asked for
+Example:
+
+    check_kinds(run)                        # before anything of the folder is read
+    claim(run, config, resume=False)        # the folder is free, or the run that is asked for
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ _NO_RUN = "is not empty and holds no run: name another folder"
 
 def check_kinds(run: RunDir) -> None:
     """Raises: InputError for a folder in the place of a file of the run, and for what is no folder in the place of one."""
-    for folder in (run.private, run.checkpoint, run.model, run.vocabulary):
+    for folder in run.folders:
         if os.path.lexists(folder) and not folder.is_dir():
             raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
-    for file in run.files:
+    for file in (*run.files, *run.private_files):
         if file.is_dir():
             raise InputError(file.name, str(file), "is a folder in the place of a file: move it elsewhere")
 
@@ -42,10 +44,10 @@ def check_kinds(run: RunDir) -> None:
 def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
     """Refuses a folder that holds anything but the run that is asked for. Raises: InputError."""
     if run.root.exists() and not run.root.is_dir():
-        raise InputError("--out", str(run.root), "is a file: name a folder")
+        raise InputError("--out", run.address, "is a file: name a folder")
     if run.config.exists() and unused(run):
         if not is_dumped(run.used):  # a user's own file of that name
-            raise InputError("--out", str(run.root), _NO_RUN)
+            raise InputError("--out", run.address, _NO_RUN)
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
                 return
@@ -53,17 +55,17 @@ def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
             clear(run)  # what failed to start may be mended and tried again
     if run.config.exists():
         if not resume:
-            raise InputError("--out", str(run.root), "holds a run already: add --resume, or name another folder")
+            raise InputError("--out", run.address, "holds a run already: add --resume, or name another folder")
         theirs = run.load_config().digest()
         if theirs != config.digest():
             raise InputError(
                 "--resume",
-                str(run.root),
+                run.address,
                 f"its config ({theirs[:12]}) is not this one ({config.digest()[:12]}): "
                 f"resume with {run.config}, or name another folder",
             )
     elif run.root.exists() and (holds_others(run.root, (run.private.name, INSIDE)) or _is_foreign(run)):
-        raise InputError("--out", str(run.root), _NO_RUN)
+        raise InputError("--out", run.address, _NO_RUN)
 
 
 def clear(run: RunDir) -> None:
@@ -97,7 +99,7 @@ def _is_foreign(run: RunDir) -> bool:
 
 def _check_made(run: RunDir) -> None:
     parts = (
-        *(re.escape(path.name) for path in run.files),
+        *(re.escape(path.name) for path in run.private_files),
         OF_WORKERS,
         *(copy_of(folder.name) for folder in (run.corpus, run.evaluation)),
         *(beneath(run.tokens.name, tokens.STORES), beneath(run.drawn.name, VOCABULARY)),

@@ -235,19 +235,32 @@ class RunDir:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that is no folder, but for those of groups and workers."""
-        public = (self.config, self.ledger, self.rounds, self.statement, self.result, self.progress)
-        kept = (self.key, self.setup, self.text, self.charged, self.sentence_weight, self.used, self.lock, self.group)
-        return *public, *kept, self.speed
+        """In the folder itself."""
+        return self.config, self.ledger, self.rounds, self.statement, self.result, self.progress
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """In the folder itself."""
+        return self.private, self.checkpoint, self.model, self.vocabulary
+
+    @property
+    def private_files(self) -> tuple[Path, ...]:
+        """In ``private/``, but for those of groups and workers (``OF_WORKERS``)."""
+        made = (self.key, self.setup, self.text, self.charged, self.sentence_weight, self.used, self.lock, self.group)
+        return *made, self.speed
 
     def load_config(self) -> RunConfig:
         return load_config(self.config)
 
     @property
+    def address(self) -> str:
+        """What a user calls the folder: itself, or the URL that it is kept at."""
+        return self.storage.address(self.root)
+
+    @property
     def names(self) -> set[str]:
         """Of what is made in the folder itself."""
-        public = (self.config, self.ledger, self.rounds, self.checkpoint, self.model, self.vocabulary)
-        return {path.name for path in (*public, self.statement, self.result, self.progress, self.private)}
+        return {path.name for path in (*self.files, *self.folders)}
 
     def load_setup(self) -> dict[str, Any]:
         """Raises: InputError if it is damaged."""
@@ -263,7 +276,7 @@ class RunDir:
 
     def driving(self) -> AbstractContextManager[None]:
         """One driver at a time: two would charge each other's rounds."""
-        busy = InputError("--out", str(self.root), "another process is training this run: stop one of the two")
+        busy = InputError("--out", self.address, "another process is training this run: stop one of the two")
         return locked(self.lock, wait=DRIVER_WAIT, busy=busy)
 
     @property

@@ -127,7 +127,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     """Makes the folder this start's, with all that others had made; the plan, if it could be solved without the text."""
     storage, config, used, reporter = run.storage, asked.config, asked.used, asked.reporter
     if resume and not storage.exists():
-        raise InputError("--out", str(run.root), "holds no run to resume: check the name, or drop --resume")
+        raise InputError("--out", run.address, "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     check_kinds(run)
     storage.clear()
