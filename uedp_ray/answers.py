@@ -22,8 +22,9 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
-from uedp_ray.privacy.selection import accountant_of, epsilon_of_choosing
+from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, epsilon_of_choosing
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import check_regular
 
 _UNPLANNED = (
@@ -137,7 +138,7 @@ def _of_ledger(
     }
 
 
-def export_epsilon(folder: Path) -> dict[str, Any]:
+def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """The total of what ``uedp-ray export`` wrote: training and choosing, by the rule in its ``selection.json``.
 
     ``selection.json`` holds what was fixed before anything was released, ``ledger.jsonl`` the run, ``ledgers/`` every run
@@ -149,6 +150,8 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
         rule, delta, unit = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = read_ledger(folder / "ledger.jsonl")
         alone = epsilon_of_events(events, delta=delta, unit=unit)
+        if rule == "repeat_and_select":
+            reporter.say(PRICING_POINTS)
         total = max(alone, _choosing(terms, folder / "ledgers", delta, unit))
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -160,8 +163,8 @@ def export_epsilon(folder: Path) -> dict[str, Any]:
     chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
-    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive="odometer" in terms)
     settled = rule == "composition" and "odometer" in terms
+    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled)
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, note=note)
     if covered != unit:

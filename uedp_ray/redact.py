@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from uedp_ray.config import RunConfig, SourceConfig
 
 NOT_PUBLISHED = "not-published"
+DATE = 946684800
+"""Of every file that is handed on: 2000-01-01. Its own would say when the run ended, and so how long it took."""
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?", re.ASCII)
 _BARE = re.compile(r"[\w.-]+", re.ASCII)
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.search.sweeps import conclude_here, search_here, sweep_config, sweep_tree
+from tests.told import Told
 from tests.training.test_export import FILES, files, traces
 from tests.training.test_privacy_page import table
 from uedp_ray import export
@@ -24,6 +25,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
+from uedp_ray.privacy.selection import PRICING_POINTS
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced
@@ -87,6 +89,13 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
     )
     assert (again["epsilon"], again["epsilon_of_run"]) == (pytest.approx(told["epsilon"]), told["epsilon_of_run"])
     assert predict(out, ["the"])
+
+
+def test_pricing_that_takes_long_is_told(done, tmp_path):
+    said = []
+    export(done.out, tmp_path / "out", reporter=Told(say=said.append))
+    export_epsilon(tmp_path / "out", reporter=Told(say=said.append))
+    assert said == [PRICING_POINTS] * (2 if done.rule == "repeat_and_select" else 0)
 
 
 def test_no_file_of_it_names_the_house_the_trial_or_how_many_there_were(done, handed_on):

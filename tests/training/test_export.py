@@ -30,9 +30,9 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
+from uedp_ray.redact import DATE
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.training.card import card
-from uedp_ray.training.export import DATE
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain

@@ -34,19 +34,14 @@ from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.tasks.metric import Metric, metric_in
 
-_DTYPES = {
-    pa.string(): "string",
-    pa.int64(): "Int64",
-    pa.float64(): "float64",
-    pa.bool_(): "boolean",
-    pa.list_(pa.string()): "object",
-}
+_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
+_DTYPES = {kind: dtype.name for kind, dtype in _NULLABLE.items()}
+_DTYPES |= {pa.float64(): "float64", pa.list_(pa.string()): "object"}
 _LEAST = {
     **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS), "noise_multiplier"), 0.0),
     **dict.fromkeys(("number", "seeds", "rounds", "charged"), 0),
 }
 _STATES = ("done", "stopped", "failed", "refused", "running")
-_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
 _RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
 
 

@@ -1,6 +1,6 @@
 """A sweep as its page may show it to others: searched paths by number, no message of a trial, no noiseless reference.
 
-    publishable(load_sweep("runs/quickstart")).trials["vocabulary.path"]     # "path 1", "path 2", "gpt2"
+    publishable(load_sweep("runs/words")).trials["vocabulary.path"]     # as it was, but for folders: path 1, path 2
 
 Figures and tables made of it hold nothing that it does not hold.
 """

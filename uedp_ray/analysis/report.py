@@ -31,9 +31,9 @@ from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.redact import published
+from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, replacing
-from uedp_ray.storage.locks import locked
+from uedp_ray.storage.locks import lock_beside, locked
 from uedp_ray.storage.open import folder_only
 from uedp_ray.target import check_length, check_name
 
@@ -93,13 +93,14 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
         _check_page(page)
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
-    _write(page, _render(sections, joint_picture(sweeps, publish=publish), private, publish), private)
+    text = _render(sections, joint_picture(sweeps, publish=publish), private, publish)
+    _write(page, text, private=private, publish=publish)
     for section in sections:
         for picture in section.pictures.values():
             file = inside(section.sweep.path, f"figures/{picture.name}.svg")
             file.unlink(missing_ok=True)
             if picture.svg is not None:
-                _write(file, picture.svg, _is_private(section.sweep))
+                _write(file, picture.svg, private=_is_private(section.sweep), publish=publish)
     return page
 
 
@@ -130,13 +131,15 @@ def _is_private(sweep: Sweep) -> bool:
     return sweep.selection["rule"] == "repeat_and_select"
 
 
-def _write(path: Path, text: str, private: bool) -> None:
+def _write(path: Path, text: str, *, private: bool, publish: bool) -> None:
     """Takes the place of what was there: a symbolic link is replaced, not followed."""
     busy = InputError("--out", str(path), "another report is writing it: wait for it")
-    with locked(path.with_name(f".{path.name}.lock"), wait=_WAIT, busy=busy), replacing(path) as new:
+    with locked(lock_beside(path), wait=_WAIT, busy=busy), replacing(path) as new:
         with open(new, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
             file.write(text)
         new.chmod(0o600 if private else 0o644)
+        if publish:
+            os.utime(new, (DATE, DATE))
 
 
 def _render(sections: list[Section], joint: Picture | None, private: bool, publish: bool) -> str:

@@ -122,6 +122,8 @@ def _found(sweep: Sweep) -> str:
     verb = "is the best" if sweep.finished else "is the best so far"
     text = f"Trial {best['trial']} {verb}, with {metric.title} {with_spread(best[metric.name], best[metric.spread])}"
     text += f" over {best['seeds']} seeds" if best["seeds"] > 1 else ""
+    beside = [score.say(best[score.name]) for score in metric.beside if best.get(score.name) is not None]
+    text += f" ({', '.join(beside)})" if beside else ""
     levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
     if "public-only" in levels:
         text += f"; a model of public text only has {score_text(levels['public-only'])} (ε = 0)"

@@ -1,6 +1,8 @@
 """The table of all trials, as text with the values it sorts by.
 
-trial_table(load_sweep("runs/quickstart")).columns[0].title    # "trial"
+Example:
+
+    trial_table(load_sweep("runs/quickstart")).columns[0].title    # "trial"
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.console import emit
+from uedp_ray.console import Lines, emit
 from uedp_ray.errors import InputError
 
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
@@ -86,7 +86,7 @@ def epsilon(
     with as_flags(**_PROBABILITIES, selection_rule="--rule"):
         if exported is not None:
             _refuse_others(context, "--export", exported, {"exported", "as_json"})
-            answer = export_epsilon(exported)
+            answer = export_epsilon(exported, reporter=Lines())
         elif ledger is not None:
             _refuse_others(context, "--ledger", ledger, {"ledger", "unit", "accountant", "delta", "kind", "as_json"})
             answer = ledger_epsilon(ledger, unit=unit, accountant=accountant, delta=delta, kind=kind)

@@ -196,7 +196,7 @@ def export(
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
     from uedp_ray.search.export import export as run
 
-    emit(run(source, _folder(out)), as_json)
+    emit(run(source, _folder(out), reporter=Lines()), as_json)
 
 
 @app.command()

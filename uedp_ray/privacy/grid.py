@@ -3,7 +3,7 @@
     grid = SumGrid.of(bound=1.0, num_vectors=1000, noise_std=2.0)
     total = torch.zeros(size, dtype=torch.int64)
     grid.add(total, first)                                   # exact: in any order
-    grid.add_noise(total, noise)                             # in place, rounded to the grid
+    grid.add_noise(total, [noise])                           # in place, rounded to the grid
     released = grid.value(grid.coarsen(total))
 
 Vectors become integer multiples of ``step``, truncated toward zero, which lengthens none. Integers add up exactly, so a sum

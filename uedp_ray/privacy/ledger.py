@@ -70,15 +70,15 @@ class Ledger:
             torn = file.read(_MAX_LINE)
         last = _event(torn + b"\n", len(events), events[-1]["digest"]) if len(events) < charged else None
         check_uncut(path, len(events) + (last is not None), charged)
-        if torn:
-            if last is not None:
-                events, size = [*events, last], size + len(torn) + 1
+        if last is not None:
+            events, size = [*events, last], size + len(torn) + 1
+            with path.open("ab") as file:
+                file.write(b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        elif torn:
             with path.open("r+b") as file:
                 file.truncate(size)
-                if last is not None:
-                    file.seek(size - 1)
-                    file.write(b"\n")
-                file.flush()
                 os.fsync(file.fileno())
         return cls(path, events, size)
 

@@ -46,6 +46,9 @@ SEARCHERS: tuple[str, ...] = get_args(Searcher)
 
 Event = Mapping[str, Any]
 
+PRICING_POINTS = "pricing the choice (a second or so for each point that was fixed beforehand)"
+"""What is said before ``repeat_and_select`` is priced."""
+
 
 def is_adaptive(searcher: str, *, early_stopping: bool) -> bool:
     """Whether results decide what is trained next, or for how long."""

@@ -1,6 +1,8 @@
 """The columns of a sweep's table of trials.
 
-columns_of(PERPLEXITY)["epsilon"]               # float64
+Example:
+
+    columns_of(METRICS["next_word"])["epsilon"]     # float64
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """How much a sweep will write, as far as its configuration tells: models and checkpoints of its trials, which stay.
 
-run_bytes(config.base)          # bytes of a run's model and checkpoint: 4 a parameter, thrice again with Adam
+Example:
+
+    run_bytes(config.base)          # bytes of a run's model and checkpoint: 4 a parameter, thrice again with Adam
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``export``: the folder to hand on of a sweep or a run, with the total that the model costs in front.
 
     export("runs/quickstart", "handed-on")["epsilon"]          # what choosing and training cost together
-    export("runs/quickstart/trials/0002", "handed-on")         # a run that lies in a sweep costs the sweep's total
+    export("runs/quickstart/trials/0002", "another")           # a run that lies in a sweep costs the sweep's total
 
 The rule that pays for the choice says what may be handed on: under ``composition`` any trial, at the price of all; under
 ``repeat_and_select`` the winner alone, without its number; under ``public`` the run that was trained on private text.
@@ -18,6 +18,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.statement import part_of
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.layout import SweepDir, sweep_above
 from uedp_ray.search.results import Row, best, read_columns, read_rows
@@ -32,12 +33,13 @@ from uedp_ray.training.rundir import RunDir
 _PLAY = 1 + 1e-9
 
 
-def export(path: str | Path, out: str | Path) -> dict[str, Any]:
+def export(path: str | Path, out: str | Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
     """Writes ``out`` (``training.export``) of a finished sweep, of one of its runs, or of a run of its own.
 
     Args:
       path: a sweep or run directory, or the URL of one; of a sweep, its best run is exported.
       out: a new folder.
+      reporter: gets a line before what takes long.
 
     Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a run of its own), delta, unit.
     Raises: InputError for what is not finished, has no guarantee, or what the rule does not pay for.
@@ -49,10 +51,10 @@ def export(path: str | Path, out: str | Path) -> dict[str, Any]:
         if out.resolve() == storage.root.resolve():
             raise InputError("--out", str(out), "is what is to be exported: name a new folder")
         if folder.is_sweep:
-            return _of_sweep(folder, None, out)
+            return _of_sweep(folder, None, out, reporter)
         above = None if storage.is_copy else sweep_above(storage.root)  # at a URL the ledger tells, below
         if above is not None:
-            return _of_sweep(SweepDir(above), storage.root, out)
+            return _of_sweep(SweepDir(above), storage.root, out, reporter)
         found = Finished.open(RunDir(storage.root, storage))
         if part_of(found.events) == "comparison":
             remedy = (
@@ -96,7 +98,7 @@ _RECOMPUTE = {
 }
 
 
-def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
+def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter) -> dict[str, Any]:
     config = load_sweep_config(folder.config)
     rows = _ended_rows(config, folder)
     folder.storage.get(folder.pool)
@@ -105,7 +107,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
             folder.storage.child(folder.root / name).restore(folder.root / name / "ledger.jsonl")
     chosen = best(rows, config.metric)
     if chosen is None:
-        raise InputError("SWEEP", str(folder.root), "chose nothing: no trial was trained to its end")
+        raise InputError("SWEEP", folder.address, "chose nothing: no trial was trained to its end")
     best_run = folder.root / min(chosen["run_dirs"])
     rule = config.search.rule
     if rule == "composition":
@@ -118,7 +120,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path) -> dict[str, Any]:
         raise InputError("RUN", str(run), remedy)
     else:
         run = folder.winner if rule == "public" else best_run
-    return export_best(config, folder, rows, price(config, folder, rows), run, out)
+    return export_best(config, folder, rows, price(config, folder, rows, reporter), run, out)
 
 
 def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:
@@ -126,12 +128,12 @@ def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:
     folder.storage.get(folder.result, folder.table)
     again = "go on with it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
-        raise InputError("SWEEP", str(folder.root), f"is not finished: {again}")
+        raise InputError("SWEEP", folder.address, f"is not finished: {again}")
     anew = "have it made anew by uedp-ray sweep … --resume"
     rows = read_rows(folder.result, config.metric, anew)
     table = {(row["trial"], row["state"]) for row in read_columns(folder.table, ["trial", "state"], anew)}
     if not holds_all(rows, table, folder.trials):
-        raise InputError("SWEEP", str(folder.root), f"went on after its result.json was written: {again}")
+        raise InputError("SWEEP", folder.address, f"went on after its result.json was written: {again}")
     return rows
 
 

@@ -45,12 +45,11 @@ def conclude(
     for row in rows:
         for run in map(RunDir, folder.runs(row["number"], config.search.seeds_per_trial)):
             if row["state"] in ("failed", "stopped") and run.private.is_dir():
-                with (
-                    run.driving()
-                ):  # a worker that outlives its trial for a while charges rounds: not beneath the price
-                    settle_run(run)  # which nothing does that starts it again
+                # A worker that outlives its trial may charge rounds for a while: not beneath the price.
+                with run.driving():
+                    settle_run(run)  # nothing starts it again, which would do this
     warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
-    selection = price(config, folder, rows)
+    selection = price(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
     write_table(rows, config, folder.table)
@@ -160,7 +159,7 @@ def _winner(
         return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), reporter)
     point, begun = config.parsed_space.at(found), begun_winner(folder)
     if begun is not None and not _is_at(begun, config, point):
-        raise InputError("--resume", str(folder.root), f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
+        raise InputError("--resume", folder.address, f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     if begun is None:
         _begin_winner(folder)
     reporter.say(f"training the winner, trial {found['trial']}, on private text")

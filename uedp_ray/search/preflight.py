@@ -2,7 +2,7 @@
 
     ray.init()
     report = check_cluster(workers_per_trial=1, cpus_per_worker=1, gpus_per_worker=0, storage=Path("/shared/sweep"))
-    report.trials_at_once      # 12: as many trials run side by side
+    report.trials_at_once      # as many trials run side by side
 
 Every node answers one task that takes no CPU. What it says of the storage is tried, not looked up: it reads a file of the
 driver, finds the driver's lock held, and writes a file that the driver then reads. All problems are reported at once.

@@ -26,8 +26,9 @@ from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
-from uedp_ray.privacy.selection import accountant_of, check_trial, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.feasibility import judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Row
@@ -122,7 +123,7 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
-def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str, Any]:
+def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], reporter: Reporter = SILENT) -> dict[str, Any]:
     """What reporting the best of the trials costs, attempts and unfinished ones included; ``rows``: of all that were asked.
 
     Raises: InputError if a ledger is gone.
@@ -132,6 +133,7 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
     ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
     epsilon = terms.get("epsilon", math.inf)
     if rule == "repeat_and_select":
+        reporter.say(PRICING_POINTS)
         try:
             _check_trials(sweep, folder, ledgers, terms["mean"])
         except (InputError, UnsupportedEvent) as error:
@@ -139,6 +141,8 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
     if rule != "repeat_and_select":
         epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
     ended = any(row["state"] == "done" for row in rows)
+    settled = rule == "composition" and sweep.search.adaptive
+    read = f" {SETTLED_BY_RESULTS}" if settled else ""
     return {
         "rule": rule,
         "covers": COVERS[rule],
@@ -147,9 +151,9 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> dict[str
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
         "accountant": accountant_of(rule, adaptive=sweep.search.adaptive),
-        "settled_by_results": rule == "composition" and sweep.search.adaptive,
+        "settled_by_results": settled,
         "releasable": RELEASABLE[rule] if ended else "nothing: no trial was trained to its end",
-        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + note + _doubt(sweep, terms),
+        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + read + note + _doubt(sweep, terms),
     }
 
 
@@ -217,8 +221,7 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
-    settled = f" {SETTLED_BY_RESULTS}" if sweep.search.adaptive else ""
-    return f"All {runs} runs together cost {shown}, and so does any one of them that results chose.{settled}"
+    return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."
 
 
 def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.redact import published
+from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.tasks.metric import metric_of
@@ -40,8 +40,6 @@ from uedp_ray.training.prepared import planned
 from uedp_ray.training.privacy_page import Total, write_statement
 from uedp_ray.training.rundir import RunDir
 
-DATE = 946684800
-"""Of every exported file: 2000-01-01. Its own would say when the run ended, and so how long it took."""
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja", TRAINED_HERE)
 _FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
