@@ -1,30 +1,82 @@
-"""Examples in docstrings name what there is, and call it as it may be called: each is read against the code it stands in.
+"""Examples in docstrings run, and give what the comment beside them says where that is a value.
 
-They are not run: most need a corpus, a run or a cluster. What is assigned in an example has the type that its call
-returns; what is not, is one of ``GIVEN``.
+Each runs in a copy of a folder with text, corpora, runs and sweeps. What it names and does not make is its module's own,
+or ``Given``'s, or the one of that name in the package.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
 import importlib
-import inspect
+import io
+import json
+import os
 import re
+import shutil
 import textwrap
-import types
-import typing
+import tokenize
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import optuna
+import pyarrow.parquet as pq
 import pytest
+import ray
+import torch
+import yaml
+
+import uedp_ray
+from tests.analysis.sweeps import write_sweep
+from tests.search.sweeps import search_here, sweep_config
+from tests.training.runs import run_config, run_tree
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.config import ModelConfig
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.vocabulary import build_vocabulary
+from uedp_ray.interrupts import handlers_kept
+from uedp_ray.models.build import build_model
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.plan import Plan
+from uedp_ray.privacy import accounting
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.reporting import SILENT
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.preflight import Node
+from uedp_ray.search.results import read_rows
+from uedp_ray.search.study import Study
+from uedp_ray.search.sweep_config import load_sweep_config
+from uedp_ray.tasks.base import task_of
+from uedp_ray.tasks.metric import METRICS
+from uedp_ray.training.privacy_page import Total
+from uedp_ray.training.rundir import RunDir
+
+pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[1]
-UNKNOWN = object()
 NOT_PYTHON = re.compile(r"^(\w+/|\w+\.json |sample -> |base: |\{)")
 """How a block begins that shows files, settings or an order of steps."""
+PIECES = {"/shared/sweep": "{here}/shared", "/scratch": "{here}/scratch", "s3://bucket": "file://{here}/bucket"}
+"""What no test may have, and what stands for it."""
+CONLL = "-DOCSTART- -X- O O\n\nAnn NNP I-NP I-PER\nLee NNP I-NP I-PER\nleft VBD I-VP O\n\n"
+BY_ITSELF = {
+    "search.sweep": "runs/quickstart",
+    **dict.fromkeys(("reporting", "training.host", "training.setup"), "runs/mine"),
+}
+"""Folders that an example makes."""
+"""What an example makes."""
+THERE = {"privacy.ledger": "new", "search.study": "runs/s", "storage.files": "new"}
+"""Empty folders."""
+ON_RAY = ("interrupts", "reporting", "search.preflight", "search.remote", "search.sweep", "training.host")
+SPACE = {"training.num_rounds": {"integer": [2, 4]}, "training.server_learning_rate": {"uniform": [0.01, 0.1]}}
+WORDS = {"vocabulary.kind": {"choice": ["tokenizer"]}, "vocabulary.path": {"choice": ["gpt2", "/a/tokenizer"]}}
+SIZE = 100
 
 
 def blocks(path: Path) -> Iterator[tuple[int, str]]:
@@ -36,45 +88,141 @@ def blocks(path: Path) -> Iterator[tuple[int, str]]:
                     yield getattr(node, "lineno", 1), textwrap.dedent(block).strip()
 
 
+def unmarked(path: Path) -> Iterator[str]:
+    """Code in a docstring of the module that is not indented: it is shown as prose, and found by no ``blocks``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            for block in text.split("\n\n"):
+                with suppress(SyntaxError):
+                    if any(isinstance(each, ast.Call | ast.Assign) for each in ast.walk(ast.parse(block))):
+                        yield block
+
+
 FOUND = [
-    (".".join(path.relative_to(ROOT / "uedp_ray").with_suffix("").parts), line, code)
+    (".".join(path.relative_to(ROOT / "uedp_ray").with_suffix("").parts).removesuffix(".__init__"), line, code)
     for path in sorted((ROOT / "uedp_ray").rglob("*.py"))
     for line, code in blocks(path)
     if not NOT_PYTHON.match(code)
 ]
 
 
-_OTHERS = """
-add clip_norm device evaluation first ids ledgers loss mine model nodes noise num_users optuna_trial
-parameters paths point private root rows selections sentence sentences size sketch source step sweep texts update
-users weight weights
-"""
-GIVEN = {
-    "base": "config.run.RunConfig",
-    "bounds": "config.sections.BoundsConfig",
-    "config": "config.run.RunConfig",
-    "corpus": "corpus.store.Corpus",
-    "driver": "training.driver.RunDriver",
-    "folder": "search.layout.SweepDir",
-    "mechanism": "privacy.mechanism.RoundMechanism",
-    "batch": "tasks.base.Batch",
-    "plan": "plan.Plan",
-    "sampler": "privacy.sampling.PoissonSampler",
-    "run": "training.rundir.RunDir",
-    "params": "models.parameters.FlatParameters",
-    "study": "search.study.Study",
-    "task": "tasks.next_word.NextWord",
-    "vocabulary": "corpus.vocabulary.Vocabulary",
-    **dict.fromkeys(_OTHERS.split()),
-}
-"""What a reader is taken to have: an object of the class; None: of a library's."""
+@pytest.fixture(scope="module")
+def made(corpora, private_run, tmp_path_factory) -> Path:
+    """What every example has a copy of."""
+    folder = tmp_path_factory.mktemp("examples")
+    for name in ("corpora/conll", "data/prepared"):
+        shutil.copytree(corpora / "private", folder / name)
+    (folder / "eng.train").write_text(CONLL)
+    (folder / "run.yaml").write_text(
+        yaml.safe_dump(run_tree(corpora, privacy={"target_epsilon": 8.0, "noise_multiplier": None}))
+    )
+    (folder / "sweeps").mkdir()
+    recipe = sweep_config(corpora, folder, space=SPACE, search={"searcher": "tpe", "trials": 3})
+    shutil.move(folder / "sweep.yaml", folder / "sweeps" / "quickstart.yaml")
+    points = [{"training.num_rounds": 2, "training.server_learning_rate": rate} for rate in (0.01, 0.02, 0.03)]
+    search_here(recipe, folder / "runs" / "quickstart", points)
+    shutil.copytree(folder / "runs/quickstart", folder / "bucket/runs/quickstart")
+    for name in ("runs/mine", "run"):
+        shutil.copytree(private_run.out, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory) -> Path:
+    """Sweeps with enough trials for every figure."""
+    folder = tmp_path_factory.mktemp("pictured")
+    for name, space in (("quickstart", None), ("other", None), ("words", WORDS)):
+        write_sweep(folder / name, space=space)
+    return folder
+
+
+def given(corpora: Path, module: str) -> dict[str, Any]:
+    """What the reader of an example is taken to have."""
+    config, private = run_config(corpora), open_corpus(corpora / "private")
+    evaluation, sweep = open_corpus(corpora / "held_out"), load_sweep_config("runs/quickstart/sweep.yaml")
+    plan, texts = Plan.of(config), ["the patient left . she met ann lee in rome"]
+    vocabulary = build_vocabulary(config.vocabulary, public_text=lambda: iter(texts * 9))
+    model = build_model(config.model, vocab_size=vocabulary.size, bos_id=0, eos_id=0, seed=0)
+    params = FlatParameters(model)
+    task = task_of("next_word").of(vocabulary, max_length=64)
+    rows = read_rows(Path("runs/quickstart/result.json"), sweep.metric, "")
+    found: dict[str, Any] = {
+        "add": lambda one, two, reporter: one + two,
+        "address": "local",
+        "base": config,
+        "batch": task.collate([np.array([5, 7, 9]), np.array([4])]),
+        "bounds": config.bounds,
+        "clip_norm": 0.1,
+        "command": lambda: None,
+        "config": config,
+        "corpus": private,
+        "device": torch.device("cpu"),
+        "ended": lambda *_: None,
+        "evaluation": evaluation,
+        "first": torch.zeros(SIZE),
+        "folder": SweepDir(Path("runs/quickstart")),
+        "ids": torch.tensor([[1, 2, 3]]),
+        "ledgers": [read_ledger(Path("run/ledger.jsonl"))],
+        "loss": torch.zeros(1, requires_grad=True).sum(),
+        "mechanism": RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2),
+        "mine": SILENT,
+        "model": model,
+        "network": model,
+        "nodes": [Node("1", "head", cpus=32, gpus=8)],
+        "noise": torch.ones(SIZE, dtype=torch.float64),
+        "METRICS": METRICS,
+        "num_users": len(private.user_hash),
+        "optuna_trial": optuna.trial.FixedTrial({"training.num_rounds": 20, "method": "uedp"}),
+        "out": Path("new"),
+        "parameters": params.get(),
+        "params": params,
+        "path": Path("corpora/conll/entities.parquet"),
+        "paths": ["public.txt"],
+        "plan": plan,
+        "point": {"training.num_rounds": 2, "training.server_learning_rate": 0.02},
+        "private": private,
+        "result": json.loads(Path("run/result.json").read_text()),
+        "root": Path("runs/quickstart"),
+        "rows": rows,
+        "run": RunDir(Path("run")),
+        "run_dir": Path("new"),
+        "sampler": PoissonSampler(bytes(32)),
+        "selections": [],
+        "sentence": lambda number: np.array([5, 7, 9]),
+        "sentences": [np.array([5, 7, 9])],
+        "size": SIZE,
+        "sketch": evaluation.text_sketch,
+        "source": config.corpus.evaluation,
+        "step": torch.ones(params.num),
+        "study": Study.open(sweep, Path("new.journal")),
+        "sweep": sweep,
+        "task": task,
+        "texts": texts,
+        "total": Total(8.0, "user-entity", "none", "", False),
+        "trainer": SimpleNamespace(fit=lambda: None),
+        "users": np.array([0, 1]),
+        "vocabulary": vocabulary,
+        "weight": np.ones(private.num_sentences),
+        "work": lambda: None,
+    }
+    return found | {
+        "analysis.axes": {"sweep": load_sweep(Path("runs/quickstart"))},
+        "analysis.files": {"config": sweep},
+        "models.architecture": {"config": ModelConfig()},
+        "privacy.clipping": {"rows": torch.ones(2, SIZE)},
+        "search.disk": {"config": sweep},
+        "search.gpus": {"config": sweep},
+        "search.remote": {"config": sweep},
+        "storage.files": {"run": Path("new")},
+        "training.claim": {"run": RunDir(Path("new"))},
+    }.get(module, {})
 
 
 def homes() -> dict[str, str]:
-    """The module of every function and class that one module alone defines."""
+    """The module of every function, class and constant that one module alone defines."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "uedp_ray").rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
@@ -84,175 +232,100 @@ def homes() -> dict[str, str]:
 HOMES = homes()
 
 
-class Reader:
-    """Types of what an example names, as far as annotations tell. Asserts that attributes exist and that calls bind."""
-
-    def __init__(self, names: dict[str, Any], free: dict[str, Any]):
-        self.names, self.free = names, free
-        self.types: dict[str, Any] = {}
-
-    def value(self, node: ast.expr) -> tuple[Any, Any]:
-        """(the object, its class), either ``UNKNOWN``."""
-        if isinstance(node, ast.Name):
-            return self._name(node.id)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node)
-        if isinstance(node, ast.Call):
-            return UNKNOWN, self._call(node)
-        for generator in getattr(node, "generators", []):
-            self.value(generator.iter)
-            self._store(generator.target, UNKNOWN)
-        if isinstance(node, ast.Lambda):
-            for argument in node.args.args:
-                self.types[argument.arg] = UNKNOWN
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                self.value(child)
-        if isinstance(node, ast.Constant):
-            return node.value, type(node.value)
-        return UNKNOWN, UNKNOWN
-
-    def _name(self, name: str) -> tuple[Any, Any]:
-        if name in self.types:
-            return UNKNOWN, self.types[name]
-        for known in (self.names, vars(builtins)):
-            if name in known:
-                return known[name], type(known[name])
-        if name in HOMES:
-            found = getattr(importlib.import_module(HOMES[name]), name)
-            return found, type(found)
-        if name in ("accounting", "os", "ray"):
-            return importlib.import_module("uedp_ray.privacy.accounting" if name == "accounting" else name), UNKNOWN
-        assert name in self.free, f"{name}: nobody has it"
-        return UNKNOWN, self.free[name]
-
-    def _attribute(self, node: ast.Attribute) -> tuple[Any, Any]:
-        owner, kind = self.value(node.value)
-        if owner is not UNKNOWN:
-            assert hasattr(owner, node.attr) or node.attr in fields_of(owner), f"{ast.unparse(node)}: there is none"
-            found = getattr(owner, node.attr, UNKNOWN)
-            return found, type(found)
-        if not isinstance(kind, type) or kind.__module__.split(".")[0] != "uedp_ray":
-            return UNKNOWN, UNKNOWN
-        its_own = any(f"self.{node.attr}" in source_of(each) for each in kind.__mro__)
-        assert hasattr(kind, node.attr) or node.attr in fields_of(kind) or its_own, (
-            f"{ast.unparse(node)}: there is none"
-        )
-        found = inspect.getattr_static(kind, node.attr, None)
-        if isinstance(found, property):
-            return UNKNOWN, returned(found.fget)
-        if callable(found) or isinstance(found, classmethod | staticmethod):
-            bound = getattr(kind, node.attr)
-            return (bound if inspect.ismethod(bound) else types.MethodType(bound, object())), UNKNOWN
-        return UNKNOWN, fields_of(kind).get(node.attr, UNKNOWN)
-
-    def _call(self, node: ast.Call) -> Any:
-        function, _ = self.value(node.func)
-        keywords = {each.arg: UNKNOWN for each in node.keywords if each.arg is not None}
-        for argument in (*node.args, *(each.value for each in node.keywords)):
-            self.value(argument.value if isinstance(argument, ast.Starred) else argument)
-        if function is UNKNOWN or not callable(function):
-            return UNKNOWN
-        whole = not any(isinstance(each, ast.Starred) for each in node.args) and len(keywords) == len(node.keywords)
-        if whole and ours(function):
-            try:
-                inspect.signature(function).bind(*(UNKNOWN for _ in node.args), **keywords)
-            except TypeError as error:
-                raise AssertionError(f"{ast.unparse(node)}: {error}") from None
-        return function if inspect.isclass(function) else returned(function)
-
-    def statement(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for each in node.names:
-                if isinstance(node, ast.ImportFrom):
-                    self.names[each.asname or each.name] = getattr(
-                        importlib.import_module(node.module or ""), each.name
-                    )
-                else:
-                    self.names[each.asname or each.name] = importlib.import_module(each.name)
-            return
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.stmt | ast.withitem | ast.ExceptHandler | ast.comprehension):
-                continue
-            if isinstance(child, ast.expr) and not isinstance(getattr(child, "ctx", None), ast.Store):
-                self.value(child)
-        self._bind(node)
-        for child in getattr(node, "body", []):
-            self.statement(child)
-
-    def _bind(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.Assign):
-            kind = self.value(node.value)[1] if isinstance(node.value, ast.Call | ast.Name | ast.Attribute) else UNKNOWN
-            for target in node.targets:
-                self._store(target, kind)
-        elif isinstance(node, ast.For):
-            self._store(node.target, UNKNOWN)
-        elif isinstance(node, ast.With):
-            for item in node.items:
-                kind = self.value(item.context_expr)[1]
-                if item.optional_vars is not None:
-                    self._store(item.optional_vars, UNKNOWN if kind is UNKNOWN else kind)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            self.types[node.name] = UNKNOWN
-            for argument in getattr(getattr(node, "args", None), "args", []):
-                self.types[argument.arg] = UNKNOWN
-
-    def _store(self, target: ast.expr, kind: Any) -> None:
-        if isinstance(target, ast.Name):
-            self.types[target.id] = kind
-        elif isinstance(target, ast.Tuple | ast.List):
-            for each in target.elts:
-                self._store(each, UNKNOWN)
+def offered(name: str) -> Any:
+    """What the package, or one module of it, has by that name."""
+    if name in uedp_ray.__all__:
+        return getattr(uedp_ray, name)
+    return getattr(importlib.import_module(HOMES[name]), name)
 
 
-def attribute_of(path: str | None) -> Any:
-    if path is None:
-        return UNKNOWN
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(f"uedp_ray.{module}"), name)
+LIBRARIES = {"Path": Path, "accounting": accounting, "array": np.array, "int32": np.int32, "np": np, "os": os}
+LIBRARIES |= {"pq": pq, "ray": ray, "torch": torch}
 
 
-def source_of(kind: type) -> str:
-    try:
-        return inspect.getsource(kind) if kind.__module__.startswith("uedp_ray.") else ""
-    except OSError:
-        return ""
+def free(code: ast.Module) -> set[str]:
+    """Names that an example uses and did not make in a statement before."""
+    found: set[str] = set()
+    made: set[str] = set()
+    for statement in code.body:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        stored |= {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+        stored |= {statement.name} if isinstance(statement, ast.ClassDef | ast.FunctionDef) else set()
+        within = set() if isinstance(statement, ast.Assign) else stored  # a loop's variable; not x of x = f(x)
+        found |= {node.id for node in names if isinstance(node.ctx, ast.Load)} - made - within
+        made |= stored
+    return found
 
 
-def ours(function: Any) -> bool:
-    return (getattr(inspect.unwrap(function), "__module__", "") or "").split(".")[0] == "uedp_ray"
+@pytest.mark.parametrize(
+    ("module", "line", "code"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] in ON_RAY), id=f"{each[0]}:{each[1]}") for each in FOUND],
+)
+def test_an_example_runs_and_gives_what_it_says(module, line, code, made, pictured, corpora, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MODELS", "models")
+    for name, stand_in in PIECES.items():
+        code = code.replace(name, stand_in.format(here=tmp_path))
+    if module.startswith("analysis."):
+        shutil.rmtree("runs")
+        shutil.copytree(pictured, "runs")
+    have = given(corpora, module) | LIBRARIES
+    if module in THERE:
+        Path(THERE[module]).mkdir()
+    if module in BY_ITSELF:
+        shutil.rmtree(BY_ITSELF[module])
+    names = {"__name__": "example", **vars(importlib.import_module(f"uedp_ray.{module}"))}
+    for name in free(ast.parse(code)) - names.keys() - vars(builtins).keys():
+        names[name] = have[name] if name in have else offered(name)
+    with handlers_kept():
+        try:
+            play(code, names)
+        finally:
+            ray.shutdown()
 
 
-def fields_of(kind: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(kind)
-    except (TypeError, NameError):
-        return {}
-
-
-def returned(function: Any) -> Any:
-    try:
-        hint = typing.get_type_hints(inspect.unwrap(getattr(function, "__func__", function))).get("return", UNKNOWN)
-    except (TypeError, NameError):
-        return UNKNOWN
-    return hint if isinstance(hint, type) else UNKNOWN
-
-
-@pytest.mark.parametrize(("module", "line", "code"), FOUND, ids=[f"{module}:{line}" for module, line, _ in FOUND])
-def test_an_example_names_what_there_is(module, line, code):
-    free = {name: attribute_of(path) for name, path in GIVEN.items()}
-    reader = Reader(dict(vars(importlib.import_module(f"uedp_ray.{module.removesuffix('.__init__')}"))), free)
+def play(code: str, names: dict[str, Any]) -> None:
+    """Runs an example. Asserts that a value, or an error, is the one that a comment on its line says."""
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    comments = {token.start[0]: token.string[1:].strip() for token in tokens if token.type == tokenize.COMMENT}
     for statement in ast.parse(code).body:
-        reader.statement(statement)
+        comment = comments.get(statement.end_lineno or 0, "")
+        error, _, message = comment.partition(": ")
+        if not isinstance(statement, ast.Expr):
+            exec(compile(ast.Module([statement], []), "example", "exec"), names)
+        elif isinstance(names.get(error), type) and issubclass(names[error], Exception):
+            with pytest.raises(names[error], match=re.escape(message)):
+                eval(compile(ast.Expression(statement.value), "example", "eval"), names)
+        else:
+            value, said = eval(compile(ast.Expression(statement.value), "example", "eval"), names), read(comment, names)
+            if isinstance(said, float):
+                value = round(value, len(str(said).partition(".")[2]))
+            assert said is None or repr(value) == repr(said)
 
 
-def test_an_example_that_is_wrong_is_seen():
-    @dataclasses.dataclass
-    class Thing:
-        name: str
+def read(comment: str, names: dict[str, Any]) -> Any:
+    """The value that a comment is, or begins with; None if it is prose."""
+    for text in (comment, re.split("[:;]", comment)[0]):
+        with suppress(SyntaxError, NameError):
+            return eval(text.strip(), {**LIBRARIES, **names})
+    return None
 
-    Thing.__module__ = "uedp_ray.target"
-    for wrong in ("Thing('a', 2)", "Thing('a').size", "nothing", "Thing('a').name(", "thing.size", "Thing.of('a')"):
-        with pytest.raises((AssertionError, SyntaxError)):
-            Reader({"Thing": Thing}, {"thing": Thing}).statement(ast.parse(wrong).body[0])
-    Reader({"Thing": Thing}, {"thing": Thing}).statement(ast.parse("print(thing.name, Thing('a').name)").body[0])
+
+def test_examples_are_indented():
+    """The formatter takes the indentation away where a docstring has nothing but an example below its first line."""
+    assert not [block for path in (ROOT / "uedp_ray").rglob("*.py") for block in unmarked(path)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["1 + 1  # 3", "0.126  # 0.12", "nothing", "int('x')", "int('1')  # ValueError: invalid", "[].size"],
+)
+def test_an_example_that_is_wrong_is_seen(wrong):
+    with pytest.raises((AssertionError, AttributeError, NameError, SyntaxError, ValueError, pytest.fail.Exception)):
+        play(wrong, {"ValueError": ValueError})
+    play(
+        "1 + 1  # 2\n0.126  # 0.13\nint('x')  # ValueError: invalid\nlist('ab')  # its letters",
+        {"ValueError": ValueError},
+    )

@@ -1,10 +1,12 @@
 """SIGTERM and SIGHUP end a command as Ctrl-C does: a cluster's time limit or a closed terminal loses nothing.
 
-hold()                                          # first of all: what comes is noted
-like_ctrl_c(ended)                              # in the main thread of a command, where KeyboardInterrupt is answered
-with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
-with handlers_kept(): trainer.fit()             # Ray would put its own in their place
-with ray_started(ray.init) as address: work()   # nor does Ray delay the end, where it was ended as well
+Example:
+
+    hold()                                          # first of all: what comes is noted
+    like_ctrl_c(ended)                              # in the main thread of a command, where KeyboardInterrupt is answered
+    with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
+    with handlers_kept(): trainer.fit()             # Ray would put its own in their place
+    with ray_started(ray.init) as address: work()   # nor does Ray delay the end, where it was ended as well
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """What long work tells whoever asked for it.
 
-class Rounds(Reporter):
-    def round(self, row):
-        print(row["round"], row["perplexity"])
+Example:
 
-train(config, "runs/mine", reporter=Rounds())
+    class Rounds(Reporter):
+        def round(self, row):
+            print(row["round"], row["perplexity"])
+
+    train(config, "runs/mine", reporter=Rounds())
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Where a command is to write: refused before any work if it cannot.
 
-check_target(Path("runs/mine"))
+Example:
+
+    check_target(Path("runs/mine"))
 """
 
 from __future__ import annotations

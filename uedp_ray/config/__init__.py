@@ -2,7 +2,7 @@
 
 Every field is a PUBLIC setting: nothing here may be read off the private data. Example:
 
-    config = load_config("sweeps/quickstart.yaml", ["privacy.target_epsilon=4"])
+    config = load_config("run.yaml", ["privacy.target_epsilon=4"])
     dump_config(config, "config.yaml")
 """
 

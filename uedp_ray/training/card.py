@@ -1,6 +1,8 @@
 """``README.md`` of what is handed on: a model card as model hubs read it, with the total epsilon before any other figure.
 
-card(config, result, total, vocabulary, longest=40)
+Example:
+
+    card(config, result, total, vocabulary, longest=40)
 
 Everything in it is public: settings, and figures that the total pays for.
 """

@@ -1,6 +1,8 @@
 """The score of a model on text that is public or declared to be outside the protected set.
 
-score(model, task, sentences, device=torch.device("cpu"))     # by the task's metric
+Example:
+
+    score(model, task, sentences, device=torch.device("cpu"))     # by the task's metric
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Settings that name files: as a run directory shows them, and as they are opened.
 
-for_use(config).corpus.source.path          # "$DATA/notes.jsonl" is now /mnt/a/notes.jsonl, here
+Example:
+
+    for_use(config).corpus.source.path          # "$DATA/notes.jsonl" is now /mnt/a/notes.jsonl, here
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The vocabulary of a run: of its warm start, of public text, or of the private corpus under noise, to be charged.
 
-make_vocabulary(config).encode_batch(["they met in the park"])
+Example:
+
+    make_vocabulary(config).encode_batch(["they met in the park"])
 """
 
 from __future__ import annotations
