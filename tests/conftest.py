@@ -30,7 +30,11 @@ _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, sign
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with many slow tests come first: the last file that begins has one worker, and the others wait for it."""
+    """Marks what works on whole corpora. Files with many slow tests come first: the last file that begins has one worker,
+    and the others wait for it."""
+    for item in items:
+        if "corpora" in getattr(item, "fixturenames", ()):
+            item.add_marker("whole")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

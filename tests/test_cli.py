@@ -30,6 +30,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.search.layout import corpora_at
 from uedp_ray.training.host import train
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def answer(command):
@@ -108,6 +110,12 @@ def test_only_train_and_sweep_keep_things_at_a_url(refused, run_file, tmp_path, 
 
 
 PARAMETERS = ("--q-u", 0.05, "--q-e", 0.5, "--rounds", 20, "--max-holders", 3, "--entity-clip", 0.1)
+
+
+@pytest.mark.parametrize(("method", "unit"), [("uedp", "user-entity"), ("uedp_fe", "user-entity"), ("user_dp", "user")])
+def test_the_unit_of_a_published_figure_is_its_methods(answer, method, unit):
+    asked = ("--accountant", "published", "--method", method, "--noise-multiplier", 2.0, *PARAMETERS)
+    assert answer("epsilon", *asked)["unit"] == unit
 
 
 @pytest.mark.parametrize("accountant", ["pld", "renyi", "published"])

@@ -184,6 +184,9 @@ def test_the_noise_is_added_once_to_the_sum_and_then_divided_by_a_public_number(
     low, high = stats.chi2.interval(1 - 1e-6, 100_000)
     assert low <= float(((released - 8.0) ** 2).sum()) / 1.5**2 <= high
     assert chosen.expected_cohort == 0.5 * 12
+    coarse = released / (chosen.grid.step * 2**chosen.grid.shift)
+    assert chosen.grid.shift > 0
+    assert torch.equal(coarse, coarse.round()), "what leaves a round lies on the coarse grid"
 
 
 def test_noise_that_a_seed_fixes_does_not_release_what_claims_to_be_private():

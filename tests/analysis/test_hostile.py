@@ -22,6 +22,8 @@ from uedp_ray.analysis.report import report
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.errors import InputError
 
+pytestmark = pytest.mark.whole
+
 PERPLEXITIES = ("perplexity", "initial_perplexity")
 NOT_NEGATIVE = ("perplexity_std", "bits_per_byte", "unk_share", "noise_multiplier", "epsilon", "epsilon_user")
 COUNTS = ("number", "seeds", "rounds", "charged")

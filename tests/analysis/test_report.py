@@ -6,26 +6,25 @@ import re
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.analysis.page import Page
 from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.analysis.publish import publishable
 from uedp_ray.analysis.report import _write, report
-from uedp_ray.analysis.summary import ranges
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.accounting import epsilon
 from uedp_ray.privacy.mechanism import RoundMechanism
 from uedp_ray.privacy.statement import show_epsilon
 
-VOID = {"meta", "wbr", "input", "br", "hr"}
+pytestmark = pytest.mark.whole
+
 SECTIONS = [
     "Summary",
     "Perplexity against ε",
@@ -39,59 +38,6 @@ SECTIONS = [
     "Perplexity over the rounds",
     "All trials",
 ]
-
-
-class Page(HTMLParser):
-    """A page taken apart: it must be well-formed, with ids that are unique, and fetch nothing."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.fetched: list[str] = []
-        self.tags: list[str] = []
-        self.heads: list[str] = []
-        self.words: list[str] = []
-        self.rows: list[list[str]] = []
-        self.feed(path.read_text())
-        self.close()
-        assert self.open == []
-        assert len(self.ids) == len(set(self.ids))
-        assert all(address.startswith("#") for address in self.fetched), self.fetched
-        assert not re.search(r"@import|url\((?!#)", path.read_text())
-        self.text = re.sub(r"\s+", " ", " ".join(self.words))
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
-                self.fetched.append(value)
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "h2":
-            self.heads.append("")
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.open):
-            self.words.append(data)
-        if "h2" in self.open:
-            self.heads[-1] += data
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +70,8 @@ def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
     terms = "unit user-entity, zero-out (fixed graph), δ = 1e-05"
     assert f"under the budget ε ≤ 8 a run ({terms})" in page.text
     assert "12 asked for; 8 finished, 1 stopped early, 2 failed, 1 refused before training." in page.text
-    assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f}; " in page.text
+    assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f} (" in page.text
+    assert f"({best['bits_per_byte']:.3f} bits/byte, " in page.text
     assert "a model of public text only has 133.0 (ε = 0); a noiseless one 88.50 (no guarantee)" in page.text
     assert "With one seed a trial" in page.text
     by_unit = ", ".join(f"{unit} {show_epsilon(value)}" for unit, value in best["epsilon"].items())
@@ -200,91 +147,6 @@ def test_the_noiseless_line_is_not_to_be_published(copies, page):
     label = "no guarantee; trained without noise on the same text: do not publish this line"
     assert page.text.count(label) >= 4  # the warning, and the captions of three figures
     assert label not in Page(copies["seeded"] / "report.html").text
-
-
-def test_a_page_to_publish_is_without_it_and_of_what_is_paid_for(copies, tmp_path):
-    sweep = shutil.copytree(copies["small"], tmp_path / "sweep")
-    found = report([sweep], publish=True)
-    for file in (found, *(sweep / "figures").glob("*.svg")):
-        assert "noiseless" not in file.read_text().replace("noiseless: {}", "")
-    with pytest.raises(InputError, match=r"--publish = .*pays for the winner alone"):
-        report([copies["private"]], tmp_path / "page.html", publish=True)
-    with pytest.raises(InputError, match=r"--publish = .*is not finished"):
-        report([write_sweep(tmp_path / "s", finished=False)], publish=True)
-
-
-@pytest.fixture(scope="module")
-def of_paths(tmp_path_factory) -> Path:
-    """A sweep over folders, named in full and from where it ran, and a name of a hub; two others differ in their text."""
-    folder = tmp_path_factory.mktemp("qxhome")
-    for name in ("qxone", "qxthree", "qxstart"):
-        (folder / name).mkdir()
-    paths = ["qxone", "hub/words", str(folder / "qxtwo"), "qxthree"]
-    space = {
-        "vocabulary.kind": {"choice": ["tokenizer"]},
-        "vocabulary.path": {"choice": paths},
-        "model.warm_start": {"choice": ["", "qxstart", str(folder / "qxstart")]},
-        "model.trainable": {"choice": ["full", "lora"], "when": {"vocabulary.path": [*paths[::-1]]}},
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_sweep(folder / "sweep", space=space)
-    table = pq.read_table(folder / "sweep" / "trials.parquet")
-    rows = [row | {"reason": row["reason"] and f"{folder}/qxrun: 4711 users"} for row in table.to_pylist()]
-    assert any(row["reason"] for row in rows)
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "sweep" / "trials.parquet")
-    return folder / "sweep"
-
-
-def test_no_path_and_no_error_message_is_in_a_page_to_publish(of_paths, tmp_path):
-    owners = report([of_paths], tmp_path / "owners.html").read_text()
-    assert "qxtwo" in owners
-    assert "4711 users" in owners
-    assert "Notes quote error messages" in owners
-    path = report([of_paths], publish=True)
-    for file in (path, *(of_paths / "figures").glob("*.svg")):
-        text = file.read_text()
-        assert [name for name in ("qx", "4711 users", str(of_paths.parent)) if name in text] == [], file
-    found, text = Page(path), path.read_text()
-    assert "Notes quote error messages" not in text
-    assert "why a trial was refused" not in text
-    header = next(row for row in found.rows if row and row[0] == "trial" and "notes" in row)
-    rows = [dict(zip(header, row, strict=True)) for row in found.rows if re.fullmatch(r"\d{4}", row[0])]
-    table = pq.read_table(of_paths / "trials.parquet").to_pylist()
-    shown = {"qxone": "path 1", "hub/words": "hub/words", f"{of_paths.parent}/qxtwo": "path 2", "qxthree": "path 3"}
-    assert [row["path"] for row in rows] == [shown[row["vocabulary.path"]] for row in table]
-    assert {row["path"] for row in rows} == set(shown.values())
-    assert {row["warm_start"] for row in rows} == {"", "path 1", "path 2"}
-    assert {row["notes"] for row in rows if row["state"] == "failed"} == {""}
-    figure = (of_paths / "figures" / "parallel.svg").read_text()
-    assert all(f">{name}<" in figure for name in ("path 1", "path 2", "path 3", "hub/words"))
-    best = load_sweep(of_paths).best["params"]
-    chosen = {row[0]: row[1:] for row in found.rows if row and row[0] in best}
-    assert chosen["vocabulary.path"] == [shown[best["vocabulary.path"]], "one of path 1, hub/words, path 2, path 3"]
-    conditional = publishable(load_sweep(of_paths)).space["model.trainable"]
-    assert ranges(conditional).endswith("only where vocabulary.path is path 3 or path 2 or hub/words or path 1")
-
-
-def test_a_name_that_no_finished_run_took_from_a_hub_is_a_path(of_paths, tmp_path):
-    copy = shutil.copytree(of_paths, tmp_path / "copy")
-    table = pq.read_table(copy / "trials.parquet")
-    rows = [row | {"state": "failed"} if row["vocabulary.path"] == "hub/words" else row for row in table.to_pylist()]
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), copy / "trials.parquet")
-    (copy / "result.json").write_text(json.dumps(read_result(copy) | {"trials": rows}))
-    assert "hub/words" not in report([copy], publish=True).read_text()
-
-
-def test_several_sweeps_to_publish_do_not_say_in_which_paths_they_differ(tmp_path):
-    paths = [
-        write_sweep(
-            tmp_path / name, trials=2, fixed={"corpus.evaluation": {"format": "text", "path": f"/qx/{name}.txt"}}
-        )
-        for name in ("one", "two")
-    ]
-    assert "/qx/two.txt" in report(paths, tmp_path / "owners.html").read_text()
-    text = report(paths, tmp_path / "page.html", publish=True).read_text()
-    assert "No common axis: evaluation text of two is another than of one." in text
-    assert "/qx/" not in text
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("small", 1), ("seeded", 2)])
@@ -363,7 +225,7 @@ def test_reports_of_one_sweep_at_once_leave_each_file_whole(tmp_path):
     """As one in a loop, and one by hand."""
     page, texts = tmp_path / "page.html", [f"{number}" * 1000 for number in range(200)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda text: _write(page, text, False), texts))
+        list(pool.map(lambda text: _write(page, text, private=False, publish=False), texts))
     assert page.read_text() in texts
     assert list(tmp_path.iterdir()) == [page]
 

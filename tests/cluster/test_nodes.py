@@ -20,8 +20,8 @@ import yaml
 
 from tests.cluster.test_files import CLUSTER
 from tests.cluster.test_scripts import free_port
-from tests.search.sweeps import sweep_tree, write_sweep
-from tests.search.test_sweep import journal_states, table, wait_until
+from tests.search.processes import wait_until
+from tests.search.sweeps import journal_states, sweep_tree, table, write_sweep
 from tests.training.runs import TEST_NOISE, TREE, parameters, run_tree
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.privacy.events import epsilon_of_events

@@ -24,7 +24,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.crashes.commands import COMMANDS, Command
+from tests.crashes.command import Command
+from tests.crashes.commands import COMMANDS
 
 RECORD, KILL, TORN, FAIL, ONCE = range(5)
 ERRORS = {"ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EMFILE": errno.EMFILE}

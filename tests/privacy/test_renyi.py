@@ -117,6 +117,7 @@ def test_above_and_close_to_the_sharper_accountant(z, q_u, q_e, holders, clip, r
     assert sharp <= by_renyi([(mechanism, rounds)], delta=1e-5, kind="entity") <= 1.2 * sharp
 
 
+@pytest.mark.slow
 @settings(max_examples=12, derandomize=True)
 @given(
     st.floats(0.4, 6.0),
@@ -176,6 +177,7 @@ def test_bound_without_quadrature_is_above_it(monkeypatch):
         assert fine[1] <= rough[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", ["global", "per_user"])
 def test_reweighting_holds_for_every_number_of_holders(draw):
     mechanism = change(noise_multiplier=0.5, user_sampling_prob=0.01, max_holders=2, entity_clip=1.5, entity_draw=draw)

@@ -7,6 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
+import optuna
+import pyarrow.parquet as pq
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
@@ -17,6 +19,7 @@ from uedp_ray.search.finalize import conclude
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Rows
 from uedp_ray.search.selection_cost import fix_terms, planned_points
+from uedp_ray.search.study import NAME
 from uedp_ray.search.sweep import _prepare_shared, _searched_base
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.trial import _train
@@ -107,3 +110,16 @@ def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]
     kinds = {"integer": IntDistribution, "choice": lambda *choices: CategoricalDistribution(choices)}
     dimensions = {key: config.parsed_space[key] for key in point}
     return {key: kinds.get(each.kind, FloatDistribution)(*each.values) for key, each in dimensions.items()}
+
+
+def journal(out):
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.journal")))
+    return optuna.load_study(study_name=NAME, storage=storage).trials
+
+
+def journal_states(out):
+    return [trial.state.name for trial in journal(out)]
+
+
+def table(out):
+    return pq.read_table(out / "trials.parquet").to_pylist()

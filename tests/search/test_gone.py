@@ -20,6 +20,8 @@ from uedp_ray.search import finalize
 from uedp_ray.search import sweep as sweep_module
 from uedp_ray.search.export import export
 
+pytestmark = pytest.mark.whole
+
 
 class Searched(Sweep):
     """A sweep in this process, without Ray, whose --resume is the test's to say."""

@@ -17,6 +17,8 @@ from uedp_ray.search import finalize
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.driver import RunDriver
 
+pytestmark = pytest.mark.whole
+
 
 class Public(SweepPublic):
     def tree(self):

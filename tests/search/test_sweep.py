@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from datetime import timedelta
 
-import optuna
-import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from tests.crashes.commands import Sweep
-from tests.search.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
+from tests.search.sweeps import PRETRAIN, journal, journal_states, sweep_config, sweep_tree, table
 from tests.told import Told
 from tests.training.runs import events
 from tests.training.test_export import files
@@ -27,8 +18,6 @@ from uedp_ray.console import print_sweep
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
-from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.search.study import NAME
 from uedp_ray.search.sweep import sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -37,19 +26,6 @@ GRID = {
     "training.server_learning_rate": {"choice": [0.02, 1e30]},
     "privacy.noise_multiplier": {"choice": [0.3, 3.0]},
 }
-
-
-def journal(out):
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.journal")))
-    return optuna.load_study(study_name=NAME, storage=storage).trials
-
-
-def journal_states(out):
-    return [trial.state.name for trial in journal(out)]
-
-
-def table(out):
-    return pq.read_table(out / "trials.parquet").to_pylist()
 
 
 @pytest.fixture(scope="module")
@@ -329,109 +305,6 @@ def test_a_trial_waits_for_those_that_decide_on_it_however_fast_others_are(corpo
     begun = [trial.datetime_start for trial in journal(tmp_path / "out")]
     slow_one_ended = begun[0] + timedelta(seconds=answer["trials"][0]["seconds"])
     assert max(begun[:3]) < slow_one_ended <= begun[3]
-
-
-def long_sweep(corpora, folder):
-    """Trials that take a few seconds each, two at a time."""
-    base = sweep_tree(corpora)["base"]
-    base["training"] |= {"num_rounds": 60, "evaluate_every": 20, "checkpoint_every": 10}
-    space = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
-    tree = sweep_tree(corpora, base=base, space=space, search={"trials": 4}, resources={"max_concurrent": 2})
-    return write_sweep(tree, folder)
-
-
-def charged(out):
-    """Rounds charged by trial."""
-    trials = out / "trials"
-    return {run.name: len(events(run)) for run in sorted(trials.glob("*")) if (run / "ledger.jsonl").exists()}
-
-
-def wait_until(condition, seconds=180):
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it never happened"
-        time.sleep(0.2)
-
-
-def check_whole(out, answer):
-    """Four trials, none twice, ledgers whole, the study clean, the price of everything charged."""
-    assert [row["trial"] for row in answer["trials"]] == ["0000", "0001", "0002", "0003"]
-    assert answer["counts"]["done"] == 4
-    assert journal_states(out) == ["COMPLETE"] * 4
-    for name in charged(out):
-        rounds = [event["round"] for event in events(out / "trials" / name)]
-        assert set(rounds) == set(range(len(set(rounds))))
-        assert epsilon_of_events(read_ledger(out / "trials" / name / "ledger.jsonl"), delta=1e-4) <= 8
-    assert sum(row["charged"] for row in answer["trials"]) == sum(charged(out).values())
-
-
-def command(path, out, *more):
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "uedp_ray", "sweep", str(path), "--out", str(out), "--json", *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def ended(process):
-    """The answer of a command; if the best had to repeat rounds, it ended early, and the exit code says so."""
-    told, error = process.communicate(timeout=300)
-    assert process.returncode == int("failed: trial" in error and "ended after" in error), error
-    return json.loads(told)
-
-
-def test_a_driver_killed_in_mid_sweep_loses_nothing(corpora, tmp_path):
-    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
-    process = command(path, out)
-    wait_until(
-        lambda: len(charged(out)) >= 2 and max(charged(out).values()) > 20 if (out / "trials").exists() else False
-    )
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    before = charged(out)
-    assert "RUNNING" in journal_states(out)
-    resumed = command(path, out, "--resume")
-    check_whole(out, ended(resumed))
-    assert all(charged(out)[name] >= count for name, count in before.items())
-
-
-def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(corpora, tmp_path):
-    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
-    process = command(path, out)
-    wait_until(lambda: len(charged(out)) >= 2 if (out / "trials").exists() else False)
-    process.send_signal(signal.SIGINT)
-    told, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert told == ""
-    assert f"To go on: uedp-ray sweep {path} --out {out} --json --resume" in error
-    assert "RUNNING" in journal_states(out)
-    resumed = command(path, out, "--resume")
-    check_whole(out, ended(resumed))
-
-
-def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
-    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
-    from uedp_ray.search.sweep_config import load_sweep_config
-
-    killed = []
-
-    def kill():
-        wait_until(lambda: charged(out).get("0000", 0) > 25 if (out / "trials").exists() else False)
-        for process in psutil.Process().children(recursive=True):
-            if "ImplicitFunc" in " ".join(process.cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
-                return
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    answer = sweep(load_sweep_config(path), out)
-    thread.join()
-    assert killed
-    check_whole(out, answer)
 
 
 def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):

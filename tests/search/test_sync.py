@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests.search.sweeps import PRETRAIN, sweep_config, sweep_tree, write_sweep
-from tests.search.test_sweep import charged, check_whole, command, ended, journal_states, long_sweep, table, wait_until
+from tests.search.processes import charged, check_whole, command, ended, long_sweep, wait_until
+from tests.search.sweeps import PRETRAIN, journal_states, sweep_config, sweep_tree, table, write_sweep
 from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError

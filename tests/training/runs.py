@@ -88,3 +88,8 @@ def crash_amid_its_words(config: RunConfig, out: Path | str) -> None:
 
     with mock.patch("uedp_ray.training.setup.replacing", replaced), pytest.raises(Crash):
         train(config, out, workers=0)
+
+
+def content(folder):
+    """Every file below, and what was written to it last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -26,6 +26,14 @@ def refused(corpora, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("name", ["result.json", "ledger.jsonl", "privacy.md"])
+def test_a_name_of_the_run_folder_is_none_of_private(corpora, refused, name):
+    (refused / "private" / name).write_text("all there is")
+    with pytest.raises(InputError, match=f"'{name}', which no run makes: move it"):
+        train(run_config(corpora), refused, workers=0)
+    assert (refused / "private" / name).read_text() == "all there is"
+
+
 def test_what_was_put_into_private_after_a_refused_start_stays(corpora, refused):
     """``private/`` invites it: the only copy of the text was deleted by the next start."""
     (refused / "private" / "notes.jsonl").write_text("all there is")

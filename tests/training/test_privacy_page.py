@@ -49,6 +49,8 @@ def test_it_states_unit_relation_delta_and_epsilon_of_every_unit(private_run):
         "Rounds: 5 of 5 planned.",
         "text of users whom its owner declares to be outside the protected set. That text is not protected",
         "## Not covered",
+        "what a round released lies on a grid that the data do\n  not change",
+        "the noise itself is taken as exactly Gaussian",
     ):
         assert expected in text, expected
     assert "NOT PRIVATE" not in text

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
-import multiprocessing
+import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from tests.crashes.commands import Sweep
-from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
+from tests.search.sweeps import PRETRAIN, search_here, sweep_config, sweep_tree, write_sweep
 from tests.told import Told
-from tests.training.runs import TREE, Crash, crash, events, run_config
+from tests.training.runs import TREE, content, crash, events, run_config, run_tree
 from uedp_ray import export
 from uedp_ray.config import SourceConfig, dump_config
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.ledger import Ledger
-from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.selection_cost import fix_terms
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.storage import base
-from uedp_ray.storage.files import make_folder, write_json
-from uedp_ray.storage.locks import folder_locked
-from uedp_ray.storage.open import open_storage
-from uedp_ray.training import prepared, rundir, setup
+from uedp_ray.storage.files import write_json
+from uedp_ray.training import prepared, rundir
 from uedp_ray.training.compare import Comparison, compare
-from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
-from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.setup import prepare_run
-from uedp_ray.training.texts import prepare_corpora
 
 
 def test_a_run_whose_ledger_is_gone_draws_with_a_new_key(corpora, tmp_path):
@@ -81,128 +66,6 @@ def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, t
     assert "reading the corpus" in said[1:]
 
 
-def content(folder):
-    """Every file below, and what was written to it last."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def _told(start, args, kwargs):
-    """In another process: what the error, or the terminal, says."""
-    base._FOLDER_WAIT = 0.0
-    with redirect_stderr(io.StringIO()) as screen, redirect_stdout(io.StringIO()):
-        try:
-            start(*args, **kwargs)
-        except InputError as error:
-            return str(error)
-    return screen.getvalue()
-
-
-@pytest.fixture(scope="module")
-def refused():
-    """refused(start, …): a start in another process ends, and says that the folder is somebody's."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.search.sweep", "uedp_ray.training.compare"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-
-        def start(start, *args, **kwargs):
-            told = pool.submit(_told, start, args, kwargs).result(120)
-            assert "another process is at work in this folder" in told
-
-        yield start
-
-
-@pytest.mark.parametrize("rounds", [5, 9], ids=["same config", "another"])
-def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_path, monkeypatch, refused, rounds):
-    out, met = tmp_path / "run", []
-    other = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
-
-    def start_again(moment):
-        before = content(out)
-        for resume in (False, True):
-            refused(train, other, out, workers=0, resume=resume)
-        assert content(out) == before
-        met.append(moment)
-
-    def before(where, name):
-        original = getattr(where, name)
-
-        def called(*args, **kwargs):
-            if name not in met:
-                start_again(name)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(where, name, called)
-
-    before(setup, "claim")
-    before(Ledger, "append")
-    before(RunDriver, "finish")
-    result = train(
-        run_config(corpora),
-        out,
-        workers=0,
-        reporter=Told(say=start_again, evaluated=lambda row: start_again(f"round {row['round']}")),
-    )
-    assert result["rounds"] == 5
-    assert met[:3] == ["solving the noise multiplier", "claim", "reading the corpus"]
-    assert [moment for moment in met[3:] if "%" not in moment] == [
-        *("building the vocabulary", "tokenising"),
-        "trying the network on made-up sentences of up to 12 tokens (model.max_length)",
-        *("round 0", "append", "round 2", "round 4", "round 5", "finish"),
-    ], "with a ledger that holds its first line only, and so on"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"], "the lock is gone"
-
-
-def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, refused):
-    text = [{"format": "synthetic", "num_users": 8, "part": "public"}]
-    config = run_config(corpora, pretrain={"text": text, "num_steps": 2, "batch_size": 4}, training={"num_rounds": 1})
-    comparison = Comparison(config, {"with": ("uedp", {})})
-    source, met = SourceConfig(format="synthetic", num_users=9), set()
-    starts = {
-        "pretrained": (pretrain, (config,), {}, "step"),
-        "prepared": (prepare, (source,), {}, "prepared"),
-        "compared": (compare, (comparison,), {"workers": 0, "resume": True}, "say"),
-    }
-    for name, (start, args, kwargs, observer) in starts.items():
-
-        def again(*_, name=name, start=start, args=args, kwargs=kwargs):
-            before = content(tmp_path)
-            refused(start, *args, tmp_path / name, **kwargs)
-            assert content(tmp_path) == before
-            met.add(name)
-
-        start(*args, tmp_path / name, **kwargs, reporter=Told(**{observer: again}))
-    assert met == set(starts)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(starts)
-
-
-def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused):
-    command, met = Sweep(tmp_path), []
-    command.set_up()
-
-    def again(*args):
-        before = content(command.work)
-        refused(command.call)
-        assert content(command.work) == before
-        met.append("fixing the terms")
-        fix_terms(*args)
-
-    monkeypatch.setattr("uedp_ray.search.sweep.fix_terms", again)
-    assert command.call() == 0
-    assert met
-
-
-def test_nor_by_one_who_does_not_see_the_lock_beside_it(tmp_path, monkeypatch, capsys):
-    command = Sweep(tmp_path)
-    command.set_up()
-    monkeypatch.setattr("uedp_ray.search.layout._WAIT", 0.0)
-    make_folder(command.out / "private", private=True)
-    with SweepDir(command.out).driving():
-        assert command.call() == 2
-    assert "another process is searching here" in capsys.readouterr().err
-    assert [path.name for path in command.out.rglob("*")] == ["private"]
-    assert command.call() == 0
-
-
 def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):
     told = []
     config = run_config(
@@ -234,23 +97,6 @@ def test_a_refusal_after_setting_up_says_so_too_until_a_round_was_trained(
     assert len(copies) == first_round
 
 
-@pytest.mark.parametrize("why", ["a volume", "read-only"])
-def test_where_nothing_can_be_made_beside_it_a_folder_is_locked_inside(tmp_path, monkeypatch, why):
-    """Beside a volume is each container's own disk: another container would not see it."""
-    (folder := tmp_path / "mounted").mkdir()
-    if why == "a volume":
-        monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == folder)
-    else:
-        monkeypatch.setattr("os.access", lambda path, how: Path(path) != tmp_path)
-    busy = InputError("--out", "mounted", "busy")
-    with folder_locked(folder, wait=0, busy=busy):
-        assert [path.name for path in folder.iterdir()] == [".lock"]
-        with pytest.raises(InputError, match="busy"), folder_locked(folder, wait=0, busy=busy):
-            pass
-    assert not list(folder.iterdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["mounted"]
-
-
 def test_a_sentence_that_bounds_left_out_stays_out(corpora, tmp_path):
     """A flipped bit makes a weight of 0 one of 2, or one of 1 some other: in range it breaks the bound of a holder."""
     config = run_config(corpora)
@@ -262,17 +108,6 @@ def test_a_sentence_that_bounds_left_out_stays_out(corpora, tmp_path):
         train(config, tmp_path / "run", workers=0, resume=True)
     run.setup.unlink()
     assert train(config, tmp_path / "run", workers=0, resume=True)["rounds"] == config.training.num_rounds
-
-
-def test_a_line_that_a_killed_start_is_still_writing_is_not_cut_off(private_run, corpora, tmp_path, monkeypatch):
-    shutil.copytree(private_run.out, tmp_path / "run")
-    ledger = tmp_path / "run" / "ledger.jsonl"
-    ledger.write_bytes(ledger.read_bytes() + b'{"half a li')
-    before = ledger.read_bytes()
-    monkeypatch.setattr("uedp_ray.training.rundir.DRIVER_WAIT", 0.0)
-    with RunDir(tmp_path / "run").driving(), pytest.raises(InputError, match="another process is training this run"):
-        train(run_config(corpora), tmp_path / "run", workers=0, resume=True)
-    assert ledger.read_bytes() == before
 
 
 @pytest.mark.parametrize("kept", ["checkpoint", "model", "rounds.parquet", "result.json", "private/setup.json"])
@@ -369,6 +204,19 @@ def test_what_name_stands_for_is_used_and_not_published(corpora, pretrained, tmp
     monkeypatch.delenv("UEDP_HERE")
     with pytest.raises(InputError, match=r"corpus.evaluation.path = .*UEDP_HERE is not set"):
         train(run.load_config(), tmp_path / "run", workers=0, resume=True)
+
+
+def test_nor_by_a_comparison_or_a_sweep(corpora, tmp_path, monkeypatch):
+    monkeypatch.setenv("UEDP_HERE", str(corpora))
+    corpus = {"source": {"path": "$UEDP_HERE/private"}, "evaluation": {"path": "$UEDP_HERE/held_out"}}
+    base = run_config(corpora, corpus=corpus, pretrain=PRETRAIN, training={"num_rounds": 1})
+    compare(Comparison(base, {"uedp": ("uedp", {})}), tmp_path / "compared", workers=0)
+    recipe = sweep_config(corpora, tmp_path, base={"corpus": {**run_tree(corpora)["corpus"], **corpus}})
+    search_here(recipe, tmp_path / "sweep", [{"training.num_rounds": 2, "training.server_learning_rate": 0.01}])
+    for run in (tmp_path / "compared" / "uedp", tmp_path / "sweep" / "trials" / "0000"):
+        text = (run / "config.yaml").read_text()
+        assert "path: $UEDP_HERE/private" in text
+        assert str(corpora) not in text
 
 
 def test_the_statement_names_the_detectors_the_corpus_was_prepared_with(private_run):
@@ -510,150 +358,6 @@ def test_a_run_can_be_mended_more_than_once(corpora, tmp_path):
     assert train(run_config(corpora, corpus=text), tmp_path, workers=0)["rounds"]
 
 
-@pytest.fixture
-def notes(tmp_path):
-    """(config, write) of a run whose text lies in files; write(NAME, users, words) makes one."""
-
-    def write(name, users, words="the patient was in the hospital today"):
-        rows = [json.dumps({"user": user, "text": f"{words} {user} {n}"}) for user in users for n in range(3)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-
-    write("notes", [f"u{n}" for n in range(12)])
-    write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
-    source, evaluation = (
-        {"format": "jsonl", "path": str(tmp_path / f"{name}.jsonl")} for name in ("notes", "held-out")
-    )
-    return run_config(tmp_path, corpus={"source": source, "evaluation": evaluation, "declared_num_users": 12}), write
-
-
-def trained_users(out):
-    return open_corpus(open_storage(out).root / "private" / "corpus").num_users
-
-
-@pytest.mark.parametrize("place", ["a folder", "a URL"])
-@pytest.mark.parametrize("ended", ["refused", "before the setup", "before a round"])
-def test_text_that_changed_before_anything_was_charged_is_read_again(notes, node, url, tmp_path, ended, place):
-    config, write = notes
-    out = url if place == "a URL" else tmp_path / "run"
-    if ended == "refused":
-        write("held-out", ["u1", "v1"])
-        with pytest.raises(InputError, match="some of its users are in"):
-            train(config, out, workers=0)
-        write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
-    elif ended == "before the setup":
-        with mock.patch("uedp_ray.training.setup.text_size", side_effect=Crash), pytest.raises(Crash):
-            train(config, out, workers=0)
-    else:
-        with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
-            train(config, out, workers=0)
-    assert trained_users(out) == 12
-    write("notes", [f"u{n}" for n in range(11)])
-    train(config, out, workers=0, resume=True)
-    assert trained_users(out) == 11
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_copy_that_several_runs_share_follows_the_text_until_one_was_trained(notes, tmp_path, fixed):
-    config, write = notes
-    prepare_corpora(config, tmp_path / "corpora", fixed=False)
-    made = (tmp_path / "corpora" / "evaluation" / "corpus.json").stat().st_mtime_ns
-    write("notes", [f"u{n}" for n in range(11)])
-    prepare_corpora(config, tmp_path / "corpora", fixed=fixed)
-    assert open_corpus(tmp_path / "corpora" / "private").num_users == (12 if fixed else 11)
-    assert (tmp_path / "corpora" / "evaluation" / "corpus.json").stat().st_mtime_ns == made, "its text is as it was"
-
-
-def test_text_that_changed_after_a_round_was_charged_is_said_and_the_copy_stays(notes, tmp_path):
-    config, write = notes
-    crash(config, tmp_path / "run", charges=2)
-    said = []
-    write("notes", [f"u{n}" for n in range(11)])
-    train(config, tmp_path / "run", workers=0, resume=True, reporter=Told(say=said.append))
-    assert trained_users(tmp_path / "run") == 12
-    assert [line for line in said if "the text has changed" in line] != []
-
-
-def test_a_setup_made_anew_after_a_charge_is_of_the_text_that_was_charged_for(notes, tmp_path):
-    config, write = notes
-    run = RunDir(tmp_path / "run")
-    crash(config, run.root, charges=2)
-    write("notes", [f"u{n}" for n in range(11)])
-    run.setup.unlink()
-    shutil.rmtree(run.private / "corpus")
-    with pytest.raises(InputError, match=r"corpus.source = .*put it back, and delete .*private/corpus"):
-        train(config, run.root, workers=0, resume=True)
-    write("notes", [f"u{n}" for n in range(12)])
-    shutil.rmtree(run.private / "corpus")
-    with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
-        train(config, run.root, workers=0, resume=True)
-    write("notes", [f"u{n}" for n in range(11)])
-    run.setup.unlink()
-    train(config, run.root, workers=0, resume=True)
-    assert trained_users(run.root) == 12
-
-
-def test_a_setup_made_anew_after_a_charge_takes_no_other_prepared_corpus(tmp_path):
-    prepare(SourceConfig(format="synthetic", num_users=8), tmp_path / "text", num_shards=2)
-    source = {"path": str(tmp_path / "text"), "format": "prepared"}
-    held_out = {"format": "synthetic", "num_users": 3, "part": "held_out"}
-    config = run_config(tmp_path, corpus={"source": source, "evaluation": held_out, "declared_num_users": 9})
-    crash(config, tmp_path / "run", charges=1)
-    (tmp_path / "run" / "private" / "setup.json").unlink()
-    prepare(SourceConfig(format="synthetic", num_users=8, seed=1), tmp_path / "text", num_shards=2)
-    with pytest.raises(InputError, match=r"corpus\.source = .*has changed since training on it began: put it back$"):
-        train(config, tmp_path / "run", workers=0, resume=True)
-    (tmp_path / "run" / "private" / "text.json").unlink()
-    with pytest.raises(InputError, match=r"text\.json = .*is missing: put it back"):
-        train(config, tmp_path / "run", workers=0, resume=True)
-
-
-@pytest.mark.parametrize("part", ["private", "held_out"])
-def test_variants_of_a_comparison_are_of_one_text(tmp_path, part):
-    def prepared(name, seed=0):
-        source = SourceConfig(format="synthetic", num_users=8, part=name, seed=seed)
-        prepare(source, tmp_path / name, num_shards=2)
-        return {"path": str(tmp_path / name), "format": "prepared"}
-
-    corpus = {"source": prepared("private"), "evaluation": prepared("held_out"), "declared_num_users": 9}
-    pretraining = {"text": [{"format": "synthetic", "num_users": 8, "part": "public"}], "num_steps": 2}
-    base = run_config(tmp_path, corpus=corpus, pretrain=pretraining)
-    comparison = Comparison(base, {"one": ("uedp", {}), "other": ("uedp", {"training.seed": 1})})
-    real = train
-
-    def trained(config, *arguments, **settings):
-        result = real(config, *arguments, **settings)
-        prepared(part, seed=1)
-        return result
-
-    field = {"private": "source", "held_out": "evaluation"}[part]
-    with (
-        mock.patch("uedp_ray.training.compare.train", trained),
-        pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"),
-    ):
-        compare(comparison, tmp_path / "out", workers=0)
-    with pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"):
-        compare(comparison, tmp_path / "out", workers=0, resume=True)
-
-
-def test_a_folder_of_the_name_of_the_lock_is_told(tmp_path):
-    (tmp_path / ".run.lock").mkdir()
-    held = folder_locked(tmp_path / "run", wait=0, busy=InputError("", "", "busy"))
-    with pytest.raises(InputError, match="is a folder where the lock goes: rename"), held:
-        pass
-
-
-def test_a_second_start_that_does_not_see_the_lock_beside_it_touches_nothing(private_run, corpora, monkeypatch):
-    monkeypatch.setattr("uedp_ray.training.rundir.DRIVER_WAIT", 0.0)
-    run = RunDir(private_run.out)
-    (writing := run.root / ".rounds.parquet.uedp_ray.new").write_text("half")
-    with run.driving():
-        before = content(run.root)
-        with pytest.raises(InputError, match="another process is training this run"):
-            train(run_config(corpora), run.root, workers=0, resume=True)
-        assert content(run.root) == before
-    writing.unlink()
-
-
 @pytest.mark.parametrize("mechanism", [None, {"noise_multiplier": 0.05}])
 def test_another_noise_than_the_ledger_was_opened_with_is_never_added(corpora, tmp_path, mechanism):
     config = run_config(corpora)
@@ -674,3 +378,24 @@ def test_what_lies_beside_a_folder_that_is_made_stays(private_run, tmp_path):
     export(private_run.out, tmp_path / "made")
     prepare(SourceConfig(format="synthetic", num_users=3), tmp_path / "text")
     assert before.items() <= content(tmp_path).items()
+
+
+def test_what_a_resume_needs_is_on_disk_before_a_round_is_charged(tmp_path, monkeypatch):
+    """Kills cannot show it: what a process wrote survives it, and not a machine that loses its power."""
+    synced, fsync = set(), os.fsync
+
+    def noted(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    source = {"format": "synthetic", "num_users": 12}
+    corpus = {"source": source, "evaluation": {**source, "part": "held_out", "num_users": 3}}
+    config = run_config(tmp_path, corpus=corpus)
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    found = {path for path in run.root.rglob("*") if path.is_file() and path.stat().st_size}
+    needed = {run.config, run.key, run.setup, run.ledger, run.vocabulary / "tokenizer.json", run.corpus / "corpus.json"}
+    assert needed <= found
+    assert any(path.suffix == ".parquet" for path in found)
+    assert any(run.tokens in path.parents for path in found)
+    assert not {path.relative_to(run.root) for path in found if path.stat().st_ino not in synced}

@@ -7,6 +7,7 @@ alone, in this and any other split. It also says that removing a user moves the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.updates import gradient
 from uedp_ray.updates.shapes import balanced, padded_length, padded_lengths, row_counts, split
 
+pytestmark = pytest.mark.whole
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
 
@@ -45,11 +48,14 @@ def assert_own(worker: Worker, seed: int = 0) -> dict[int, torch.Tensor]:
     return alone
 
 
-@pytest.fixture
-def llama(request: pytest.FixtureRequest) -> Path | None:
-    if not request.node.callspec.params["network"].startswith("llama"):
-        return None
-    return request.getfixturevalue("real_models") / "stories260k" / "hf"
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=24, **layers))
+    network.save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -68,10 +74,17 @@ def test_a_users_update_is_its_own(network, precision, device, llama):
     assert all(0.1 < worker.norm(steps) <= 1.0 for steps in alone.values())
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", ["llama", "llama lora"])
+def test_so_it_is_of_a_published_model(network, precision, real_models):
+    assert_own(Worker(make(network, real_models / "stories260k" / "hf", {"precision": precision}), sentences()))
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("network", ["gpt2", "gpt2 dropout", "awd_lstm dropout"])
-def test_so_it_is_under_local_sgd(network, device):
-    worker = Worker(make(network, training={**LOCAL_SGD, "precision": "bf16"}), sentences(), device)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_so_it_is_under_local_sgd(network, precision, device, llama):
+    worker = Worker(make(network, llama, {**LOCAL_SGD, "precision": precision}), sentences(), device)
     alone = {u: worker.steps(u) for u in worker.selections}
     assert torch.equal(worker.steps(*alone), sum(alone.values()))
     assert all(0.01 < worker.norm(steps) <= 1.0 for steps in alone.values())
@@ -222,6 +235,25 @@ def test_so_it_is_with_spoilt_weights(network, precision, llama):
         with torch.no_grad():
             table.copy_(before)
     assert counted > len(kinds) / 3 or network == "llama", "everything was zero"  # whose tables reach every sentence
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout", "llama"])
+def test_so_it_is_with_spoilt_weights_under_local_sgd(network, precision, llama):
+    worker = Worker(make(network, llama, {**LOCAL_SGD, "precision": precision}), sentences(1))
+    worker.update().probe()  # of sound weights
+    for value, (kind, table) in zip(itertools.cycle([1e18, -1e20, math.inf, math.nan]), tables(worker.model).items()):
+        worker.params.set(worker.parameters)
+        before = table.detach().clone()
+        with torch.no_grad():
+            table.view(len(table), -1)[1, :2] = value
+        parameters, worker.parameters = worker.parameters, worker.params.get()
+        alone = {u: worker.steps(u) for u in worker.selections}
+        assert torch.equal(worker.steps(*alone), sum(alone.values())), (kind, value)
+        assert all(worker.norm(steps) <= 1.0 for steps in alone.values())
+        worker.parameters = parameters
+        with torch.no_grad():
+            table.copy_(before)
 
 
 @pytest.mark.parametrize("row", [10, 19])

@@ -1,0 +1,64 @@
+"""Drivers and trials that are killed, by the system and by Ctrl-C, on Ray: nothing is lost, nothing is charged twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import psutil
+
+from tests.search.processes import charged, check_whole, command, ended, long_sweep, wait_until
+from tests.search.sweeps import journal_states
+from uedp_ray.search.sweep import sweep
+
+
+def test_a_driver_killed_in_mid_sweep_loses_nothing(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    process = command(path, out)
+    wait_until(
+        lambda: len(charged(out)) >= 2 and max(charged(out).values()) > 20 if (out / "trials").exists() else False
+    )
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = charged(out)
+    assert "RUNNING" in journal_states(out)
+    resumed = command(path, out, "--resume")
+    check_whole(out, ended(resumed))
+    assert all(charged(out)[name] >= count for name, count in before.items())
+
+
+def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    process = command(path, out)
+    wait_until(lambda: len(charged(out)) >= 2 if (out / "trials").exists() else False)
+    process.send_signal(signal.SIGINT)
+    told, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert told == ""
+    assert f"To go on: uedp-ray sweep {path} --out {out} --json --resume" in error
+    assert "RUNNING" in journal_states(out)
+    resumed = command(path, out, "--resume")
+    check_whole(out, ended(resumed))
+
+
+def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
+    path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
+    from uedp_ray.search.sweep_config import load_sweep_config
+
+    killed = []
+
+    def kill():
+        wait_until(lambda: charged(out).get("0000", 0) > 25 if (out / "trials").exists() else False)
+        for process in psutil.Process().children(recursive=True):
+            if "ImplicitFunc" in " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+                return
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    answer = sweep(load_sweep_config(path), out)
+    thread.join()
+    assert killed
+    check_whole(out, answer)
