@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dp_accounting.pld import privacy_loss_distribution
 
 from uedp_ray.privacy import accounting, composition, renyi
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 BASE = RoundMechanism(
     noise_multiplier=2.0,

@@ -44,7 +44,7 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT
 from uedp_ray.search.layout import SweepDir

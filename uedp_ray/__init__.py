@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uedp_ray.analysis.frames import load_sweep
     from uedp_ray.config import RunConfig, load_config
     from uedp_ray.privacy.accounting import calibrate, epsilon
-    from uedp_ray.privacy.mechanism import RoundMechanism
+    from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
     from uedp_ray.search.export import export
     from uedp_ray.search.sweep import sweep
     from uedp_ray.search.sweep_config import load_sweep_config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "RunConfig": "config",
     "load_config": "config",
-    "RoundMechanism": "privacy.mechanism",
+    "RoundMechanism": "privacy.mechanisms.poisson",
     "calibrate": "privacy.accounting",
     "compare": "training.compare",
     "epsilon": "privacy.accounting",

@@ -14,8 +14,9 @@ from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
-from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.events import Charges, epsilon_of_charges
+from uedp_ray.privacy.mechanisms import release_of
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
 def extended_sampling_prob(config: RunConfig) -> float:
@@ -86,8 +87,8 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
     """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
     words = vocabulary_fields(config)
-    vocabularies = () if words is None else charges([{"kind": "vocabulary", **words}]).vocabularies
-    return Charges(((mechanism_of(config, noise_multiplier), config.training.num_rounds),), vocabularies)
+    releases = () if words is None else (release_of({"kind": "vocabulary", **words}),)
+    return Charges(((mechanism_of(config, noise_multiplier), config.training.num_rounds),), releases)
 
 
 def vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:

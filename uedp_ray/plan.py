@@ -35,7 +35,7 @@ from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.units import UNITS

@@ -9,7 +9,7 @@ from uedp_ray.analysis.epsilon import epsilon_over_holders, epsilon_over_rounds
 from uedp_ray.analysis.style import NothingToShow
 from uedp_ray.privacy.accounting import epsilon
 from uedp_ray.privacy.events import epsilon_of_events
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
 MECHANISM = RoundMechanism(

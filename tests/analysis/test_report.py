@@ -20,7 +20,7 @@ from uedp_ray.analysis.report import _write, report
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.accounting import epsilon
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.statement import show_epsilon
 
 pytestmark = pytest.mark.whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 BASE = RoundMechanism(
     noise_multiplier=2.0,

@@ -19,7 +19,7 @@ from uedp_ray.privacy import accounting, composition, dominating
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.composition import pld
 from uedp_ray.privacy.dominating import HolderGroups
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.statement import state
 
 USERS_ONLY = {"max_holders": 0, "entity_clip": 0.0, "extended_clip": 0.0}

@@ -12,7 +12,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose, epsilon
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger, read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 MECHANISM = RoundMechanism(
     noise_multiplier=2.0,

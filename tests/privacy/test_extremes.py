@@ -15,7 +15,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.cautions import cautions
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
 

@@ -17,7 +17,7 @@ from uedp_ray.answers import ledger_epsilon
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger, read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 MECHANISM = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.1).to_dict()
 

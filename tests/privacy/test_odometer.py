@@ -17,7 +17,7 @@ from tests.privacy.mechanisms import BASE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, odometer, renyi
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, epsilon_of_events
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer, to_epsilon
 
 ROUND = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.02, max_holders=0, extended_clip=0.0)

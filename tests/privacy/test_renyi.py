@@ -15,7 +15,7 @@ from scipy import special, stats
 from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 NOTHING_CUT = 1e-200
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)  # of an interval of 2, on which the integrands are smooth

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi, selection
 from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import (
     check_rule,

@@ -17,7 +17,7 @@ from uedp_ray.analysis.frames import Sweep
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from uedp_ray.analysis.style import (
     log_ticks,
 )
 from uedp_ray.privacy.events import charges, epsilon_of_charges
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 

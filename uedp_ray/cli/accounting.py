@@ -154,7 +154,7 @@ def _check_given(flags: dict[str, Any], *names: str) -> None:
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:
-    from uedp_ray.privacy.mechanism import RoundMechanism
+    from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
     extended: float | None = flags["extended_clip"]
     draw: Any = (flags["entity_draw"] or "global").replace("-", "_")

@@ -25,7 +25,8 @@ from scipy import optimize
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import composition, dominating, renyi
 from uedp_ray.privacy.dominating import check_arguments
-from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
+from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.units import KINDS, UNITS
 
 ACCOUNTANTS = ("pld", "renyi")
@@ -64,7 +65,7 @@ def compose(
     ``sensitivity`` must be the one of the unit and kind. Raises: InputError for values out of range.
     """
     check_arguments(unit, kind, delta)
-    check_rounds(parts)
+    check_counts(parts)
     if accountant not in ACCOUNTANTS:
         remedy = "is a unit: give it as that" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
         raise InputError("accountant", accountant, remedy)

@@ -7,7 +7,7 @@ Inputs are public.
 
 from __future__ import annotations
 
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
 def cautions(mechanism: RoundMechanism, *, delta: float, num_users: int) -> list[str]:

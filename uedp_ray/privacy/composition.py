@@ -18,7 +18,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.dominating import HolderGroups, Profile, holder_intervals
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ROUNDING = 2.0**-52
 """Of delta, for each round, times the root of the number of losses: five times the largest error that rounding in the

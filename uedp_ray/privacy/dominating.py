@@ -22,7 +22,7 @@ import numpy as np
 from scipy import special
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.units import KINDS, UNITS
 
 MIN_DELTA = 1e-12

@@ -27,8 +27,9 @@ from scipy import optimize, special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating, renyi
-from uedp_ray.privacy.events import Charges, charges
-from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
+from uedp_ray.privacy.events import Charges, charges, cost_of, together
+from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ORDERS = renyi.ORDERS[::3]
 """With a mixture of them, all orders were seen to gain less than 2 %."""
@@ -61,7 +62,7 @@ class Odometer:
 
     def __post_init__(self) -> None:
         dominating.check_arguments(self.unit, self.kind, self.delta)
-        check_rounds(self.planned)
+        check_counts(self.planned)
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
         if type(self.runs) is not int or self.runs < 1:
@@ -91,14 +92,13 @@ class Odometer:
 
         Guarantees: with this function of the releases called E, P(M(D) in A and E <= x) <= exp(x) P(M(D') in A) + delta
         for every x and A, and the same exchanged, however runs are chosen and whenever the search is stopped. Never falls
-        as rounds are added. Infinity if vocabularies take more than ``threshold_delta``.
+        as rounds are added. Infinity if vocabularies take more than ``threshold_delta``, or for a release without bound.
         Raises: UnsupportedEvent, InputError for events that cannot be read.
         """
         found = [charges(events) for events in ledgers]
-        vocabularies = [vocabulary for run in found for vocabulary in run.vocabularies]
-        thresholds = math.fsum(vocabulary.threshold_delta for vocabulary in vocabularies)
-        if not all(run.private for run in found) or thresholds > self.threshold_delta:
+        if not all(run.private for run in found):
             return math.inf
+        releases = together(run._replace(rounds=()) for run in found)
         parts: Counter[tuple[RoundMechanism, float]] = Counter()
         for number, run in enumerate(found):
             index = 0
@@ -108,10 +108,12 @@ class Odometer:
                 index += count
         largest = 0.0
         for kind in dominating.kinds(self.kind):
+            cost = cost_of(releases, self.unit, kind)
+            if cost is None or cost.rounds or cost.failure_prob > self.threshold_delta:
+                return math.inf
             rates_A = self._rates(parts, kind)
-            for vocabulary in vocabularies:
-                sensitivity = vocabulary.sensitivity(self.unit, kind)
-                rates_A = rates_A + _ORDERS_A * sensitivity**2 / (2 * vocabulary.noise_multiplier**2)
+            for sensitivity, noise_std in cost.gaussians:
+                rates_A = rates_A + _ORDERS_A * (sensitivity / noise_std) ** 2 / 2
             largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
         return largest
 

@@ -19,7 +19,7 @@ import numpy as np
 from dp_accounting.rdp import RdpAccountant
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.mechanism import MAX_COUNT
+from uedp_ray.privacy.mechanisms.base import MAX_COUNT
 
 Method = Literal["uedp", "uedp_fe", "user_dp"]
 

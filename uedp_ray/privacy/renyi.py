@@ -25,7 +25,8 @@ from scipy import special
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.dominating import HolderGroups, Profile
-from uedp_ray.privacy.mechanism import RoundMechanism, check_rounds
+from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 
@@ -75,7 +76,7 @@ def rdp(
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
     ``over``: the rounds among which ``lost`` is divided, where a run broke off those of the whole; none: all of ``parts``.
     """
-    check_rounds(parts)
+    check_counts(parts)
     if not 0.0 < lost < 1.0:
         raise InputError("lost", lost, "must lie strictly between 0 and 1")
     total = max(sum(count for _, count in parts) if over is None else over, 1)

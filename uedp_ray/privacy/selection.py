@@ -34,7 +34,7 @@ from uedp_ray.privacy.events import (
     together,
     union,
 )
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 

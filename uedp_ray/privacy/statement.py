@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 _PART_OF_SWEEP = (
     "one run of a sweep, by itself. A model that was chosen among the runs of a sweep costs the sweep's total, which is in "

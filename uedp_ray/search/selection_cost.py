@@ -24,7 +24,7 @@ from uedp_ray.fields import list_of, number, record, string
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, check_trial, draw_trials, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_delta, show_epsilon
@@ -170,7 +170,7 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
         planned = planned_charges_of(sweep, folder)
         epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
     else:
-        typical = Charges(odometer.planned, planned_charges(sweep.base, 1.0).vocabularies)
+        typical = Charges(odometer.planned, planned_charges(sweep.base, 1.0).releases)
         about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
         epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
     shown = show_epsilon(epsilon, "infinite")

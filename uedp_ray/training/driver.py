@@ -105,7 +105,7 @@ class RunDriver:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
-        if not charged.rounds and len(charged.vocabularies) > 1:  # a crash had it charged before it was kept
+        if not charged.rounds and len(charged.releases) > 1:  # a crash had it charged before it was kept
             affordable = self.plan.affordable(charged)
             if affordable < planned:
                 planned = affordable

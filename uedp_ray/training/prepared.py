@@ -17,7 +17,7 @@ from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.plan import Plan
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.storage.files import (
     check_regular,
     checksum,

@@ -21,7 +21,7 @@ from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.ledger import Ledger, check_uncut, read_ledger
-from uedp_ray.privacy.mechanism import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import check_regular, read_json, settle, unusable

@@ -9,15 +9,13 @@ out bounds nothing.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.mechanisms.base import MAX_COUNT, Cost, Mechanism, is_finite
 
-MAX_COUNT = 10**10
-"""Users, holders or rounds: more than there are, and what can be accounted for within seconds."""
 _PROBABILITIES = ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob")
 _CHOICES = {
     "selection_rule": ("all", "any"),
@@ -26,20 +24,14 @@ _CHOICES = {
 }
 
 
-def is_finite(value: object) -> bool:
-    """Whether it is a number (truth values are none) that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max  # an int may be larger than any float
-
-
 @dataclass(frozen=True, kw_only=True)
-class RoundMechanism:
+class RoundMechanism(Mechanism):
     """One release R = sum over drawn users of c_v + N(0, (z beta)^2 I), with ||c_v|| <= beta.
 
     Raises: InputError naming the field that is out of range.
     """
 
+    kind = "round"
     noise_multiplier: float
     """z: std of the noise in the sum, over ``l2_clip_norm``."""
     user_sampling_prob: float
@@ -83,9 +75,8 @@ class RoundMechanism:
             remedy = f"reweight needs a declared bound of max_holders = {self.max_holders} or more"
             raise InputError("max_users", self.max_users, remedy)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, complete and in field order."""
-        return dataclasses.asdict(self)
+    def cost(self, count: int, unit: str, kind: str) -> Cost:
+        return Cost(rounds=((self, count),))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundMechanism:
@@ -100,9 +91,3 @@ class RoundMechanism:
             if name not in values:
                 raise InputError(name, None, "is missing")
         return cls(**values)
-
-
-def check_rounds(parts: Iterable[tuple[RoundMechanism, int]]) -> None:
-    for _, count in parts:
-        if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            raise InputError("rounds", count, f"must be an integer, 0 to {MAX_COUNT:g}")

@@ -1,0 +1,111 @@
+"""What is charged for: a mechanism as the ledger records it and as accountants bound it.
+
+A mechanism is a frozen dataclass of public parameters that subclasses ``Mechanism``. One that does not override ``cost``
+bounds nothing: every epsilon it enters is infinite.
+
+Example:
+
+    @dataclass(frozen=True)
+    class UserCount(Mechanism):
+        kind = "user_count"
+        noise_multiplier: float
+
+        def cost(self, count, unit, kind):           # a user moves the count by 1; an entity moves no user
+            return Cost(gaussians=(((0.0 if unit == "entity" else 1.0), self.noise_multiplier),) * count)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from uedp_ray.errors import InputError
+
+if TYPE_CHECKING:
+    from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+
+MAX_COUNT = 10**10
+"""Users, holders or rounds: more than there are, and what can be accounted for within seconds."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Releases that dominate a mechanism's, composed: what accountants know how to add up. Units: beta = 1."""
+
+    rounds: tuple[tuple[RoundMechanism, int], ...] = ()
+    """Poisson-sampled rounds, each with a count."""
+    gaussians: tuple[tuple[float, float], ...] = ()
+    """(L2 sensitivity, noise std) of plain Gaussian releases, for the unit and kind that were asked for."""
+    failure_prob: float = 0.0
+    """Probability of an outcome that nothing else here covers; taken off delta."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The public parameters of a noised release."""
+
+    kind: ClassVar[str]
+    """Of its ledger event."""
+
+    def cost(self, count: int, unit: str, kind: str) -> Cost | None:
+        """The cost of ``count`` releases for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
+
+        Returns: None if there is no bound, the default. Only what is proved (docs/accounting.md) is returned.
+        """
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, complete and in field order."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Self:
+        """Reads the event of a ledger. Raises: InputError for a field that is missing or out of range."""
+        raise NotImplementedError(f"{cls.__name__} does not say how its event is read")
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number (truth values are none) that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # an int may be larger than any float
+
+
+def check_counts(parts: Iterable[tuple[Mechanism, int]]) -> None:
+    for _, count in parts:
+        if type(count) is not int or not 0 <= count <= MAX_COUNT:
+            raise InputError("rounds", count, f"must be an integer, 0 to {MAX_COUNT:g}")
+
+
+def field_of(event: Mapping[str, Any], name: str) -> Any:
+    if name not in event:
+        raise InputError(_named(event, name), None, "is missing from the event")
+    return event[name]
+
+
+def mapping_of(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = field_of(event, name)
+    if not isinstance(found, Mapping):
+        raise InputError(_named(event, name), found, "must be a mapping")
+    return found
+
+
+def count_of(event: Mapping[str, Any], name: str) -> int:
+    found = field_of(event, name)
+    if type(found) is not int or not 0 <= found <= MAX_COUNT:
+        raise InputError(_named(event, name), found, f"must be an integer, 0 to {MAX_COUNT:g}")
+    return found
+
+
+def number_of(event: Mapping[str, Any], name: str) -> float:
+    found = field_of(event, name)
+    if not is_finite(found):
+        raise InputError(_named(event, name), found, "must be a finite number")
+    return float(found)
+
+
+def _named(event: Mapping[str, Any], name: str) -> str:
+    return f"{event['kind']}.{name}" if isinstance(event.get("kind"), str) else f"ledger.{name}"
