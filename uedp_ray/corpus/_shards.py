@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -119,17 +119,9 @@ def prepare_shard(task: ShardTask) -> ShardResult:
     detectors = zip(task.detectors, build_detectors(task.detectors), strict=True)
     finders = [_Finder(spec, detector, task.cache, table) for spec, detector in detectors]
 
-    sketch = Sketch()
-    vocabulary: set[str] = set()
-    mentioned: Counter[str] = Counter()
-    sensitive: Counter[str] = Counter()
-    entity_index: dict[tuple[str, str], int] = {}
-    sentences_of_user: Counter[str] = Counter()
-    words: list[int] = []
-    entities_per_sentence: list[int] = []
-    entity_ids: list[int] = []
-    divided = divided_words = 0
-    with _ShardWriter(task.shard) as writer:
+    with ShardBuilder(task.shard) as builder:
+        for user in rows_of:
+            builder.user(user)
         for begin in range(0, table.num_rows, _ROWS):
             batch = _rows_of(table.slice(begin, _ROWS))
             for row, *findings in zip(batch, *(finder.find(batch) for finder in finders), strict=True):
@@ -138,50 +130,91 @@ def prepare_shard(task: ShardTask) -> ShardResult:
                     for sentence in pieces:
                         mentions = sentence.mentions if task.keep is None else unite([sentence.mentions], task.keep)
                         kept = [(m, form) for m in mentions if (form := entity_form(sentence.text, m))]
-                        writer.add(sentence, sentences_of_user[row.user], [mention for mention, _ in kept])
-                        sentences_of_user[row.user] += 1
-                        keys = [(mention.category, form) for mention, form in kept]
-                        held = sorted({entity_index.setdefault(key, len(entity_index)) for key in keys})
-                        entities_per_sentence.append(len(held))
-                        entity_ids += held
-                        sketch.add(sentence.user, sentence.text)
-                        spoken = sentence.text.lower().split()
-                        words.append(len(spoken))
-                        vocabulary.update(spoken)
-                        mentioned.update(category for category, _ in keys)
-                        sensitive.update({category for category, _ in keys} | ({"all"} if keys else set()))
+                        builder.add(sentence, [m for m, _ in kept], [(m.category, form) for m, form in kept])
                     if len(pieces) > 1:
-                        divided += 1
-                        divided_words += sum(words[-len(pieces) :])
+                        builder.divided(len(pieces))
     for finder in finders:
         finder.close()
     task.bucket.unlink()
+    return builder.result([finder.found for finder in finders])
 
-    sentences_per_user = np.array(list(sentences_of_user.values()), np.int64)
-    owner = np.repeat(np.arange(len(rows_of)), sentences_per_user).repeat(entities_per_sentence)
-    num_entities = max(len(entity_index), 1)
-    pairs = np.unique(owner * num_entities + np.array(entity_ids, np.int64))  # (user, entity)
-    return ShardResult(
-        user_hash=_hashes(rows_of),
-        user_names=user_names(rows_of),
-        text_sketch=sketch.hashes,
-        sentences_per_user=sentences_per_user,
-        sentence_words=np.array(words, np.int32),
-        entities_per_sentence=np.array(entities_per_sentence, np.int64),
-        entity_ids=np.array(entity_ids, np.int32),
-        entities=list(entity_index),
-        entity_hash=_hashes(map("\0".join, entity_index)),
-        entity_holders=np.bincount(pairs % num_entities, minlength=len(entity_index)),
-        found=[finder.found for finder in finders],
-        digest=_digest_file(task.shard),
-        has_labels=table["label"].null_count < table.num_rows,
-        has_tags=table["tags"].null_count < table.num_rows,
-        divided=divided,
-        divided_words=divided_words,
-        word_hash=_hashes(vocabulary),
-        mentions=mentioned,
-        sensitive=sensitive,
-    )
+
+class ShardBuilder:
+    """Writes a shard, sentence by sentence, a user's together, and counts what is in it."""
+
+    def __init__(self, path: Path):
+        self._path, self._writer = path, _ShardWriter(path)
+        self._sentences_of_user: dict[str, int] = {}
+        self._sketch = Sketch()
+        self._vocabulary: set[str] = set()
+        self._mentioned: Counter[str] = Counter()
+        self._sensitive: Counter[str] = Counter()
+        self._entity_index: dict[tuple[str, str], int] = {}
+        self._words: list[int] = []
+        self._entities_per_sentence: list[int] = []
+        self._entity_ids: list[int] = []
+        self._divided = self._divided_words = 0
+        self._has_labels = self._has_tags = False
+
+    def __enter__(self) -> ShardBuilder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def user(self, name: str) -> None:
+        """Adds the next user, with or without sentences to come."""
+        self._sentences_of_user[name] = 0
+
+    def add(self, sentence: Sentence, mentions: list[Mention], held: Sequence[tuple[str, str]]) -> None:
+        """Adds the next sentence of its user. ``held``: (category, form) of its entities, once for each mention."""
+        self._writer.add(sentence, self._sentences_of_user[sentence.user], mentions)
+        self._sentences_of_user[sentence.user] += 1
+        ids = sorted({self._entity_index.setdefault(each, len(self._entity_index)) for each in held})
+        self._entities_per_sentence.append(len(ids))
+        self._entity_ids += ids
+        self._sketch.add(sentence.user, sentence.text)
+        spoken = sentence.text.lower().split()
+        self._words.append(len(spoken))
+        self._vocabulary.update(spoken)
+        self._mentioned.update(category for category, _ in held)
+        self._sensitive.update({category for category, _ in held} | ({"all"} if held else set()))
+        self._has_labels |= sentence.label is not None
+        self._has_tags |= sentence.tags is not None
+
+    def divided(self, pieces: int) -> None:
+        """Notes that the last ``pieces`` sentences were one, too long."""
+        self._divided += 1
+        self._divided_words += sum(self._words[-pieces:])
+
+    def result(self, found: list[int]) -> ShardResult:
+        """``found``: mentions by detector."""
+        users = self._sentences_of_user
+        sentences_per_user = np.array(list(users.values()), np.int64)
+        owner = np.repeat(np.arange(len(users)), sentences_per_user).repeat(self._entities_per_sentence)
+        num_entities = max(len(self._entity_index), 1)
+        pairs = np.unique(owner * num_entities + np.array(self._entity_ids, np.int64))  # (user, entity)
+        return ShardResult(
+            user_hash=_hashes(users),
+            user_names=user_names(users),
+            text_sketch=self._sketch.hashes,
+            sentences_per_user=sentences_per_user,
+            sentence_words=np.array(self._words, np.int32),
+            entities_per_sentence=np.array(self._entities_per_sentence, np.int64),
+            entity_ids=np.array(self._entity_ids, np.int32),
+            entities=list(self._entity_index),
+            entity_hash=_hashes(map("\0".join, self._entity_index)),
+            entity_holders=np.bincount(pairs % num_entities, minlength=len(self._entity_index)),
+            found=found,
+            digest=_digest_file(self._path),
+            has_labels=self._has_labels,
+            has_tags=self._has_tags,
+            divided=self._divided,
+            divided_words=self._divided_words,
+            word_hash=_hashes(self._vocabulary),
+            mentions=self._mentioned,
+            sensitive=self._sensitive,
+        )
 
 
 def find(spec: str, detector: Detector, rows: list[Sentence]) -> Findings:
@@ -236,10 +269,7 @@ class _ShardWriter:
         self._file = pq.ParquetWriter(path, SHARD_SCHEMA, compression="zstd", write_page_checksum=True)
         self._columns: tuple[list[Any], ...] = tuple([] for _ in SHARD_SCHEMA)
 
-    def __enter__(self) -> _ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._flush()
         self._file.close()
 

@@ -92,7 +92,7 @@ def prepare(
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}
     rows = read_rows(source)
-    with _replacing(out) as work:
+    with replacing_corpus(out) as work:
         spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
         skipped = 0
         for number, row in enumerate(rows, start=1):
@@ -120,7 +120,7 @@ def prepare(
             )
             for number, bucket in enumerate(buckets)
         ]
-        with closing(_Index(work)) as index:  # clearing away after a failure needs files to open
+        with closing(Index(work)) as index:  # clearing away after a failure needs files to open
             for done, result in enumerate(_run(tasks, workers), start=1):
                 index.add(result)
                 reporter.prepared("detect", done, len(tasks))
@@ -129,18 +129,18 @@ def prepare(
                     remedy = "the entity list matches nothing: check its spelling and language"
                     raise InputError("detector", spec, remedy)
             finished = index.finish(keep or frozenset())
-        manifest = finished | {
-            "format_version": FORMAT_VERSION,
-            "source_format": source.format,
-            "names_users": names_users(source),
-            "detectors": list(specs),
-            "fingerprints": [detector.fingerprint for detector in detectors],
-            "categories": sorted(keep) if keep is not None else None,
-        }
-        statistics: dict[str, Any] = manifest["statistics"]
+        statistics: dict[str, Any] = finished["statistics"]
         statistics["rows_without_words"] = skipped
         (work / "buckets").rmdir()
-        (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
+        write_manifest(
+            work,
+            finished,
+            source_format=source.format,
+            names_users=names_users(source),
+            detectors=list(specs),
+            fingerprints=[detector.fingerprint for detector in detectors],
+            categories=sorted(keep) if keep is not None else None,
+        )
     if protected and not statistics["entities"]:
         where = source.path or source.format
         _log.warning(
@@ -149,7 +149,13 @@ def prepare(
     return statistics
 
 
-class _Index:
+def write_manifest(work: Path, finished: dict[str, Any], **settings: Any) -> None:
+    """Writes the last file of a corpus. ``finished``: what ``Index.finish`` returned; ``settings``: how it was made."""
+    manifest = finished | settings | {"format_version": FORMAT_VERSION}
+    (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
+
+
+class Index:
     """Joins shard after shard: entities get global ids in the order of their first shard, the rest goes to disk."""
 
     def __init__(self, work: Path):
@@ -235,6 +241,7 @@ class _Index:
         self._save("sentence_words", words)
         self._save("entity_holders", self._holders)
         self._save("entity_hash", self._hash[np.argsort(self._id)])
+        tokens = max(self._tokens, 1)  # a transform may leave none
         sensitive = dict.fromkeys(sorted(asked | set(self._sensitive) - {"all"}), 0) | {"all": 0} | self._sensitive
         statistics = {
             "users": len(user_counts),
@@ -246,11 +253,11 @@ class _Index:
             "max_holders": int(self._holders.max(initial=0)),
             "mentions": dict(sorted(self._mentions.items())),
             "share_of_words_beyond": {  # the first 32, 64, 128 of their sentence
-                str(length): round(float(np.maximum(words - length, 0).sum() / self._tokens), 4) for length in _LENGTHS
+                str(length): round(float(np.maximum(words - length, 0).sum() / tokens), 4) for length in _LENGTHS
             },
             "divided_for_max_words": {
                 "sentences": self._divided,
-                "share_of_words": round(self._divided_words / self._tokens, 4),
+                "share_of_words": round(self._divided_words / tokens, 4),
             },
         }
         return {
@@ -354,7 +361,7 @@ def _check_target(out: Path) -> None:
 
 
 @contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
+def replacing_corpus(out: Path) -> Iterator[Path]:
     """A fresh folder, renamed to ``out`` if the block ends well. ``out/cache`` is there throughout, and stays.
 
     One process at a time; its lock ends with it, and what a killed one left is put back or cleared away by the next.

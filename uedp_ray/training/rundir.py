@@ -185,6 +185,11 @@ class RunDir:
         return self.private / "corpus"
 
     @property
+    def transformed(self) -> Path:
+        """What ``corpus.transform`` made of the private text, if it names a transform."""
+        return self.private / "transformed"
+
+    @property
     def evaluation(self) -> Path:
         """A copy of the evaluation text."""
         return self.private / "evaluation"
@@ -291,7 +296,9 @@ class RunDir:
 
     def copies_told(self, reporter: Reporter) -> AbstractContextManager[None]:
         """Where the block is refused before the first round, says that a copy of the private text stays."""
-        return copies_told(self.private, reporter, "corpus", "evaluation", "tokens", unless=lambda: self.played)
+        return copies_told(
+            self.private, reporter, "corpus", "transformed", "evaluation", "tokens", unless=lambda: self.played
+        )
 
     def own(self) -> None:
         """Takes the run over, and makes this node's copy what the storage holds of its course."""
@@ -307,7 +314,7 @@ class RunDir:
 
     def fetch(self) -> None:
         """Makes this node's copy what a worker opens."""
-        words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.evaluation)
+        words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.transformed, self.evaluation)
         self.storage.get(
             self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
         )
