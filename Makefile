@@ -1,9 +1,9 @@
 # Two commands do everything on a machine with Python 3.11 and make:
-#   make quickstart   own environment, install, a small sweep on the embedded corpus, its report
+#   make quickstart   creates an environment, installs, runs a small sweep on the embedded corpus, writes its report
 #   make test         the same for lint, types and tests
 # And:
-#   make check        lint, types, and the tests that take no whole run: two minutes
-#   make docs         the reference, from docstrings, in build/docs
+#   make check        lint, types, and the tests that need no whole run: two minutes
+#   make docs         builds the reference from docstrings, in build/docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,5 +44,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:  # never runs/: what was paid for cannot be made again
+clean:  # never removes runs/: what was paid for cannot be recreated
 	rm -rf $(VENV) build

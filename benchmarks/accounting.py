@@ -1,4 +1,4 @@
-"""CPU seconds (one thread) of an epsilon, a calibration, a repeated call; run: python benchmarks/accounting.py"""
+"""CPU seconds (one thread) for an epsilon, a calibration and a repeated call; run: python benchmarks/accounting.py"""
 # ruff: noqa: E402 - threads must be limited before numpy is imported
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALL = {"rounds": 50, "delta": 1e-5}
 
 
 def seconds(what: Callable[[], float], *, cold: bool = True, repeat: int = 3) -> tuple[float, float]:
-    """(median CPU seconds, answer); ``cold`` forgets what was computed before."""
+    """Returns (median CPU seconds, answer); ``cold`` clears the caches before each call."""
     taken = []
     for _ in range(repeat):
         if cold:
@@ -43,7 +43,7 @@ def seconds(what: Callable[[], float], *, cold: bool = True, repeat: int = 3) ->
 
 
 def library() -> float:
-    """K = 1, entity only: the label by hand, each with the library's own constructor."""
+    """Epsilon for K = 1, entity only: the label by hand, each case with the library's own constructor."""
     mixture = privacy_loss_distribution.from_mixture_gaussian_mechanism(
         2.0, [0.0, 0.2], [0.5, 0.5], value_discretization_interval=1e-3
     )

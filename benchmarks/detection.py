@@ -1,12 +1,12 @@
-"""How to spread entity detection over processes: one process, plain Ray tasks, or Ray Data.
+"""Compares ways to run entity detection: one process, plain Ray tasks, or Ray Data.
 
     python benchmarks/detection.py CONLL_FILE SPACY_MODEL [--sentences 4000] [--workers 2] [--repeats 2]
 
-Every way prepares the same buckets from scratch (no cache); Ray is started beforehand and its start is not counted,
-but each new worker's import and loading of the model is.
+Each way prepares the same buckets from scratch (no cache). Ray is started beforehand and its start is not counted,
+but each new worker's imports and model loading are.
 Measured on 2 nearly idle cores, 8,000 sentences of CoNLL-2003, best of 2: Ray Data over tasks 1.23, one process over two
 tasks 1.20. On busy cores (load 3 to 8) Ray Data over tasks was 1.16, 0.78, 1.04 and one process over tasks 0.58 to 0.76.
-So ``prepare`` uses plain tasks, and one process unless more are asked for.
+So ``prepare`` uses plain tasks, and one process unless more are requested.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from uedp_ray.corpus.readers import read_rows
 
 
 def with_ray_data(tasks: list[ShardTask], workers: int) -> list[str]:
-    """Digests of the shards, in order; a pool of ``workers`` actors, each with its own pipeline."""
+    """Returns the digests of the shards, in order, from a pool of ``workers`` actors, each with its own pipeline."""
 
     class Worker:
         def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Seconds for clipped sums of per-sentence gradients: one pass (ours), one backward pass each, and vmap(grad).
+"""Times clipped sums of per-sentence gradients: one pass (ours), one backward pass per sentence, and vmap(grad).
 
     python benchmarks/gradients.py [--repeats 5]
 
-Each method computes 64 norms and one weighted sum, for GPT-2 of 2 layers, width 128, 10,000 tokens, sentences of 32
-tokens (made up). Methods are timed in turn within one process; the best of the repeats is shown.
+Each method computes 64 norms and one weighted sum for a GPT-2 with 2 layers, width 128 and 10,000 tokens, on made-up
+sentences of 32 tokens. Methods are timed in turn within one process; the best of the repeats is shown.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def vmap_grad(model: nn.Module, params: FlatParameters, batch: Batch) -> Tensor:
 
 
 def no_clipping(model: nn.Module, params: FlatParameters, batch: Batch) -> Tensor:
-    """The floor: one ordinary backward pass of the summed loss."""
+    """The lower limit: one ordinary backward pass of the summed loss."""
     return torch.cat([g.flatten() for g in torch.autograd.grad(TASK.losses(model, batch).sum(), params.tensors)])
 
 

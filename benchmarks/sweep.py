@@ -1,10 +1,10 @@
-"""What a sweep costs beyond its training, and what a refused point costs.
+"""Measures what a sweep costs beyond its training, and what a refused point costs.
 
     python benchmarks/sweep.py [--trials 32]
 
-Prints wall seconds of a whole sweep (Ray's start, trials, table, price; corpora and the public model are there before) over
-the seconds that its trials take when they are trained one after another in one process, divided by the cores; then the mean
-seconds to refuse a point. Both parts of the ratio are taken in one run, with one thread a trial.
+Prints the wall seconds of a whole sweep (Ray's start, trials, table, price; corpora and the public model exist beforehand)
+over the seconds that its trials take when they are trained one after another in one process, divided by the cores; then the
+mean seconds to refuse a point. Both parts of the ratio are measured in one run, with one thread per trial.
 
 Two idle cores: sweep 419 s, bare training 688 s, ratio 1.22; a refused point 0.085 s.
 """
@@ -62,7 +62,7 @@ def _bare(run: Path, work: Path) -> float:
 
 
 def _refusal(count: int = 20) -> float:
-    """Mean seconds to refuse a point that was not seen before."""
+    """Returns the mean seconds to refuse a point that was not seen before."""
     space = "{privacy.noise_multiplier: {uniform: [0.4, 0.8]}, privacy.user_sampling_prob: {uniform: [0.3, 0.5]}}"
     config = load_sweep_config(RECIPE, ["budget.noise=free", f"space={space}"])
     points = random_points(config)

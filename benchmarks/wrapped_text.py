@@ -1,11 +1,12 @@
-"""What wrapping a text at a column costs detection, and what joining its lines gives back.
+"""Measures what wrapping a text at a column costs detection, and how much joining its lines recovers.
 
     UEDP_DATA=... UEDP_MODELS=... python benchmarks/wrapped_text.py [--width 72] [--documents 216]
 
-Documents of CoNLL-2003's ``eng.testa`` are rebuilt from their tokens, wrapped, and searched by a spaCy pipeline. Counted is
-the share of distinct gold entities (category and surface form) that are found in *every* sentence that holds them: what
-user-entity privacy asks of a detector. ``lines``: each line for itself; ``document``: the text as it lies; ``joined``: what
-``prepare`` does; ``own``: the file's own sentences, which no rule can know. The figures stand in docs/your-own-text.md.
+Documents of CoNLL-2003's ``eng.testa`` are rebuilt from their tokens, wrapped, and searched by a spaCy pipeline. The figure
+is the share of distinct gold entities (category and surface form) that are found in *every* sentence that holds them, which
+is what user-entity privacy needs of a detector. ``lines``: each line by itself; ``document``: the text as it is;
+``joined``: what ``prepare`` does; ``own``: the file's own sentences, which no rule can know. The figures are in
+docs/your-own-text.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from uedp_ray.corpus.records import Mention, Sentence, entity_form
 
 Key = tuple[str, str]
 Way = Callable[[Detector, str, list[Sentence]], Iterable[Mention]]
-"""Mentions in the document, given the detector, the wrapped text and the file's sentences; all by place in the text."""
+"""Finds mentions in a document, from the detector, the wrapped text and the file's sentences; offsets are in the text."""
 
 
 def by_pieces(detector: Detector, pieces: list[tuple[int, str]]) -> list[Mention]:
@@ -68,7 +69,7 @@ def own(detector: Detector, _: str, sentences: list[Sentence]) -> list[Mention]:
 
 
 def missed(way: Way, detector: Detector, text: str, sentences: list[Sentence]) -> set[Key]:
-    """Gold entities that some sentence of the document holds and the way does not find there."""
+    """Returns the gold entities that some sentence of the document holds and the way does not find there."""
     flat = text.replace("\n", " ")
     found = [(m.category, entity_form(flat, m), m.start) for m in way(detector, text, sentences)]
     lost: set[Key] = set()

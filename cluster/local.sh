@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# A Ray cluster of several nodes on this machine (Linux), to try what a real cluster does: placement, a node that dies.
+# A Ray cluster of several nodes on this machine (Linux), to try what happens on a real cluster: placement, a node that dies.
 #
 #   eval "$(cluster/local.sh start 2)"      two nodes; the printed exports tell Ray where they are
 #   uedp-ray sweep sweeps/mine.yaml --out runs/mine --address "$RAY_ADDRESS" --set resources.gpus_per_worker=auto
 #   uedp-ray train run.yaml --workers 2 --out runs/two
 #   cluster/local.sh kill 2                 node 2 dies at once, as a spot node does; node 1 is the head
-#   cluster/local.sh stop                   ends the nodes of this script and nothing else
+#   cluster/local.sh stop                   stops the nodes of this script and nothing else
 #
 # Set before start: CPUS (1) and GPUS (0) of each node, OBJECT_STORE_BYTES (500000000), PORT (6399), DASHBOARD_PORT (8265),
-# STATE (/tmp/uedp-ray-UID: the token, logs and Ray's files; keep it short, socket paths have a limit).
+# STATE (/tmp/uedp-ray-UID: the token, logs and Ray's files; keep the path short, since socket paths are limited).
 #
 # What it costs to get wrong:
-# - Authentication. The nodes talk over loopback, but Ray opens some ports on every interface, and whoever reaches one runs
-#   code as you. A token made here keeps them out; with RAY_AUTH_MODE=disabled anybody on your network can get in.
-# - Shared storage. All nodes see this machine's disk. That a run works here says nothing about storage elsewhere, where a
+# - Authentication. The nodes talk over loopback, but Ray opens some ports on every interface, and anyone who reaches one runs
+#   code as you. A token created here keeps them out; with RAY_AUTH_MODE=disabled anybody on your network can get in.
+# - Shared storage. All nodes see this machine's disk. A run that works here says nothing about storage elsewhere, where a
 #   ledger that was written to a node's own disk is lost with the node.
 # - Spot nodes. A killed node's rounds run again and are charged again: under a fixed budget the run ends earlier.
 # - Private text. Ray keeps copies of what it moves in memory (/dev/shm) and in STATE until stop.
@@ -42,7 +42,7 @@ start() {
     role=(--address "$HEAD:$PORT")
     ((node > 1)) || role=(--head --port "$PORT" --dashboard-host "$HEAD" --dashboard-port "${DASHBOARD_PORT:-8265}")
     mkdir "$STATE/$node" && touch "$STATE/$node.log"
-    # A session of its own: kill can then reach every process of the node.
+    # A separate session, so that kill can reach every process of the node.
     setsid ray start "${role[@]}" --block --node-ip-address "127.0.0.$((node + 1))" --temp-dir "$STATE/$node" \
       --dashboard-agent-listen-port 0 --num-cpus "${CPUS:-1}" --num-gpus "${GPUS:-0}" --object-store-memory "${OBJECT_STORE_BYTES:-500000000}" \
       >"$STATE/$node.log" 2>&1 &

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# A sweep under Slurm: starts Ray on every node of the job, runs the sweep on the first, stops Ray.
+# A sweep under Slurm: starts Ray on every node of the job, runs the sweep on the first node, stops Ray.
 #
 #   sbatch cluster/slurm.sh sweep.yaml /shared/sweeps/notes [more options of uedp-ray sweep]
 #
-# Change the #SBATCH lines to your site; for GPUs add #SBATCH --gpus-per-node=N, and set GPUS to what each worker of a trial
-# gets (1, or a part of 1; default auto: the GPUs are divided among the trials). uedp-ray must be on the PATH of all nodes in the same version: activate its
-# environment before sbatch, or below. Submit again to resume: also after the time limit, before which the sweep is
-# stopped cleanly, and after a requeue.
+# Adapt the #SBATCH lines to your site; for GPUs add #SBATCH --gpus-per-node=N, and set GPUS to what each worker of a trial
+# gets (1, or a fraction of 1; default auto: the GPUs are divided among the trials). The same version of uedp-ray must be on the PATH of all nodes: activate its
+# environment before sbatch, or below. Submit again to resume, also after a requeue and after the time limit, before which
+# the sweep is stopped cleanly.
 #
 # What it costs to get wrong:
-# - Authentication. Whoever reaches a Ray port runs code as you and reads the text, and a Slurm network is full of other
-#   people. A token for this job alone is made below; do not switch it off. It does not encrypt: un-noised sums of updates
+# - Authentication. Anyone who reaches a Ray port runs code as you and reads the text, and a Slurm network has many other
+#   users. A token for this job alone is created below; do not disable it. It does not encrypt: un-noised sums of updates
 #   cross the network between your nodes.
 # - Shared storage. Trials write their ledgers to the second argument: a folder on a file system that all nodes mount, with
-#   file locks (Lustre: mounted with flock). A ledger that is lost is a privacy claim that cannot be stated; scratch that is
-#   purged after some weeks loses it.
+#   file locks (Lustre: mounted with flock). If a ledger is lost, no privacy claim can be stated; scratch storage that is
+#   purged after a few weeks loses it.
 # - Nodes that are taken away (preemption, --requeue). The rounds since the last checkpoint run again and are charged
 #   again: the same budget buys fewer rounds. Lower training.checkpoint_every.
-# - Private text lies on that storage, and Ray keeps what it moves in /dev/shm and /tmp of the nodes: --exclusive.
+# - Private text is on that storage, and Ray keeps what it moves in /dev/shm and /tmp of the nodes: hence --exclusive.
 #SBATCH --job-name=uedp-sweep
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
@@ -37,15 +37,15 @@ resume=()
 [[ ! -e $out/sweep.yaml ]] || resume=(--resume)
 
 read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-address=$head:$((20000 + SLURM_JOB_ID % 20000)) # two jobs that share a network do not meet
+address=$head:$((20000 + SLURM_JOB_ID % 20000)) # two jobs on one network use different ports
 token=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export RAY_ADDRESS=$address RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$token RAY_USAGE_STATS_ENABLED=0
 
-# One step over all nodes; its first task, on this node, is the head. What Ray spilled to the disk goes with it.
+# One step over all nodes; its first task, on this node, is the head. What Ray spilled to disk is deleted with it.
 # shellcheck disable=SC2016
 srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --wait=0 bash -c '
   address=$RAY_ADDRESS
-  unset RAY_ADDRESS # it would send the head to itself
+  unset RAY_ADDRESS # the head would try to connect to itself
   if [[ $SLURM_NODEID == 0 ]]; then
     role=(--head --port "${address##*:}" --include-dashboard=false)
   else
