@@ -1,6 +1,6 @@
 """Transforms of the private corpus: one file each, applied after entities are found and before text becomes tokens.
 
-    transform_of(TransformConfig(kind="fragments", words=4, share=0.5)).apply(sentences, np.random.default_rng())
+    transform_of(TransformConfig(kind="none"))      # None
 
 ``corpus.transform.kind`` names a module of this room with a ``TRANSFORM``; ``none`` leaves the corpus as it is.
 """

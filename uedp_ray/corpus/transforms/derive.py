@@ -1,7 +1,7 @@
 """Writes the corpus that a transform makes of a prepared one.
 
     transform = transform_of(TransformConfig(kind="fragments"))
-    derive(open_corpus("corpora/notes"), transform, "corpora/fragments")
+    derive(open_corpus("corpora/conll"), transform, "corpora/fragments")
 
 Users keep their numbers, entities their category and form. A piece holds the entities of its sources; where its text
 mentions them is not recorded.

@@ -1,6 +1,8 @@
 """The noised releases a run may make, one file a mechanism: sampled rounds (``poisson``), and what ``RELEASES`` lists.
 
-release_of({"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6})
+Example:
+
+    release_of({"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6})
 """
 
 from __future__ import annotations

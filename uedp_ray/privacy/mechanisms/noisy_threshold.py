@@ -2,7 +2,7 @@
 
     NoisyThreshold(noise_multiplier=10.0, max_holders=5, threshold_delta=1e-6).cost(1, "user", "entity")
 
-Proof: docs/accounting.md, "The vocabulary".
+Proof: docs/accounting.md, "Vocabulary".
 """
 
 from __future__ import annotations
