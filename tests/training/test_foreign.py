@@ -88,7 +88,7 @@ def test_a_folder_under_the_name_of_a_file_stays(corpora, refused, name):
     (refused / name).unlink(missing_ok=True)
     (refused / name).mkdir()
     (refused / name / "mine").write_text("all there is")
-    with pytest.raises(InputError, match="is a folder in the place of a file: move it elsewhere"):
+    with pytest.raises(InputError, match="is a folder where a file belongs: move it elsewhere"):
         train(run_config(corpora), refused, workers=0)
     assert (refused / name / "mine").read_text() == "all there is"
 
@@ -99,7 +99,7 @@ def test_what_was_put_beside_the_model_stays(corpora, tmp_path):
     train(config, out, workers=0)
     (out / "result.json").unlink()
     (out / "model" / "README.md").write_text("all there is")
-    with pytest.raises(InputError, match=r"is made anew, without its 'README\.md': move that elsewhere"):
+    with pytest.raises(InputError, match=r"is about to be rebuilt without its 'README\.md': move that elsewhere"):
         train(config, out, workers=0, resume=True)
     (out / "model" / "README.md").unlink()
     assert train(config, out, workers=0, resume=True)["rounds"] == 5

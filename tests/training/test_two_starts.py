@@ -189,7 +189,7 @@ def test_a_line_that_a_killed_start_is_still_writing_is_not_cut_off(private_run,
 def test_a_folder_of_the_name_of_the_lock_is_told(tmp_path):
     (tmp_path / ".run.lock").mkdir()
     held = folder_locked(tmp_path / "run", wait=0, busy=InputError("", "", "busy"))
-    with pytest.raises(InputError, match="is a folder where the lock goes: rename"), held:
+    with pytest.raises(InputError, match="is a folder where the lock file belongs: rename"), held:
         pass
 
 

@@ -38,7 +38,7 @@ def check_kinds(run: RunDir) -> None:
             raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
     for file in (*run.files, *run.private_files):
         if file.is_dir():
-            raise InputError(file.name, str(file), "is a folder in the place of a file: move it elsewhere")
+            raise InputError(file.name, str(file), "is a folder where a file belongs: move it elsewhere")
 
 
 def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
