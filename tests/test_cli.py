@@ -495,7 +495,7 @@ def test_a_foreign_checkpoint_or_ledger_is_refused(refused, command, crashed):
     state.write_text(mine)
     ledger = out / "ledger.jsonl"
     ledger.rename(out / "mine")
-    refused(*resume, parts=["ledger", "is gone"])
+    refused(*resume, parts=["ledger", "is missing"])
     shutil.copy(out / "mine", ledger)
     (out / "mine").unlink()
     code, _, error = command(*resume)

@@ -148,13 +148,13 @@ def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on
     told = (folder / "privacy.md").read_text(), done.answer["selection"]["text"], answer["text"], str(summary(sweep_))
     for text in told:
         assert (SETTLED_BY_RESULTS in text) == adaptive
-    assert ("| yes, read as said below |" in told[0]) == adaptive
+    assert ("| yes, read as explained below |" in told[0]) == adaptive
     assert ("results settled this figure" in (folder / "README.md").read_text()) == adaptive
 
 
 def test_lines_about_the_run_do_not_stand_for_the_total(done, handed_on):
     text = (handed_on[0] / "privacy.md").read_text()
-    assert text.index("- The total: ") < text.index("- What follows in this list is of this run alone.")
+    assert text.index("- The total: ") < text.index("- The rest of this list is about this run alone.")
     assert text.index("of this run alone.") < text.index("- Releases charged, by kind: ")
 
 

@@ -183,7 +183,7 @@ def test_nothing_is_charged_where_something_else_is_in_the_place_of_ours(corpora
         if kind == "link":
             outside.write_text("abc")
     charged = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"is no (ordinary file|folder): put the run's own"):
+    with pytest.raises(InputError, match=r"is not a (regular file|folder): restore the run's own"):
         train(config, out, workers=0, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == charged
     assert not outside.exists() or outside.read_text() == "abc"
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_gone_is_said_before_the_rest_is_spent(corpora, tmp
     shutil.rmtree(out / "checkpoint")
     said = []
     train(config, out, workers=0, resume=True, reporter=Told(say=said.append))
-    assert any("3 rounds were charged, and checkpoint/ is gone: training starts over" in line for line in said)
+    assert any("3 rounds were charged, and checkpoint/ is missing: training starts over" in line for line in said)
 
 
 def test_what_a_link_leads_to_is_not_published(private_run, tmp_path):
