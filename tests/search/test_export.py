@@ -154,7 +154,7 @@ def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on
 
 def test_lines_about_the_run_do_not_stand_for_the_total(done, handed_on):
     text = (handed_on[0] / "privacy.md").read_text()
-    assert text.index("- The total: ") < text.index("- The rest of this list is about this run alone.")
+    assert text.index("- The total: ") < text.index("- What follows in this list is of this run alone.")
     assert text.index("of this run alone.") < text.index("- Releases charged, by kind: ")
 
 

@@ -1,4 +1,4 @@
-"""Memory and device errors, reported as mistakes that the user can fix: starting the same work again does not help.
+"""Memory and device errors, reported as problems that the user can fix: starting the same work again does not help.
 
     with blamed("training.batch_tokens", 4096):
         loss.backward()                    # torch.OutOfMemoryError -> InputError: training.batch_tokens = 4096: …

@@ -180,7 +180,7 @@ def statement(
     lines += [
         "",
         *([f"- {total.text}"] if total else []),
-        *(["- The rest of this list is about this run alone."] if total and total.rule != "none" else []),
+        *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
         f"- Protected unit asked for: {privacy.unit}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "

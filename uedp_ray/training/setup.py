@@ -151,7 +151,9 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     if stale and unused(run):
         clear(run)
     elif any(made_of(folder).exists() for folder in stale):  # otherwise an older version's, or another node's
-        reporter.say("caution: the text has changed since this run's copy of it was made: it continues with the copy")
+        reporter.say(
+            "caution: the text has changed since this run's copy of it was made: the run continues with the copy"
+        )
     make_folder(run.root)
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``claim``
