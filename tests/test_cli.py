@@ -105,7 +105,7 @@ def test_nothing_is_written_into_a_run_or_a_comparison(command, refused, private
 def test_only_train_and_sweep_keep_things_at_a_url(refused, run_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in (PREPARE, ("pretrain", run_file), ("export", "runs"), ("report", "runs")):
-        refused(*line, "--out", "s3://bucket/out.html", parts=["--out", "only train and sweep keep things at a URL"])
+        refused(*line, "--out", "s3://bucket/out.html", parts=["--out", "only train and sweep can write to a URL"])
     assert not Path("s3:").exists()
 
 
@@ -495,7 +495,7 @@ def test_a_foreign_checkpoint_or_ledger_is_refused(refused, command, crashed):
     state.write_text(mine)
     ledger = out / "ledger.jsonl"
     ledger.rename(out / "mine")
-    refused(*resume, parts=["ledger", "is gone"])
+    refused(*resume, parts=["ledger", "is missing"])
     shutil.copy(out / "mine", ledger)
     (out / "mine").unlink()
     code, _, error = command(*resume)

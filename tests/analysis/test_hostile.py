@@ -267,7 +267,7 @@ def test_a_table_that_unpacks_to_more_than_it_may(copy, monkeypatch):
 
 def test_what_is_no_table_and_what_is_too_large(copy, monkeypatch):
     (copy / "trials.parquet").write_bytes(b"PAR1PAR1")
-    refused(copy, "is no Parquet file")
+    refused(copy, "is not a readable Parquet file")
     monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(InputError, match="is larger than 1000 bytes"):
         files.read_text(copy, "result.json")

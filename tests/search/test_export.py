@@ -148,7 +148,7 @@ def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on
     told = (folder / "privacy.md").read_text(), done.answer["selection"]["text"], answer["text"], str(summary(sweep_))
     for text in told:
         assert (SETTLED_BY_RESULTS in text) == adaptive
-    assert ("| yes, read as said below |" in told[0]) == adaptive
+    assert ("| yes, read as explained below |" in told[0]) == adaptive
     assert ("results settled this figure" in (folder / "README.md").read_text()) == adaptive
 
 
@@ -210,7 +210,7 @@ def test_a_sweep_that_goes_on_has_no_total_yet(done, tmp_path):
     with pytest.raises(InputError, match="went on after its result"):
         export(copy, tmp_path / "x")
     (copy / "trials.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"trials.parquet = .* can be read: have it made anew"):
+    with pytest.raises(InputError, match=r"trials.parquet = .* is not a readable Parquet file: have it made anew"):
         export(copy, tmp_path / "x")
     pq.write_table(table, copy / "trials.parquet")
     assert load_sweep(copy).finished

@@ -90,7 +90,7 @@ def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
         run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=stopped)
     (trial,) = folder.runs(3, 1)
     ledger = (trial / "ledger.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"--out = '.*0003': is one run of a sweep, .*go on with the sweep"):
+    with pytest.raises(InputError, match=r"--out = '.*0003': is one run of a sweep, .*continue the sweep"):
         train(load_config(trial / "config.yaml"), trial, workers=0, resume=True)
     assert (trial / "ledger.jsonl").read_bytes() == ledger
     assert run(folder)[-1]["outcome"] == "done"

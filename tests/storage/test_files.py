@@ -22,7 +22,7 @@ from uedp_ray.storage.files import beneath, find_other, replacing, settle
 )
 def test_a_full_disk_is_said_to_be_one_and_what_was_there_stays(error, tmp_path):
     (tmp_path / "weights").write_text("old")
-    with pytest.raises(OSError, match="No space left on device; weights keeps its last whole state: free space"):
+    with pytest.raises(OSError, match="No space left on device; weights keeps its last complete state: free space"):
         write(tmp_path / "weights", error)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("weights", "old")]
 
@@ -32,15 +32,17 @@ def test_a_full_disk_is_said_to_be_one_and_what_was_there_stays(error, tmp_path)
     [
         (errno.ENOSPC, "free space"),
         (errno.EDQUOT, "free space"),
-        (errno.EIO, "look after the disk"),
-        (errno.ENOENT, "see that nothing else moves or deletes what is there"),
+        (errno.EIO, "check the disk"),
+        (errno.ENOENT, "make sure that nothing else moves or deletes files there"),
         (errno.EFBIG, r"allow larger files \(ulimit -f, or another file system\)"),
-        (errno.EBUSY, "mend that"),
+        (errno.EBUSY, "fix that"),
     ],
 )
 def test_only_a_full_disk_is_called_full(number, remedy, tmp_path):
     error = OSError(number, os.strerror(number))
-    with pytest.raises(OSError, match=f"{error.strerror}; weights keeps its last whole state: {remedy} and run again"):
+    with pytest.raises(
+        OSError, match=f"{error.strerror}; weights keeps its last complete state: {remedy} and run again"
+    ):
         write(tmp_path / "weights", error)
 
 
@@ -62,10 +64,10 @@ def test_a_folder_gives_way_to_one_that_has_all_it_holds_and_to_no_file(made, tm
     for name in ("part-0", "part-1"):
         make(folder, name, made=r"part-\d+")
     (folder / "mine").touch()
-    with pytest.raises(InputError, match="is made anew, without its 'mine': move that elsewhere"):
+    with pytest.raises(InputError, match="is about to be rebuilt without its 'mine': move that elsewhere"):
         make(folder, "part-1", made=made)
     (folder / "mine").unlink()
-    with pytest.raises(InputError, match="is a folder in the place of a file"), replacing(folder, made=made) as new:
+    with pytest.raises(InputError, match="is a folder where a file belongs"), replacing(folder, made=made) as new:
         new.touch()
     assert [each.name for each in tmp_path.rglob("*")] == ["shards", "part-1"]
 

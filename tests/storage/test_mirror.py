@@ -132,11 +132,11 @@ def test_a_start_that_could_not_record_an_event_owns_nothing_from_then_on(url, t
     path.write_text("round\n")
     with monkeypatch.context() as patch:
         patch.setattr(Objects, step, lambda self, key, *content: self._tried(step, key, lambda: 1 / 0))
-        with pytest.raises(StorageError, match="not recorded for certain"):
+        with pytest.raises(StorageError, match="it may not be recorded"):
             mirror.append(path)
     assert not mirror.owned
     for act in (mirror.append, mirror.put, mirror.publish):  # the storage is there again
-        with pytest.raises(StorageError, match="not recorded for certain"):
+        with pytest.raises(StorageError, match="it may not be recorded"):
             act(path)
 
 

@@ -129,7 +129,7 @@ def test_a_short_write_keeps_the_old_file(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "open", lambda *_: Full(), raising=False)
-    with pytest.raises(OSError, match="file keeps its last whole state"):
+    with pytest.raises(OSError, match="file keeps its last complete state"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
 

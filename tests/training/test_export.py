@@ -310,11 +310,11 @@ def damaged(run: Path, what: str) -> None:
         ("no result", "holds no finished run"),
         ("a copy", "has no private/, so it is a copy"),
         ("no model", "holds no model"),
-        ("half a character", "tokenizer_config.json.*is damaged: put the run's own back"),
-        ("no weights", "no model can be read here .weights are missing.: put the model's own files back"),
-        ("not all weights", "no model can be read here .weights are missing.: put the model's own files back"),
+        ("half a character", "tokenizer_config.json.*is damaged: restore the run's own"),
+        ("no weights", "no model can be read here .weights are missing.: restore the model's own files"),
+        ("not all weights", "no model can be read here .weights are missing.: restore the model's own files"),
         ("a ledger without its end", "has 3 lines, of 6 that were charged"),
-        ("a ledger without its end, in an older run", "put the whole ledger back"),
+        ("a ledger without its end, in an older run", "restore the whole ledger"),
     ],
 )
 def test_what_is_not_whole_is_refused(private_run, tmp_path, what, remedy):

@@ -88,7 +88,7 @@ def test_a_folder_under_the_name_of_a_file_stays(corpora, refused, name):
     (refused / name).unlink(missing_ok=True)
     (refused / name).mkdir()
     (refused / name / "mine").write_text("all there is")
-    with pytest.raises(InputError, match="is a folder in the place of a file: move it elsewhere"):
+    with pytest.raises(InputError, match="is a folder where a file belongs: move it elsewhere"):
         train(run_config(corpora), refused, workers=0)
     assert (refused / name / "mine").read_text() == "all there is"
 
@@ -99,7 +99,7 @@ def test_what_was_put_beside_the_model_stays(corpora, tmp_path):
     train(config, out, workers=0)
     (out / "result.json").unlink()
     (out / "model" / "README.md").write_text("all there is")
-    with pytest.raises(InputError, match=r"is made anew, without its 'README\.md': move that elsewhere"):
+    with pytest.raises(InputError, match=r"is about to be rebuilt without its 'README\.md': move that elsewhere"):
         train(config, out, workers=0, resume=True)
     (out / "model" / "README.md").unlink()
     assert train(config, out, workers=0, resume=True)["rounds"] == 5
@@ -183,7 +183,7 @@ def test_nothing_is_charged_where_something_else_is_in_the_place_of_ours(corpora
         if kind == "link":
             outside.write_text("abc")
     charged = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"is no (ordinary file|folder): put the run's own"):
+    with pytest.raises(InputError, match=r"is not a (regular file|folder): restore the run's own"):
         train(config, out, workers=0, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == charged
     assert not outside.exists() or outside.read_text() == "abc"
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_gone_is_said_before_the_rest_is_spent(corpora, tmp
     shutil.rmtree(out / "checkpoint")
     said = []
     train(config, out, workers=0, resume=True, reporter=Told(say=said.append))
-    assert any("3 rounds were charged, and checkpoint/ is gone: training starts over" in line for line in said)
+    assert any("3 rounds were charged, and checkpoint/ is missing: training starts over" in line for line in said)
 
 
 def test_what_a_link_leads_to_is_not_published(private_run, tmp_path):

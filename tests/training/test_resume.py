@@ -267,7 +267,7 @@ def test_a_folder_that_is_no_run_is_refused(corpora, tmp_path):
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (lambda ledger: ledger.unlink(), "is gone"),
+        (lambda ledger: ledger.unlink(), "is missing"),
         (lambda ledger: cut(ledger, 2), "put the run's own, complete ledger back"),
         (lambda ledger: ledger.write_text(ledger.read_text().replace('"round":1', '"round":9')), "line 3"),
     ],

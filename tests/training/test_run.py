@@ -111,7 +111,7 @@ def test_nothing_private_is_said_while_running(corpora, tmp_path, capfd):
     said, rows = [], []
     train(run_config(corpora), tmp_path / "run", workers=0, reporter=Told(say=said.append, round=rows.append))
     printed = "".join(capfd.readouterr()) + "".join(said) + json.dumps(rows)
-    assert any("% of the tokens lie beyond model.max_length = 12" in line for line in said)
+    assert any("% of the tokens are beyond model.max_length = 12" in line for line in said)
     assert not [s for s in users | texts | entities if s.lower() in printed.lower()]
 
 
@@ -307,7 +307,7 @@ def test_a_vocabulary_without_a_word_is_an_answer_that_is_asked_for_once(corpora
     config = run_config(corpora, vocabulary={**NOISY_WORDS, "noise_multiplier": 1e4}, training={"num_rounds": 1})
     for resume in (False, True, True):
         with pytest.raises(
-            InputError, match=r"no word passed the threshold, and asking was charged: in another folder"
+            InputError, match=r"no word passed the threshold, and the attempt was charged: in another folder"
         ):
             train(config, tmp_path / "run", workers=0, resume=resume)
         assert [event["kind"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")] == ["open", "vocabulary"]

@@ -118,7 +118,11 @@ def test_what_a_lost_ledger_paid_for_is_kept_and_no_other_takes_its_place(privat
     for name in {"checkpoint", "model", "rounds.parquet", "result.json", "private/setup.json"} - {kept}:
         shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
     before = content(out)
-    for rounds, resume, message in ((9, False, "holds a run already"), (9, True, "its config"), (5, True, "is gone")):
+    for rounds, resume, message in (
+        (9, False, "holds a run already"),
+        (9, True, "its config"),
+        (5, True, "is missing"),
+    ):
         config = run_config(corpora, training={**TREE["training"], "num_rounds": rounds})
         with pytest.raises(InputError, match=message):
             train(config, out, workers=0, resume=resume)

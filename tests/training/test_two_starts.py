@@ -91,7 +91,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
     assert met[:3] == ["solving the noise multiplier", "claim", "reading the corpus"]
     assert [moment for moment in met[3:] if "%" not in moment] == [
         *("building the vocabulary", "tokenising"),
-        "trying the network on made-up sentences of up to 12 tokens (model.max_length)",
+        "testing the network on made-up sentences of up to 12 tokens (model.max_length)",
         *("round 0", "append", "round 2", "round 4", "round 5", "finish"),
     ], "with a ledger that holds its first line only, and so on"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "the lock is gone"
@@ -189,7 +189,7 @@ def test_a_line_that_a_killed_start_is_still_writing_is_not_cut_off(private_run,
 def test_a_folder_of_the_name_of_the_lock_is_told(tmp_path):
     (tmp_path / ".run.lock").mkdir()
     held = folder_locked(tmp_path / "run", wait=0, busy=InputError("", "", "busy"))
-    with pytest.raises(InputError, match="is a folder where the lock goes: rename"), held:
+    with pytest.raises(InputError, match="is a folder where the lock file belongs: rename"), held:
         pass
 
 

@@ -1,1 +1,1 @@
-"""Files: whole or as they were, locked, at a path or a URL. Nothing here knows what they hold."""
+"""File storage at a path or a URL: atomic writes and locks. Nothing here knows what the files hold."""

@@ -1,7 +1,7 @@
-"""Where a run or a sweep is kept, as its owner sees it: paths under one root, and what makes them safe.
+"""The storage of a run or a sweep, as its owner sees it: paths under one root, and the methods that keep them safe.
 
 ``Storage`` is a folder that every node sees: nothing is copied, and the methods do nothing. ``mirror.Mirror`` is a URL, of
-which every node keeps a copy; it says what each method is for. Callers call both alike.
+which every node keeps a copy; it documents what each method is for. Callers use both in the same way.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from uedp_ray.errors import InputError
 from uedp_ray.storage.locks import folder_locked
 
 WHOLE = ".whole"
-"""The file of a folder that is copied last, unless it has one of its own: without it the folder does not count."""
+"""The default name of the file in a folder that is copied last: without it the folder does not count."""
 _FOLDER_WAIT, _PART_WAIT = 5.0, 120.0
-"""Seconds. A trial is started anew where its node was lost, whose locks last longer than it (NFS: 90)."""
+"""Seconds. A trial is restarted when its node is lost, and the lost node's locks outlive it (NFS: 90)."""
 
 
 class StorageError(OSError):
-    """The storage cannot be reached, or refused. What is in it is whole."""
+    """The storage cannot be reached, or refused the request. What is in it is intact."""
 
 
 class Storage:
     """A folder that every node sees.
 
-    ``wait``: seconds to wait for another process that is at work there.
+    ``wait``: seconds to wait for another process that is using it.
     """
 
     url: str | None = None
@@ -36,7 +36,7 @@ class Storage:
 
     @property
     def is_copy(self) -> bool:
-        """Whether ``root`` is this node's copy of what lies elsewhere."""
+        """Whether ``root`` is this node's copy of something stored elsewhere."""
         return self.url is not None
 
     def exclusive(self) -> AbstractContextManager[None]:
@@ -77,4 +77,4 @@ class Storage:
 
 
 IN_PLACE = Storage(Path())
-"""For who has its paths already."""
+"""The storage for callers whose paths are already on this node."""

@@ -1,4 +1,4 @@
-"""One process at a time: file locks that end with the process that holds them, however it ends."""
+"""File locks, for one process at a time: a lock ends with the process that holds it, however the process ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from uedp_ray.errors import InputError
 
 INSIDE = ".lock"
-"""The lock of a folder whose parent cannot be written to; no part of what the folder holds."""
+"""The lock file of a folder whose parent is not writable; not part of the folder's contents."""
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
-    """Holds the lock file ``path`` during the block; it is gone afterwards, unless the process was killed.
+    """Holds the lock file ``path`` during the block; it is deleted afterwards, unless the process was killed.
 
     Raises: ``busy`` if another process holds it for ``wait`` seconds; InputError where the file system has no locks.
     """
@@ -31,25 +31,25 @@ def locked(path: Path, *, wait: float, busy: InputError) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # while it is held: who waits for it sees that it is gone, and makes another
-            if not os.fstat(descriptor).st_size:  # else it is somebody's file of that name
+        with suppress(OSError):  # deleted while still held: a waiting process sees that it is gone, and creates another
+            if not os.fstat(descriptor).st_size:  # otherwise it is a user's file of that name
                 path.unlink()
         os.close(descriptor)
 
 
 def lock_beside(path: Path) -> Path:
-    """The lock file of a file or folder that may itself be renamed, removed and made."""
+    """The lock file of a file or folder that may itself be renamed, removed and recreated."""
     return path.with_name(f".{path.name}.lock")
 
 
 @contextmanager
 def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[None]:
-    """Holds a folder, there or not, by a file beside it, so that whatever is in it may be renamed, removed and made.
+    """Locks a folder, existing or not, by a file beside it, so that everything in it may be renamed, removed and recreated.
 
-    Beside it is also where all nodes see it, if they see the folder. Not where the folder is a volume of its own, or nothing
-    can be made beside it: then the file is inside. Raises: as ``locked``.
+    Every node that sees the folder also sees a file beside it. If the folder is a volume of its own, or its parent is not
+    writable, the lock file is inside it. Raises: as ``locked``.
     """
-    if folder.is_dir() and os.statvfs(folder).f_flag & os.ST_RDONLY:  # nobody writes there
+    if folder.is_dir() and os.statvfs(folder).f_flag & os.ST_RDONLY:  # read-only: nobody can write there
         yield
         return
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -60,28 +60,28 @@ def folder_locked(folder: Path, *, wait: float, busy: InputError) -> Iterator[No
         with locked(path, wait=wait, busy=busy):
             yield
     finally:
-        for parent in made:  # of a start that was refused, nothing stays
+        for parent in made:  # a refused start leaves no empty folders behind
             with suppress(OSError):
                 parent.rmdir()
 
 
 def _taken(path: Path) -> int | None:
-    """The descriptor of the lock, or None if another process has it."""
+    """The descriptor of the lock, or None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except IsADirectoryError:
-        raise InputError("--out", str(path), "is a folder where the lock goes: rename or delete it") from None
+        raise InputError("--out", str(path), "is a folder where the lock file belongs: rename or delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its holder has removed it in between
+        if os.path.samestat(os.fstat(descriptor), path.stat()):  # otherwise its holder removed it in between
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as error:
         os.close(descriptor)
         if error.errno in _UNSUPPORTED:
-            raise InputError("--out", str(path.parent), "lies on a file system without locks: name another") from None
+            raise InputError("--out", str(path.parent), "is on a file system without locks: name another") from None
         raise
     os.close(descriptor)
     return None

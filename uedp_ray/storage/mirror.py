@@ -10,7 +10,7 @@ Every start draws an epoch, a number above all before it with some random digits
 writes below its own, and nothing that another start wrote is ever written again.
 
     private/owners/000002-9f…                           epochs that were claimed; the greatest owns the run
-    private/owners/000002-9f….ledger.jsonl              says that the next line's was begun, should a listing leave it out
+    private/owners/000002-9f….ledger.jsonl              records that the next line's was started, if a listing omits it
     private/000002-9f…/ledger.jsonl/START-END           bytes START to END of an append-only file; the first holds all before
     private/000002-9f…/…                                key, prepared text, checkpoint: each as the newest epoch has it
     config.yaml, model/, result.json …                  what may be read by others, laid out as in a folder
@@ -20,14 +20,14 @@ greatest, (3) reads the ledger of the newest epoch that has one. For every event
 epochs again, and (6) only then releases the round. Suppose an owner O released an event, and N, of a greater epoch, got past
 (2). O's (5) did not see N's claim, so it began before N's (1) was over; O's (4) was over before that, and N's (3) began
 after: N has the event, and N's first write holds it for those who come later. An owner that finds itself fenced off in (5)
-releases nothing: its last event is charged for nothing, or not at all. This takes no lock and no conditional write, only
-that a read or a listing sees every write that was over before it began. Some file systems leave a folder out of a listing
-where a request fails: an epoch's first (4) also puts on record, beside the claims, that it has a ledger, and a listing
-without such a ledger, or without the claim of who lists, is an error.
+releases nothing: its last event is charged for nothing, or not at all. This needs no lock and no conditional write, only
+that a read or a listing sees every write that was over before it began. Some file systems omit a folder from a listing
+when a request fails: an epoch's first (4) also records, beside the claims, that it has a ledger, and a listing without
+such a ledger, or without the claim of the start that lists, is an error.
 
 What remains: for the time of one round two starts may both compute, not release. A start that is halted between its last
-look at the epochs and the copying of results may put older copies of ``result.json``, ``privacy.md`` and the like over newer
-ones; what starts and sweeps read themselves are not these copies. ``private/`` is as private as on a disk.
+look at the epochs and the copying of results may overwrite newer copies of ``result.json``, ``privacy.md`` and the like
+with older ones; starts and sweeps do not read these copies themselves. ``private/`` is as private as on a disk.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ _EPOCH = re.compile(r"\d{6}-[0-9a-f]{8}")
 _OF_EPOCH = re.compile(rf"private/(?:owners/)?({_EPOCH.pattern})")
 _PART = re.compile(r"(\d{12})-(\d{12})")
 _ANYTHING = ".*"
-"""What a node's copy may hold and lose: it is made anew at every start."""
+"""Any path, for ``replacing``: a node's copy may lose everything, since it is rebuilt at every start."""
 _LOCK_WAIT = 60.0
 _FETCH_WAIT = 3600.0
-"""Seconds to wait for another process of the node that fetches the corpora."""
+"""Seconds to wait for another process of this node that is fetching the corpora."""
 
 
 class Mirror(Storage):
-    """What lies at a URL, and this node's copy of it under ``root``. Pickles without its claim.
+    """A run or a sweep at a URL, and this node's copy of it under ``root``. Pickles without its claim.
 
     Args:
-      url: of a run or a sweep.
-      work: under which every node keeps its copies: the same on all of them, since configurations name paths there.
+      url: URL of the run or sweep.
+      work: the folder for every node's copies: the same path on all nodes, since configurations name paths in it.
       parent: the sweep that a run belongs to.
 
-    Raises: ``StorageError`` from every method, if the storage fails for good.
+    Raises: ``StorageError`` from every method, if the storage fails permanently.
     """
 
     def __init__(self, url: str, work: Path, parent: Mirror | None = None):
@@ -75,7 +75,7 @@ class Mirror(Storage):
         self.url, self._objects, self._work, self._parent = url, Objects(url), work, parent
         self._epoch: str | None = None
         self._lost: Exception | None = None
-        """Why this start may do nothing more; raised at every attempt, in case somebody caught it."""
+        """Why this start may do nothing more; raised at every attempt, in case a caller caught it."""
         self._sent: dict[Path, int] = {}
         self._replaced: set[str] = set()
 
@@ -83,35 +83,35 @@ class Mirror(Storage):
         return Mirror, (self._objects.url, self._work, self._parent)
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """One process of this node at a time. Raises: InputError if another keeps it for a minute."""
+        """Admits one process of this node at a time. Raises: InputError if another holds it for a minute."""
         busy = InputError(
-            "--out", self.address(self.root), "another process of this node is at it: stop one of the two"
+            "--out", self.address(self.root), "another process of this node is using it: stop one of the two"
         )
         return locked(self._lock_file("start"), wait=_LOCK_WAIT, busy=busy)
 
     def lock(self, path: Path) -> AbstractContextManager[None]:
-        """Processes of this node do the block one after the other, for each path."""
+        """Makes processes of this node run the block one at a time, for each path."""
         busy = InputError(
-            "--out", str(path), "another process of this node has been at it for an hour: see what it does"
+            "--out", str(path), "another process of this node has held it for an hour: check what it is doing"
         )
         return locked(self._lock_file(str(path)), wait=_FETCH_WAIT, busy=busy)
 
     def _lock_file(self, purpose: str) -> Path:
-        # Not under ``root``, which is cleared: whoever holds a lock that was removed would hold nothing.
+        # Not under ``root``, which is cleared: a process that holds a deleted lock file would hold nothing.
         name = hashlib.sha256(f"{self._objects.url}\0{purpose}".encode()).hexdigest()[:24]
         return self._work / ".locks" / name
 
     def child(self, path: Path) -> Mirror:
-        """A run of this sweep, with claims of its own; from there on ``get`` also fetches what the sweep's runs share."""
+        """A run of this sweep, with its own claims; its ``get`` also fetches what the sweep's runs share."""
         return Mirror(below(self._objects.url, self._name(path)), self._work, parent=self)
 
     def address(self, path: Path) -> str:
-        """The URL of a path, without query."""
+        """The URL of a path, without its query."""
         return below(self._objects.url, self._name(path)).partition("?")[0]
 
     @property
     def owned(self) -> bool:  # type: ignore[override]
-        """Whether this process has taken over; not that nobody has since."""
+        """Whether this process has taken the run over; another start may have done so since."""
         return self._epoch is not None and self._lost is None
 
     def exists(self) -> bool:
@@ -119,12 +119,15 @@ class Mirror(Storage):
         return bool(self._claimed())
 
     def clear(self) -> None:
-        """Forgets this node's copy: a start trusts nothing that a node kept."""
+        """Deletes this node's copy: a start trusts nothing that a node kept."""
         if self.root.exists():
             shutil.rmtree(self.root)
 
     def acquire(self) -> None:
-        """Claims it: steps (1) and (2). Raises: InputError if another start came in between, or strangers live there."""
+        """Claims the URL: steps (1) and (2).
+
+        Raises: InputError if another start came in between, or something else is stored there.
+        """
         claims = self._claimed()
         if not claims and not self._objects.is_empty():
             raise InputError("--out", self.address(self.root), "is not empty and holds no run: name another place")
@@ -140,9 +143,9 @@ class Mirror(Storage):
         self._check()
 
     def append(self, path: Path) -> None:
-        """Keeps what was appended to a file since the last call: steps (4) and (5).
+        """Stores what was appended to a file since the last call: steps (4) and (5).
 
-        Raises: ``StorageError`` or InputError if it must not be acted upon; the start owns nothing from then on.
+        Raises: ``StorageError`` or InputError if it must not be acted upon; from then on the start owns nothing.
         """
         epoch, sent, size = self._owner(), self._sent.get(path, 0), path.stat().st_size
         try:
@@ -155,17 +158,17 @@ class Mirror(Storage):
                     self._objects.write(f"{OWNERS}/{epoch}.{self._name(path)}", b"{}\n")
             self._check()
         except StorageError as error:
-            reason = f"{error}; not recorded for certain, so nothing of it was released: run again with --resume"
+            reason = f"{error}; it may not be recorded, so nothing of it was released: run again with --resume"
             self._lost = StorageError(reason)
             raise self._lost from error
         self._sent[path] = size
 
     def restore(self, path: Path) -> str:
-        """Makes ``path`` what was appended up to now: step (3). Returns the epoch that has it, or "" if there is none.
+        """Writes everything appended so far to ``path``: step (3). Returns the epoch that has it, or "" if there is none.
 
         Raises: InputError if a part is missing.
         """
-        records = self._objects.list(OWNERS)  # before the rest, of which what is on record must then be seen
+        records = self._objects.list(OWNERS)  # first: the listing after it must show everything on record here
         if self._epoch is not None and f"{OWNERS}/{self._epoch}" not in records:
             raise self._unlisted(f"{OWNERS}/{self._epoch}")
         index = records | self._objects.list("private")
@@ -174,7 +177,7 @@ class Mirror(Storage):
             ends: dict[int, int] = {}
             for key, size in index.items():
                 part = _PART.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
-                # What is shorter than its name says was never finished, so nothing followed from it.
+                # A part shorter than its name says was never finished, so nothing followed from it.
                 if part and size == int(part[2]) - int(part[1]):
                     ends[int(part[1])] = max(int(part[2]), ends.get(int(part[1]), 0))
             if 0 not in ends:
@@ -187,9 +190,7 @@ class Mirror(Storage):
                 content += self._objects.read(f"{prefix}{first:012d}-{end:012d}", end - first)
             if ends:
                 where = self.address(path.parent) + f"/{prefix}{min(ends):012d}…"
-                raise InputError(
-                    path.name, where, "what comes before it is missing: restore the objects of the storage"
-                )
+                raise InputError(path.name, where, "what comes before it is missing: restore the storage's objects")
             make_private(path.parent, self.root)
             write_atomically(path, content)
             return epoch
@@ -197,7 +198,7 @@ class Mirror(Storage):
         return ""
 
     def put(self, *paths: Path, commit: str = WHOLE) -> None:
-        """Keeps files and folders as this epoch's, in order. Later ones get them until they put their own.
+        """Stores files and folders as this epoch's, in order. Later epochs get them until they put their own.
 
         ``commit``: the file of a folder that is written last, and without which the folder does not count.
         """
@@ -205,7 +206,7 @@ class Mirror(Storage):
         for path in paths:
             name = self._name(path)
             self._send(f"private/{epoch}/{name}", path, commit)
-            if path.is_dir() and name not in self._replaced:  # checkpoints are large, and those of old epochs of no use
+            if path.is_dir() and name not in self._replaced:  # checkpoints are large, and older ones useless
                 self._replaced.add(name)
                 index = self._objects.list("private")
                 older = tuple(f"private/{other}/{name}/" for other in _epochs(index) if other < epoch)
@@ -214,7 +215,7 @@ class Mirror(Storage):
                         self._objects.delete(key)
 
     def publish(self, *paths: Path) -> None:
-        """Copies to where others look for them, in order; what does not exist is passed over. Needs no claim."""
+        """Copies paths to where others look for them, in order, skipping those that do not exist. Needs no claim."""
         if self._epoch is not None:
             self._check()
         for path in paths:
@@ -222,11 +223,11 @@ class Mirror(Storage):
                 self._send(self._name(path), path, WHOLE)
 
     def get(self, *paths: Path, commit: str = WHOLE, since: str = "") -> None:
-        """Makes each path what the newest epoch has put, or else what was published; what is not there goes.
+        """Fetches each path as the newest epoch put it, or else as it was published; deletes paths that are not stored.
 
         Args:
-          commit: as in ``put``. A folder is fetched only if its commit file is another one than here.
-          since: nothing of an earlier epoch counts, nor what was published.
+          commit: as in ``put``. A folder is fetched only if its commit file differs from the one here.
+          since: the earliest epoch that counts; if given, what was published does not count either.
         """
         own = [path for path in paths if path.is_relative_to(self.root)]
         if self._parent is not None:
@@ -247,12 +248,12 @@ class Mirror(Storage):
                     write_atomically(path, self._objects.read(key), private=True)
 
     def adopt(self, path: Path, folder: Path) -> Path:
-        """Sees to it that nodes can ``get`` a corpus, copying it to ``folder`` if it lies elsewhere; returns its path."""
+        """Makes a corpus available to ``get`` on all nodes, copied to ``folder`` if it is elsewhere; returns its path."""
         if not path.is_relative_to(self.root):
             if self._parent is not None and path.is_relative_to(self._parent.root):
                 return path
             make_private(folder.parent, self.root)
-            with replacing(folder, private=True, made=_ANYTHING) as new:  # whatever the modes of the user's own
+            with replacing(folder, private=True, made=_ANYTHING) as new:  # whatever modes the user's own has
                 shutil.copytree(path, new, ignore=shutil.ignore_patterns("cache"))
             path = folder
         self.put(path)
@@ -269,7 +270,7 @@ class Mirror(Storage):
         return self._epoch
 
     def _unlisted(self, key: str) -> StorageError:
-        remedy = "run again, and if it is gone, restore the objects of the storage"
+        remedy = "run again, and if it is still missing, restore the storage's objects"
         return StorageError(f"{self._objects.url}: does not list {key}, which was written: {remedy}")
 
     def _check(self) -> None:
@@ -323,7 +324,7 @@ class Mirror(Storage):
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """By relative name; a corpus's cache of findings is of use only where the text is."""
+    """Files by relative name, without a corpus's cache of findings, which is useful only where the text is."""
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path for name, path in found.items() if not name.startswith("cache/")}
 
@@ -340,12 +341,12 @@ def _remove(path: Path) -> None:
 
 
 def unusable(url: str, error: StorageError, field: str = "--out") -> InputError:
-    """What the user is told of a storage that fails before anything is done."""
+    """The error to report for a storage that fails before anything is done."""
     return InputError(field, url, f"cannot be used ({error}): check the name, the permissions and the credentials")
 
 
 def folder_of(url: str) -> Path:
-    """Like the URL, so that a run's folder lies in that of its sweep; a query tells like URLs apart."""
+    """The folder for a URL, laid out like it, so that a run's is inside its sweep's; URLs that differ by query differ."""
     parts = urlsplit(url)
     scheme = parts.scheme + (f"-{hashlib.sha256(parts.query.encode()).hexdigest()[:8]}" if parts.query else "")
     names = [name for name in parts.path.split("/") if name not in ("", ".", "..")]

@@ -1,11 +1,11 @@
-"""Objects at a URL: durable writes, reads, listings. Any file system that pyarrow or fsspec knows.
+"""Objects at a URL: durable writes, reads and listings on any file system that pyarrow or fsspec supports.
 
     objects = Objects("s3://bucket/runs/mine")
     objects.write("private/key", b"...")        # when it returns, every later read and listing on any node sees it
     objects.list("private")                     # {"private/key": 3}
 
-That is what object stores of today promise (S3, Google Cloud Storage, Azure), and one disk; not NFS, whose clients cache.
-A write that fails may leave an object cut short, or a whole one: names and contents must be such that either is safe.
+Today's object stores promise this (S3, Google Cloud Storage, Azure), and so does a single disk; NFS does not, since its
+clients cache. A write that fails may leave a truncated object or a whole one: names and contents must make either safe.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from uedp_ray.storage.files import make_folder, sync_folder
 T = TypeVar("T")
 
 _WAITS = (1.0, 2.0, 4.0)
-"""Seconds before what failed is tried again."""
+"""Seconds to wait before each retry."""
 _CHUNK = 1 << 23
 THREADS = 8
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 _CUT = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|s?ftp|file|memory):.*", re.DOTALL | re.IGNORECASE)
-"""What is meant as a URL, whatever became of it."""
+"""Text that was meant as a URL, even if it is no longer a complete one."""
 _NO_BUCKET = ("file", "memory")
 _TEMPORARY = ".tmp"
 
 
 def as_url(path: str | Path, field: str = "--out") -> str | None:
-    """The URL that ``path`` is, also where a ``Path`` has swallowed one of its slashes; None for a path.
+    """Returns ``path`` as a URL, even if a ``Path`` has swallowed one of its slashes; None if it is a path.
 
-    Raises: InputError for a part of one, as ``s3://$BUCKET`` and ``s3://$BUCKET/run`` are where the variable is not set, and
-    for one with ``..`` or ``#`` in it.
+    Raises: InputError for an incomplete URL, such as ``s3://$BUCKET`` or ``s3://$BUCKET/run`` where the variable is not set,
+    and for one that contains ``.``, ``..`` or ``#``.
     """
     match = _URL.fullmatch(str(path))
     scheme, rest = match.groups() if match else ("", "")
     named = rest if scheme in _NO_BUCKET else rest.strip("/").partition("/")[2]
     if (match or _CUT.fullmatch(str(path))) and not named:
         shown = f"{scheme}://…" if "@" in str(path) else str(path)
-        raise InputError(field, shown, "is no whole URL: write SCHEME://BUCKET/FOLDER (is a variable empty?)")
+        raise InputError(field, shown, "is not a complete URL: write SCHEME://BUCKET/FOLDER (is a variable empty?)")
     if match is None:
         return None
-    if "#" in rest:  # what follows names a part of what is there, and would be left out
-        raise InputError(field, f"{scheme}://…", "has a # in it: write another name")
-    if not {".", ".."}.isdisjoint(rest.partition("?")[0].split("/")):  # part of a name to some stores, a step to others
-        raise InputError(field, f"{scheme}://…", "has a step (. or ..) in it: write where it leads")
+    if "#" in rest:  # a URL's fragment would be dropped silently
+        raise InputError(field, f"{scheme}://…", "has a # in it: use another name")
+    if not {".", ".."}.isdisjoint(rest.partition("?")[0].split("/")):  # some stores take it literally
+        raise InputError(field, f"{scheme}://…", "has a . or .. step in it: write the path that it leads to")
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}".rstrip("/")
 
 
@@ -72,7 +72,7 @@ def below(url: str, name: str) -> str:
 
 
 class Objects:
-    """What lies below a URL; keys are relative. Pickles as its URL.
+    """The objects below a URL; keys are relative. Pickles as its URL.
 
     Raises: InputError for a URL that cannot be opened; ``StorageError`` from every method, after several tries.
     """
@@ -86,7 +86,7 @@ class Objects:
         return Objects, (self.url,)
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """Size in bytes of every object below ``folder``, by key, in order; nothing if there is no such folder."""
+        """Size in bytes of every object below ``folder``, by key, in order; empty if there is no such folder."""
 
         def action() -> dict[str, int]:
             found = self._fs.get_file_info(fs.FileSelector(self._path(folder), recursive=True, allow_not_found=True))
@@ -97,25 +97,25 @@ class Objects:
         return self._tried("list", folder, action)
 
     def is_empty(self) -> bool:
-        """Whether nothing is there but folders of ``private``: a kill within our first write leaves them on a disk."""
+        """Whether nothing is there but empty folders of ``private``, which a kill in our first write leaves on a disk."""
         selector = fs.FileSelector(self._base, allow_not_found=True)
         found = self._tried("list", "", lambda: self._fs.get_file_info(selector))
         folders = {info.base_name for info in found if info.type == fs.FileType.Directory}
         return len(folders) == len(found) and folders <= {"private"} and not self.list("private")
 
     def kind(self, key: str) -> str | None:
-        """``file``, ``folder`` or None."""
+        """The kind of what is at ``key``: ``file``, ``folder``, or None if there is nothing."""
         found = self._tried("look up", key, lambda: self._fs.get_file_info(self._path(key)))
         return {fs.FileType.File: "file", fs.FileType.Directory: "folder"}.get(found.type)
 
     def read(self, key: str, size: int | None = None) -> bytes:
-        """``size``: how many bytes it must have."""
+        """Reads an object. ``size``: how many bytes it must have."""
 
         def action() -> bytes:
             with self._fs.open_input_stream(self._path(key), compression=None) as file:
                 content: bytes = file.read()
             if size not in (None, len(content)):
-                raise OSError(f"{len(content)} of {size} bytes came")
+                raise OSError(f"got {len(content)} of {size} bytes")
             return content
 
         return self._tried("read", key, action)
@@ -139,31 +139,31 @@ class Objects:
 
     def delete(self, key: str) -> None:
         def action() -> None:
-            with suppress(FileNotFoundError):  # an earlier try may have done it, and failed to say so
+            with suppress(FileNotFoundError):  # an earlier try may have done it without reporting it
                 self._fs.delete_file(self._path(key))
 
         self._tried("delete", key, action)
 
     def hide(self, folder: str) -> None:
-        """Makes ``folder`` its owner's alone on a disk; elsewhere the bucket's permissions decide."""
+        """Makes ``folder`` owner-only on a disk; elsewhere the bucket's permissions decide."""
         if isinstance(self._fs, fs.LocalFileSystem):
             Path(self._path(folder)).mkdir(parents=True, exist_ok=True)
             Path(self._path(folder)).chmod(0o700)
 
     def tidy(self) -> None:
-        """On a disk, removes what writes that were killed left. One that is going on fails, and is tried again."""
+        """On a disk, removes what killed writes left behind. A write in progress fails, and is retried."""
         if isinstance(self._fs, fs.LocalFileSystem):
             for left in Path(self._base).rglob(f".*{_TEMPORARY}"):
                 left.unlink(missing_ok=True)
 
     def _write(self, key: str, source: BinaryIO) -> None:
         path = self._path(key)
-        if isinstance(self._fs, fs.LocalFileSystem):  # the one that neither replaces as a whole nor syncs
+        if isinstance(self._fs, fs.LocalFileSystem):  # the only one that neither replaces atomically nor syncs
             _write_local(Path(path), source, private=key.startswith("private/"))
             return
         try:
             self._stream(path, source)
-        except FileNotFoundError:  # object stores have no folders; where there are some, they are made
+        except FileNotFoundError:  # object stores have no folders; other file systems need them created
             self._fs.create_dir(posixpath.dirname(path), recursive=True)
             source.seek(0)
             self._stream(path, source)
@@ -179,7 +179,7 @@ class Objects:
         for wait in (*_WAITS, None):
             try:
                 return action()
-            except Exception as error:  # every file system raises errors of its own kinds
+            except Exception as error:  # every file system raises its own kinds of errors
                 if wait is None:
                     reason = (str(error) or type(error).__name__).splitlines()[0][:300]
                     raise StorageError(f"{self.url}: cannot {verb} {key or 'it'}: {reason}") from error
@@ -189,7 +189,7 @@ class Objects:
 
 def _write_local(path: Path, source: BinaryIO, *, private: bool) -> None:
     make_folder(path.parent, private=private)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")  # several may write the same
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")  # several may write one path
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     with os.fdopen(descriptor, "wb") as file:
         shutil.copyfileobj(source, file, _CHUNK)
@@ -208,13 +208,13 @@ def download(objects: Objects, files: dict[str, Path]) -> None:
 
 
 class _Handler(fs.FSSpecHandler):
-    """pyarrow's, but for what it takes an error of the storage for: a folder that is empty, a file that is not there.
+    """pyarrow's handler, except that it does not mistake an error of the storage for an empty folder or a missing file.
 
-    It asks ``isdir``, ``isfile``, ``exists`` and ``find``, all of which fsspec answers thus where a request fails.
+    pyarrow's calls ``isdir``, ``isfile``, ``exists`` and ``find``, which fsspec answers that way when a request fails.
     """
 
     def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
-        self.fs.invalidate_cache()  # fsspec remembers listings: other nodes would go unseen
+        self.fs.invalidate_cache()  # fsspec caches listings, which would hide other nodes' writes
         return super().get_file_info(paths)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
@@ -226,7 +226,7 @@ class _Handler(fs.FSSpecHandler):
             try:
                 entries = self.fs.ls(folder, detail=True)
             except FileNotFoundError:
-                if found or not selector.allow_not_found:  # what was listed a moment ago
+                if found or not selector.allow_not_found:  # it was listed a moment ago
                     raise
                 return []
             for entry in entries:
@@ -245,7 +245,7 @@ class _Handler(fs.FSSpecHandler):
 
 
 def _info(entry: dict[str, Any], folder: str) -> fs.FileInfo | None:
-    """What fsspec lists in ``folder``; None for the folder itself. Raises: OSError if that is no listing of it."""
+    """An entry that fsspec lists in ``folder``; None for the folder itself. Raises: OSError if it does not belong there."""
     name, kind, inside = entry["name"].strip("/"), entry["type"], folder.strip("/")
     if name == inside and (kind == "directory" or entry["name"].endswith("/")):
         return None
@@ -263,7 +263,7 @@ def _info(entry: dict[str, Any], folder: str) -> fs.FileInfo | None:
 def _open(url: str) -> tuple[Any, str]:
     parts = urlsplit(url)
     if ":" in parts.netloc.rpartition("@")[0]:
-        remedy = "a URL holds no password: give credentials as the environment or the machine's role has them"
+        remedy = "a URL must not hold a password: give credentials through the environment or the machine's role"
         raise InputError("--out", f"{parts.scheme}://…", remedy)
     try:
         native, path = fs.FileSystem.from_uri(url)

@@ -1,9 +1,9 @@
-"""Where a run or a sweep is kept: a folder that every node sees, or a URL of which every node keeps a copy (``mirror``).
+"""Opens the storage of a run or a sweep: a folder that every node sees, or a URL that every node copies (``mirror``).
 
 Example:
 
     storage = open_storage("runs/mine")                     # nothing is copied: its methods do nothing
-    storage = open_storage("s3://bucket/runs/mine")         # whatever pyarrow or fsspec opens
+    storage = open_storage("s3://bucket/runs/mine")         # any URL that pyarrow or fsspec can open
     found = load_sweep(local_copy("s3://bucket/runs/quickstart"))
 """
 
@@ -18,28 +18,28 @@ from uedp_ray.storage.base import Storage, StorageError
 from uedp_ray.storage.mirror import OWNERS, Mirror, folder_of, unusable
 from uedp_ray.storage.objects import Objects, as_url, download
 
-_NAMED = "name a folder for this node's copies of what lies at a URL"
+_NAMED = "name a folder for this node's copies of what is at a URL"
 
 
 def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
-    """Of a path or a URL. Nodes keep their copies under ``$UEDP_RAY_WORK`` (default ``~/.cache/uedp_ray``).
+    """Opens the storage at a path or URL. Nodes keep their copies under ``$UEDP_RAY_WORK`` (default ``~/.cache/uedp_ray``).
 
-    Raises: InputError for a URL that cannot be opened or reached, or a path that holds what belongs to a URL.
+    Raises: InputError for a URL that cannot be opened or reached, or a path whose contents belong to a URL.
     """
     if isinstance(out, Storage):
         return out
     url = as_url(out, field)
     if url is None:
         root = Path(out).resolve()
-        if (root / OWNERS).is_dir():  # its ledger is in parts, of which the file shows only what was copied last
-            remedy = "is kept by runs that name it as a URL, or is a copy of such: name the URL"
+        if (root / OWNERS).is_dir():  # its ledger is in parts, and the file has only what was copied last
+            remedy = "belongs to runs that name it as a URL, or is a copy of such a folder: name the URL"
             raise InputError(field, str(root), remedy)
         return Storage(root)
     work = _work()
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = f"cannot be made ({error.strerror}): {_NAMED}"
+        remedy = f"cannot be created ({error.strerror}): {_NAMED}"
         raise InputError("UEDP_RAY_WORK", str(work), remedy) from None
     mirror = Mirror(url, work)
     try:
@@ -50,7 +50,7 @@ def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
 
 
 def local_copy(path: str | Path, *, leave_out: tuple[str, ...] = ()) -> Path:
-    """``path`` itself; of a URL, a fresh copy of what is not private there, less folders named in ``leave_out``."""
+    """Returns ``path`` itself; for a URL, a fresh copy of what is not private there, without the folders ``leave_out``."""
     url = as_url(path)
     if url is None:
         return Path(path)
@@ -66,14 +66,14 @@ def local_copy(path: str | Path, *, leave_out: tuple[str, ...] = ()) -> Path:
 
 
 def folder_only(path: str | Path, field: str = "--out") -> Path:
-    """``path``, of which a URL is refused. Raises: InputError."""
+    """Returns ``path``. Raises: InputError if it is a URL."""
     if as_url(path, field) is not None:
-        raise InputError(field, str(path), "only train and sweep keep things at a URL: name a folder, or copy it first")
+        raise InputError(field, str(path), "only train and sweep can write to a URL: name a folder, or copy it first")
     return Path(path)
 
 
 def _work() -> Path:
     try:
         return Path(os.environ.get("UEDP_RAY_WORK") or "~/.cache/uedp_ray").expanduser().resolve()
-    except RuntimeError:  # of a user id that has none, as a pod may have
+    except RuntimeError:  # the user id has no home folder, as may be the case in a pod
         raise InputError("UEDP_RAY_WORK", None, f"this user has no home folder: {_NAMED}") from None

@@ -1,4 +1,4 @@
-"""Parquet files that somebody else may have written, or that are damaged: read in bounded memory, or refused.
+"""Reads Parquet files that may be damaged or written by somebody else: in bounded memory, or refuses them.
 
 Example:
 
@@ -19,18 +19,18 @@ from uedp_ray.errors import InputError
 from uedp_ray.storage.files import check_regular
 
 MAX_BYTES = 64 * 2**20
-"""Of a table in memory. 10,000 trials with 20 settings take a tenth of it."""
+"""The largest table in memory. 10,000 trials with 20 settings take a tenth of it."""
 _ROWS_AT_ONCE = 64
 _LEAST_A_ROW = 64
-"""Bytes that a row counts for, whatever it holds: a column of nothing takes none, and may have any number of rows."""
+"""Bytes added for every row: an empty column takes none, and may have any number of rows."""
 
 
 @contextmanager
 def refusing_damage(refusal: InputError) -> Iterator[None]:
-    """Raises ``refusal`` for whatever Arrow, and Python with what it returns, make of a damaged file: any exception may be.
+    """Raises ``refusal`` for any exception of Arrow, or of Python with what Arrow returned: a damaged file may cause any.
 
-    Every Parquet file is read within one. Other refusals pass, and so does what is no file's fault: too little memory, and
-    what the system says, such as that nothing is there or too many files are open.
+    Every Parquet file is read inside it. Other refusals pass through, and so do errors that are not the file's fault: too
+    little memory, and errors of the system, such as a missing file or too many open files.
     """
     try:
         yield
@@ -39,20 +39,20 @@ def refusing_damage(refusal: InputError) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if isinstance(error, MemoryError) and not isinstance(error, pa.ArrowException):  # else of a size that is none
+        if isinstance(error, MemoryError) and not isinstance(error, pa.ArrowException):  # Arrow's: a bogus size
             raise
         raise refusal from None
 
 
 def read_bounded(path: Path, remedy: str, *, most_rows: int | None = None) -> pa.Table | None:
-    """A whole table, read a few rows at a time: a small file may unpack to any size.
+    """Reads a whole table, a few rows at a time: a small file may unpack to any size.
 
-    None if it has more than ``most_rows`` rows, or takes more than ``MAX_BYTES``; what the file declares is looked at first.
-    It holds what it says: text is UTF-8, offsets are in range.
-    Raises: InputError with the ``remedy`` for what is no file, or no Parquet; OSError.
+    Returns: the table, validated (text is UTF-8, offsets are in range); None if it has more than ``most_rows`` rows or takes
+      more than ``MAX_BYTES``. What the file declares is checked first.
+    Raises: InputError with the ``remedy`` for anything but a regular file of Parquet; OSError.
     """
     check_regular(path, remedy)
-    refusal = InputError(path.name, str(path), f"is no Parquet file that can be read: {remedy}")
+    refusal = InputError(path.name, str(path), f"is not a readable Parquet file: {remedy}")
     with refusing_damage(refusal), pq.ParquetFile(path, memory_map=True) as file:
         metadata = file.metadata
         stated = sum(metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
@@ -65,13 +65,13 @@ def read_bounded(path: Path, remedy: str, *, most_rows: int | None = None) -> pa
             size, rows = size + parts[-1].nbytes + _LEAST_A_ROW * len(batch), rows + len(batch)
             if size > MAX_BYTES or (most_rows is not None and rows > most_rows):
                 return None
-        table = pa.concat_tables(map(_decoded, parts)).replace_schema_metadata()  # which pandas would act on
+        table = pa.concat_tables(map(_decoded, parts)).replace_schema_metadata()  # pandas would act on it
         table.validate(full=True)
-        return table.rename_columns(table.column_names)  # which may be no UTF-8
+        return table.rename_columns(table.column_names)  # fails for names that are not UTF-8
 
 
 def _decoded(table: pa.Table) -> pa.Table:
-    """Without dictionaries: a value that is held once and named a thousand times is counted a thousand times."""
+    """The table without dictionaries: a value stored once and used a thousand times is counted a thousand times."""
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             kind = field.type.value_type

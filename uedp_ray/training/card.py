@@ -1,4 +1,4 @@
-"""``README.md`` of what is handed on: a model card as model hubs read it, with the total epsilon before any other figure.
+"""``README.md`` of an export: a model card that model hubs can read, with the total epsilon before any other figure.
 
 Example:
 
@@ -25,7 +25,7 @@ from uedp_ray.training.privacy_page import Total
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!~&]")
 _NEW = 20
-"""Tokens that the example writes, where the model has room for twice as many."""
+"""Tokens that the example generates, if the model has room for twice as many."""
 _GENERATE = """\
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -62,7 +62,7 @@ def card(
 
     Args:
       config: as published (``redact.published``). ``result``: the run's ``result.json``.
-      vocabulary: the model's. ``longest``: tokens that the model reads at most; None without a limit.
+      vocabulary: the model's. ``longest``: the most tokens that the model reads; None without a limit.
     """
     privacy, training, metric = config.privacy, config.training, metric_of(config)
     rows = [
@@ -79,12 +79,12 @@ def card(
             if config.model.architecture == "pretrained"
             else []
         ),
-        ("Licence", "none is stated here; that of a base model, if it has one, may bind its users"),
+        ("Licence", "none is stated here; that of a base model, if there is one, may bind its users"),
         ("All settings", "[config.yaml](config.yaml)"),
     ]
     title = _MARKUP.sub(r"\\\g<0>", config.name)
     table = "\n".join(f"| {what} | {found} |" for what, found in rows)
-    separator, narrowed = total.unit.partition("; ")[1:]  # of entities, to those that all trials of a sweep protect
+    separator, narrowed = total.unit.partition("; ")[1:]  # the entities that all trials of a sweep protect
     relation = "zero-out, " + (
         "within declared bounds" if config.bounds.mode == "declared" else "who holds what is fixed"
     )
@@ -102,7 +102,7 @@ A language model ({config.model.architecture}) that predicts the next word, trai
 {table}
 
 Quote the total with its unit and δ. The ε of the run alone, further down in privacy.md, is not the price of this model
-where it was chosen among others by its results.
+if it was chosen among others by its results.
 
 ## Use
 
@@ -136,13 +136,13 @@ def _before(metric: Metric, result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
-    """How text must be put to the model: as it was in training, when no special token came from the tokenizer itself."""
+    """How to give text to the model: as in training, where no special token came from the tokenizer itself."""
     begin, end = (f"`{vocabulary.decode([token])}`" for token in (vocabulary.bos_id, vocabulary.eos_id))
     text = f"Sentences begin and end with {end}" if begin == end else f"Sentences begin with {begin} and end with {end}"
     limit = (
         ""
         if longest is None
-        else f"\nThe model reads {longest} tokens at most, the one that begins a sentence included."
+        else f"\nThe model reads at most {longest} tokens, including the one that begins a sentence."
     )
     return (
         f"{text}; training used the first {config.model.max_length} tokens of each.{limit}\n"
@@ -163,7 +163,7 @@ def _example(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> 
 
 
 def _base_model(config: RunConfig) -> str | None:
-    """The name under which the model that training started from is known, if it may be published."""
+    """The public name of the model that training started from, if it may be published."""
     path = config.model.path
     return path if config.model.architecture == "pretrained" and path not in ("", NOT_PUBLISHED) else None
 

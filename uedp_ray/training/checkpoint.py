@@ -1,9 +1,9 @@
-"""Atomic checkpoints: one safetensors file of tensors and one JSON of state, the JSON's rename being the commit.
+"""Atomic checkpoints: a safetensors file of tensors and a JSON file of state, whose rename is the commit.
 
     checkpoint/round-000050.safetensors     trainable parameters and the server optimizer's tensors
     checkpoint/state.json                   next round, ledger position, config digest, tensor file, SHA-256
 
-Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last whole checkpoint.
+Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uedp_ray.training.rounds import RoundState
 _FORMAT = 1
 _RESTORE = "restore it or use another --out"
 _MOST_BESIDE = 1 << 20
-"""Bytes of headers and step counts."""
+"""The most bytes that headers and step counts take."""
 _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("config_digest", "ledger_digest", "tensors", "sha256"), string()),
     **dict.fromkeys(("format", "next_round", "ledger_seq"), number(0, whole=True)),
@@ -36,7 +36,7 @@ _FIELDS: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class Position:
-    """Where a checkpoint stands; compared with the config and the ledger before it is used."""
+    """The position of a checkpoint, compared with the config and the ledger before it is used."""
 
     next_round: int
     config_digest: str
@@ -63,7 +63,7 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
     }
     write_atomically(folder / "state.json", json.dumps(commit, indent=1).encode())
     for old in folder.iterdir():
-        if old.name != name and _TENSORS.fullmatch(old.name):  # a copy that somebody keeps has another name
+        if old.name != name and _TENSORS.fullmatch(old.name):  # a user's own copy has another name
             old.unlink()
 
 
@@ -76,10 +76,11 @@ def kept_rounds(folder: Path) -> int:
 def load_checkpoint(
     folder: Path, state: RoundState, *, config_digest: str, num_rounds: int, kept: Mapping[str, int]
 ) -> Position | None:
-    """Fills ``state`` from the last whole checkpoint, of ``num_rounds`` rounds at most; None if there is none.
+    """Fills ``state`` from the last complete checkpoint, of at most ``num_rounds`` rounds.
 
-    ``kept``: what the optimizer keeps (``optimizers.kept_by``).
+    ``kept``: the optimizer's state (``optimizers.kept_by``).
 
+    Returns: the checkpoint's position; None if there is no checkpoint.
     Raises: InputError for a checkpoint of another config, or one that is damaged.
     """
     path = folder / "state.json"

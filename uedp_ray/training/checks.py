@@ -1,9 +1,9 @@
-"""What can be checked before any text is read: every command calls this first, so that a mistake costs seconds.
+"""Checks that need no text: every command runs them first, so that a mistake costs seconds.
 
     check_run(config)                       # raises InputError, which names the setting and the remedy
     for note in ignored(config): print(note)
 
-Nothing is written, and of texts no more is looked at than that they are there and can be read. Inputs are public.
+Nothing is written, and texts are only checked to exist and be readable. Inputs are public.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 
 _BYTES = 12
-"""Of a parameter in training, at the least: its float32 in the network, in the flat vector of all, and its gradient."""
+"""Least bytes per parameter in training: a float32 in the network, one in the flat vector of all, and one gradient."""
 
 
 def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
-    """Raises: InputError for whatever of a private run can be refused without its text. ``reporter``: what is ignored."""
+    """Raises InputError for any mistake in a private run that can be found without its text; reports ignored settings."""
     used = for_use(config)
     check_device(used)
     check_model(used)
@@ -60,7 +60,7 @@ def check_comparable(config: RunConfig, reporter: Reporter = SILENT) -> None:
 
 
 def check_pretraining(config: RunConfig) -> None:
-    """Raises: InputError for whatever of pre-training can be refused without its text."""
+    """Raises InputError for any mistake in pre-training that can be found without its text."""
     used = for_use(config)
     if not used.pretrain.text:
         raise InputError("pretrain.text", [], "name public text to train on")
@@ -71,7 +71,7 @@ def check_pretraining(config: RunConfig) -> None:
 
 
 def check_source(field: str, source: SourceConfig) -> None:
-    """Raises: InputError if the text or what its detectors need is not there. ``field``: the setting, if one names it."""
+    """Raises InputError if the text or what its detectors need is missing. ``field``: the setting that names it, if any."""
     with within(field) if field else nullcontext():
         if source.format == "synthetic":
             return
@@ -88,9 +88,9 @@ def check_source(field: str, source: SourceConfig) -> None:
 
 
 def check_unshared(base: RunConfig, variant: RunConfig) -> None:
-    """Raises: InputError for a setting of a variant that would be without effect: what is prepared once is the base's."""
+    """Raises InputError for a setting of a variant that would have no effect, since the base's is prepared once for all."""
     shared = ["name", "task", "corpus.source", "corpus.evaluation", "pretrain"]
-    if variant.model.warm_start == base.model.warm_start:  # else it has a vocabulary and a shape of its own
+    if variant.model.warm_start == base.model.warm_start:  # another start has its own vocabulary and shape
         shared += ["vocabulary", *(f"model.{name}" for name in ("architecture", "path", *SHAPE))]
         positions = "max_length" in architecture(base.model.architecture).shape
         if positions and (base.model.warm_start or base.pretrain.text):
@@ -98,33 +98,35 @@ def check_unshared(base: RunConfig, variant: RunConfig) -> None:
     for key in shared:
         given, value = operator.attrgetter(key)(variant), operator.attrgetter(key)(base)
         if given != value:
-            remedy = "is shared with the base, which is prepared and pre-trained once: set it in base, or run it apart"
+            remedy = (
+                "is shared with the base, which is prepared and pre-trained once: set it in base, or run it separately"
+            )
             raise InputError(f"set.{key}", to_dict(given) if dataclasses.is_dataclass(given) else given, remedy)
 
 
 def check_device(config: RunConfig) -> None:
-    """Raises: InputError if a GPU is asked for, and this machine, where all is to run, has none."""
+    """Raises InputError if a GPU is requested, and everything is to run on this machine, which has none."""
     if config.training.device == "cuda" and not _elsewhere() and not torch.cuda.is_available():
         raise InputError("training.device", "cuda", "no GPU is visible: use auto or cpu")
 
 
 def check_workers(field: str, workers: int, *, here: bool = False) -> None:
-    """Raises: InputError for more workers than this machine could ever bear, where they are to start on it (``here``)."""
+    """Raises InputError for more workers than this machine could ever run, if they are to start on it (``here``)."""
     most = max(16, 4 * (os.cpu_count() or 1))
     if workers > most and (here or not _elsewhere()):
-        remedy = f"this machine has {os.cpu_count()} CPUs: ask for {most} at most, or connect to a Ray cluster"
+        remedy = f"this machine has {os.cpu_count()} CPUs: ask for at most {most}, or connect to a Ray cluster"
         raise InputError(field, workers, remedy)
 
 
 def _elsewhere() -> bool:
-    """Whether work goes to a Ray cluster, of which this machine need not be like the others."""
+    """Whether work goes to a Ray cluster, whose other machines may differ from this one."""
     import ray
 
     return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
 
 
 def check_size(model: ModelConfig) -> None:
-    """Raises: InputError for a network of which one part alone is more than this machine's memory, if all is to run here."""
+    """Raises InputError if one part of the network alone exceeds this machine's memory, and everything is to run here."""
     if _elsewhere():
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -136,9 +138,9 @@ def check_size(model: ModelConfig) -> None:
 
 
 def check_model(config: RunConfig, *, start: bool = True) -> None:
-    """Raises: InputError if the model, its warm start or its vocabulary cannot be made. ``config``: as by ``for_use``.
+    """Raises InputError if the model, its warm start or its vocabulary cannot be built. ``config``: as by ``for_use``.
 
-    ``start``: whether the warm start is that of this model section, and must fit it.
+    ``start``: whether the warm start belongs to this model section, and must fit it.
     """
     check_size(config.model)
     hub = pretrained_config(config.model) if config.model.architecture == "pretrained" else None
@@ -153,7 +155,7 @@ def check_model(config: RunConfig, *, start: bool = True) -> None:
 
 
 def _vocabulary(config: RunConfig) -> Vocabulary | None:
-    """The vocabulary, if it is a published one; of others it is checked that they can be made."""
+    """The vocabulary, if it is a published one; other vocabularies are only checked to be buildable."""
     if config.model.warm_start:
         return _saved("model.warm_start", config.model.warm_start, warm_vocabulary(config.model.warm_start))
     words = config.words
@@ -178,14 +180,14 @@ def _saved(field: str, path: str, vocabulary: Vocabulary) -> Vocabulary:
             vocabulary.save(folder)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # transformers: the name of a chat template that is none of a file, for one
-        remedy = f"its tokenizer can be loaded, and not saved ({one_line(str(error), 300)}): mend its settings"
+    except Exception as error:  # from transformers, such as for a chat template whose name is no file name
+        remedy = f"its tokenizer can be loaded but not saved ({one_line(str(error), 300)}): fix its settings"
         raise InputError(field, path, remedy) from error
     return vocabulary
 
 
 def ignored(config: RunConfig) -> Iterator[str]:
-    """Settings that were given and will not be used, each with the reason."""
+    """Settings that were given but will not be used, each with the reason."""
     model, training = config.model, config.training
     network = architecture(model.architecture)
     others = tuple(name for name in ("init_range", *SHAPE, *DROPOUTS) if name not in network.uses)

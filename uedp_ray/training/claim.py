@@ -1,9 +1,9 @@
-"""Whether a folder may become a run, and what goes of an earlier start whose place is taken.
+"""Decides whether a folder may become a run, and what is removed of an earlier start that it replaces.
 
 Example:
 
-    check_kinds(run)                        # before anything of the folder is read
-    claim(run, config, resume=False)        # the folder is free, or the run that is asked for
+    check_kinds(run)                        # before anything in the folder is read
+    claim(run, config, resume=False)        # the folder is free, or holds the requested run
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from uedp_ray.training.rundir import OF_WORKERS, RunDir, unused
 from uedp_ray.training.texts import copy_of
 
 NO_WORDS = "no-words"
-"""Beside a noisy vocabulary of which no word passed the threshold: an answer, which is asked for once."""
+"""The mark beside a noisy vocabulary in which no word passed the threshold: an answer, which is asked for only once."""
 
 VOCABULARY = "|".join((vocabulary.MADE, *map(re.escape, (TRAINED_HERE, NO_WORDS, WHOLE))))
-"""What is in a run's folder of its vocabulary, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of what is in a run's vocabulary folder."""
 
 _NO_RUN = "is not empty and holds no run: name another folder"
 
 
 def check_kinds(run: RunDir) -> None:
-    """Raises: InputError for a folder in the place of a file of the run, and for what is no folder in the place of one."""
+    """Raises InputError for a folder where a file of the run belongs, and for a file where a folder belongs."""
     for folder in run.folders:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise InputError(folder.name, str(folder), "is no folder: put the run's own back, or remove it")
+            raise InputError(folder.name, str(folder), "is not a folder: restore the run's own, or remove it")
     for file in (*run.files, *run.private_files):
         if file.is_dir():
-            raise InputError(file.name, str(file), "is a folder in the place of a file: move it elsewhere")
+            raise InputError(file.name, str(file), "is a folder where a file belongs: move it elsewhere")
 
 
 def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
-    """Refuses a folder that holds anything but the run that is asked for. Raises: InputError."""
+    """Refuses a folder that holds anything but the requested run. Raises: InputError."""
     if run.root.exists() and not run.root.is_dir():
         raise InputError("--out", run.address, "is a file: name a folder")
     if run.config.exists() and unused(run):
@@ -51,8 +51,8 @@ def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
         if run.load_config().digest() == config.digest():
             if not run.ledger.exists():
                 return
-        elif not run.storage.is_copy:  # else what another start put stays
-            clear(run)  # what failed to start may be mended and tried again
+        elif not run.storage.is_copy:  # in a copy, what another start put stays
+            clear(run)  # a config that failed to start may be fixed and tried again
     if run.config.exists():
         if not resume:
             raise InputError("--out", run.address, "holds a run already: add --resume, or name another folder")
@@ -69,10 +69,10 @@ def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
 
 
 def clear(run: RunDir) -> None:
-    """Forgets a run that is unused. Renamed first, the ledger before all and the configs last: a start after a kill in
-    between finds it unused as before, and ``settle`` deletes what was set aside.
+    """Deletes a run that is unused. Files are renamed first, starting with the ledger and ending with the configs: a start
+    after a kill in between finds the run unused as before, and ``settle`` deletes what was set aside.
 
-    Raises: InputError if something would go that no run makes.
+    Raises: InputError if it would delete something that no run makes.
     """
     with run.driving():  # a worker of a killed process may be about to charge the first round
         if not unused(run):
@@ -85,12 +85,12 @@ def clear(run: RunDir) -> None:
         paths = (*public, *(each for each in run.private.iterdir() if each not in kept), run.config, run.used)
         for number, path in enumerate(paths):
             if path.exists():
-                os.replace(path, aside / f"{number}-{path.name}")  # a vocabulary lies in both folders
+                os.replace(path, aside / f"{number}-{path.name}")  # both folders have a vocabulary
         settle(run.private)
 
 
 def _is_foreign(run: RunDir) -> bool:
-    """Of a folder without a run: whether ``private/`` is the user's own, and not what a killed start left."""
+    """Whether ``private/`` of a folder without a run is the user's own, and not left by a killed start."""
     if not run.private.is_dir():
         return False
     of_a_start = not run.used.exists() or is_dumped(run.used)

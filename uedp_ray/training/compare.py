@@ -1,4 +1,4 @@
-"""One command from text to a table: what privacy costs on this corpus.
+"""From text to a table of what privacy costs on this corpus, in one command.
 
 A comparison file holds a base run and variants of it:
 
@@ -90,11 +90,12 @@ def compare(
     resume: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Runs every variant into ``out/<variant>/`` and returns ``{"rows": […], "out": …}``, the rows without run_dir also as
-    ``out/table.json``.
+    """Runs every variant into ``out/<variant>/`` and writes ``out/table.json``, the rows without run_dir.
 
-    A row holds name, the scores (perplexity, bits_per_byte, unk_share), epsilon by unit (None: no guarantee), delta,
-    unit, rounds and run_dir. A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
+    A variant may protect other categories (``corpus.categories``) of the one prepared corpus.
+
+    Returns: ``{"rows": […], "out": …}``; a row holds name, the scores (perplexity, bits_per_byte, unk_share), epsilon by
+      unit (None: no guarantee), delta, unit, rounds and run_dir.
     """
     storage = Storage(folder_only(out).resolve())
     num_workers = comparison.base.training.num_workers if workers is None else workers
@@ -153,7 +154,7 @@ def _compare(
 
 
 def _same_base(base: RunConfig, path: Path) -> None:
-    """What is prepared and pre-trained once under ``out`` is that of one base."""
+    """Refuses another base: what is prepared and pre-trained under ``out`` is shared."""
     if not path.exists():
         make_folder(path.parent)
         with replacing(path) as new:
@@ -171,7 +172,7 @@ def _train_variant(
     resume: bool,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Trains a variant (no round of it if it is finished already) and returns its row."""
+    """Trains a variant, unless it is already finished, and returns its row."""
     variant = dataclasses.replace(methods.apply(config, *comparison.variants[name]), name=_slug(name))
     folder = out / _slug(name)
     reporter.say(f"training: {name}")

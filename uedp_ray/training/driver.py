@@ -1,6 +1,6 @@
 """The driver of a run, on the worker of rank 0: budget, ledger, noise, evaluation, checkpoints, progress, results.
 
-It alone sees the un-noised sum of a round. Everything it writes outside the ledger follows from released values.
+Only it sees the un-noised sum of a round. Everything it writes outside the ledger follows from released values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunDriver:
     state: RoundState
     weights: Weights | None
     evaluate: Callable[[], Mapping[str, float | None]]
-    """``Task.scores`` of the current parameters on the evaluation text; None's without one."""
+    """``Task.scores`` of the current parameters on the evaluation text; all None if there is none."""
     reporter: Reporter = SILENT
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -57,12 +57,10 @@ class RunDriver:
         self._left = 0
 
     def resume(self) -> None:
-        """Loads the last whole checkpoint, if any, and sees how many rounds the budget still has."""
+        """Loads the last complete checkpoint, if any, and computes how many rounds the budget still allows."""
         self.run.storage.get(self.run.checkpoint, commit=COMMIT)
         self.rows = self._known_rows()
-        if (
-            not self.rows
-        ):  # lost or damaged: the first row is of the initial parameters, which are in ``state`` until now
+        if not self.rows:  # lost or damaged: the first row scores the initial parameters, which ``state`` still holds
             self._record()
         position = load_checkpoint(
             self.run.checkpoint,
@@ -78,14 +76,14 @@ class RunDriver:
         self._left = self._affordable()
         if position is None and self._charged.num_rounds >= self._training.checkpoint_every:
             self.reporter.say(
-                f"caution: {self._charged.num_rounds} rounds were charged, and checkpoint/ is gone: training starts over, "
-                f"with what is left of the budget ({self._left} of {self._training.num_rounds} rounds)"
+                f"caution: {self._charged.num_rounds} rounds were charged, and checkpoint/ is missing: training starts "
+                f"over, with what is left of the budget ({self._left} of {self._training.num_rounds} rounds)"
             )
         if position is not None and self._diverged():
             self._refuse_divergence()
 
     def _known_rows(self) -> list[dict[str, Any]]:
-        """Those of ``rounds.parquet``, as far as it can be read."""
+        """The rows of ``rounds.parquet``; none if it cannot be read."""
         names = {"round", *self._metric.names, "noise_std", *(f"epsilon_{unit}" for unit in UNITS)}
         try:
             with refusing_damage(InputError("rounds.parquet", str(self.run.rounds), "is damaged: delete it")):
@@ -97,15 +95,15 @@ class RunDriver:
         return rows if rows and rows[0]["round"] == 0 and all(map(self._is_row, rows)) else []
 
     def _affordable(self) -> int:
-        """How many more rounds there are. No more are charged, in all, than were planned: a crashed round that was charged
-        already takes one away.
+        """How many more rounds may run. In total, no more are charged than were planned: a crashed round that was already
+        charged takes one away.
         """
         remaining = self._training.num_rounds - self.state.next_round
         if not self.plan.private:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
-        if not charged.rounds and len(charged.releases) > 1:  # a crash had it charged before it was kept
+        if not charged.rounds and len(charged.releases) > 1:  # a crash came between charging and keeping one
             affordable = self.plan.affordable(charged)
             if affordable < planned:
                 planned = affordable
@@ -118,7 +116,7 @@ class RunDriver:
         if self._left <= 0:
             return None
         self._left -= 1
-        # A replayed round draws a fresh sample, unless the run is a test whose replays must be the same.
+        # A replayed round draws a fresh sample, unless the run is a test whose replays must be identical.
         return self._ledger.attempts(round_index) if self.plan.private else 0
 
     def charge(self, round_index: int, attempt: int) -> None:
@@ -137,7 +135,7 @@ class RunDriver:
             self._record()
         diverged = self._diverged()
         if last or diverged or state.next_round % self._training.checkpoint_every == 0:
-            self._save()  # also where it diverged: no round is played again because of what it released
+            self._save()  # also on divergence: no round is replayed because of what it released
         if diverged:
             self._refuse_divergence()
         self._tell()
@@ -148,7 +146,7 @@ class RunDriver:
         return not (finite and bool(torch.isfinite(self.state.parameters).all()))
 
     def _refuse_divergence(self) -> None:
-        """Raises: InputError rather than spend the budget on a model that is none."""
+        """Raises InputError, rather than spend the budget on a useless model."""
         found = f"not finite after round {self.state.next_round}"
         remedy = f"training diverged, parameters or {self._metric.title} are {found}: lower it, and start a new run"
         raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
@@ -168,7 +166,7 @@ class RunDriver:
         return epsilons(self.plan, self._charged)
 
     def _save(self) -> None:
-        self._write_rows()  # before the checkpoint: rows beyond it are dropped on resume, missing ones would stay lost
+        self._write_rows()  # before the checkpoint: on resume, later rows are dropped, but missing ones would stay lost
         seq, digest = self._ledger.position
         save_checkpoint(self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, seq, digest))
         self.run.storage.put(self.run.rounds)
@@ -183,16 +181,16 @@ class RunDriver:
         return (time.monotonic() - self._started) / max(1, self.state.next_round - self._first)
 
     def _tokens_per_second(self) -> float | None:
-        """A time, so private: rounds take longer the more was drawn. None where this start trained nothing."""
+        """Speed, private since rounds take longer the more was drawn. None if this start trained nothing."""
         tokens = self.plan.config.corpus.declared_num_tokens
         if tokens is None or self.state.next_round == self._first:
             return None
         return tokens * self.plan.config.privacy.user_sampling_prob / self._seconds_a_round()
 
     def _tell(self) -> None:
-        """What the live line shows; nothing in it depends on who was drawn but the time taken.
+        """Writes what the live line shows; nothing in it but the time taken depends on who was drawn.
 
-        Its epsilon is, from the first round on, that of the planned end: what is paid even if the run is broken off here.
+        Its epsilon is, from the first round on, that of the planned end: what is paid even if the run is stopped here.
         """
         latest, unit = self.rows[-1], self.plan.config.privacy.unit
         progress = {
@@ -207,7 +205,7 @@ class RunDriver:
         write_json(self.run.progress, progress)
 
     def finish(self) -> None:
-        """Writes ``privacy.md`` and, last, ``result.json``: it marks a run that is finished."""
+        """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
         if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
             self._record()
             self._write_rows()
@@ -244,7 +242,7 @@ class RunDriver:
         storage.publish(run.result)
 
     def _is_row(self, row: Mapping[str, Any]) -> bool:
-        """Whether it is one that ``_record`` makes: a round, and numbers, of which only scores may be missing."""
+        """Whether ``_record`` could have made the row: a round, and numbers, of which only scores may be missing."""
         scores = self._metric.names
         numbers = {name: value for name, value in row.items() if not (name in scores and value is None)}
         return type(row["round"]) is int and all(type(value) in (int, float) for value in numbers.values())

@@ -1,4 +1,4 @@
-"""The score of a model on text that is public or declared to be outside the protected set.
+"""Scores a model on text that is public or declared to be outside the protected set.
 
 Example:
 
@@ -28,7 +28,7 @@ from uedp_ray.units import UNITS
 
 
 def batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Positions of sentences of like length, packed so that a padded batch has at most ``batch_tokens`` tokens."""
+    """Positions of sentences of similar length, packed so that a padded batch has at most ``batch_tokens`` tokens."""
     order = np.argsort(np.asarray(lengths), kind="stable")
     start = 0
     while start < len(order):
@@ -69,9 +69,9 @@ def score(
 
 
 def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
-    """The scores of a model that never saw the private corpus: its epsilon is 0 whatever the unit.
+    """The scores of a model that never saw the private corpus: its epsilon is 0 for every unit.
 
-    ``config`` has prepared corpora; without ``model.warm_start`` it is the untrained model.
+    ``config`` has prepared corpora; without ``model.warm_start`` the model is the untrained one.
     """
     config = for_use(config)
     vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)

@@ -1,12 +1,12 @@
-"""What of a run is handed on: model, tokenizer, card, statement, ledger; the total first, and nothing of its owner's house.
+"""Exports a finished run for others: model, tokenizer, card, statement and ledger, the total first, and nothing internal.
 
     found = Finished.open(RunDir(Path("runs/mine")))
     export_run(found, Path("handed-on"), own_total(found), {})
     # README.md  privacy.md  model/  config.yaml  ledger.jsonl  selection.json  ledgers/
 
-A run directory is its owner's: it holds paths, times and what is private. The folder made here holds none of these: every
-file is written anew, of what is listed here and nothing else, under one fixed date. ``search.export`` says what the total of
-a run of a sweep is.
+A run directory is for its owner: it holds paths, times and private files. The folder made here holds none of these: every
+file is rewritten, only what is listed here is included, and all have one fixed date. ``search.export`` defines the total of
+a run of a sweep.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "
 _AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja", TRAINED_HERE)
 _FOLDERS = ("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
 _OF_THE_RUN = (
-    "# Settings of this run: privacy.target_epsilon is of it alone. What the model costs in all: privacy.md.\n"
+    "# Settings of this run: privacy.target_epsilon is of it alone. The total that the model costs: privacy.md.\n"
 )
 _PLAY = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended and has a guarantee, with its epsilon by unit as its own ledger has it."""
+    """A finished run with a guarantee, and its epsilon by unit according to its own ledger."""
 
     run: RunDir
     config: RunConfig
@@ -63,17 +63,17 @@ class Finished:
 
     @property
     def epsilon(self) -> float:
-        """Of the unit that the run protects."""
+        """Epsilon for the unit that the run protects."""
         return self.spent[self.config.privacy.unit]
 
     @classmethod
     def open(cls, run: RunDir) -> Finished:
-        """Raises: InputError for what is no finished run, has no guarantee, or whose ledger and result contradict."""
+        """Opens a run. Raises: InputError if it is unfinished or has no guarantee, or its ledger contradicts its result."""
         run.storage.get(run.config, run.setup, run.result, run.model)
         run.storage.restore(run.ledger)
         for path, remedy in (
             (run.config, "holds no run or sweep: name a folder that uedp-ray train or sweep wrote"),
-            (run.result, "holds no finished run: go on with it first (--resume)"),
+            (run.result, "holds no finished run: finish it first (--resume)"),
             (run.setup, "has no private/, so it is a copy: export from the folder in which the run was made"),
             (run.model / "config.json", "holds no model: it was removed"),
         ):
@@ -82,7 +82,7 @@ class Finished:
         try:
             check_whole(run.model)
         except InputError as error:
-            raise InputError("RUN", str(run.root), f"{error.remedy}: put the model's own files back") from error
+            raise InputError("RUN", str(run.root), f"{error.remedy}: restore the model's own files") from error
         config, events = run.load_config(), read_ledger(run.ledger)
         run.check_uncut(len(events))
         result, setup = run.load_result(metric_of(config)), run.load_setup()
@@ -92,11 +92,11 @@ class Finished:
         found = cls(run, config, plan, events, spent, result, setup)
         found._refuse_without_guarantee()
         if len({event.get("round") for event in events if event["kind"] == "round"}) < result["rounds"]:
-            remedy = f"holds fewer rounds than the {result['rounds']} that result.json says: put the whole ledger back"
+            remedy = f"holds fewer rounds than the {result['rounds']} in result.json: restore the whole ledger"
             raise InputError("ledger.jsonl", str(run.ledger), remedy)
         stated = result["epsilon"].get(config.privacy.unit)
         if stated is None or found.epsilon * _PLAY < stated:
-            remedy = f"its ledger gives less than the {stated} of result.json: put the whole ledger back"
+            remedy = f"its ledger gives less than the {stated} in result.json: restore the whole ledger"
             raise InputError("ledger.jsonl", found.epsilon, remedy)
         return found
 
@@ -104,7 +104,7 @@ class Finished:
         privacy, header = self.config.privacy, self.events[0]["header"]
         if not self.plan.private or header.get("private") is not True or not math.isfinite(self.epsilon):
             noise = "test noise" if privacy.test_noise_seed is not None else f"noise: {privacy.noise}"
-            remedy = f"is NOT PRIVATE ({noise}): there is no epsilon to hand on with it, and what is exported has one"
+            remedy = f"is NOT PRIVATE ({noise}): it has no epsilon to publish, and only runs with one are exported"
             raise InputError("RUN", str(self.run.root), remedy)
 
 
@@ -131,9 +131,9 @@ def export_run(
 
     Args:
       found: the run. ``total``: its epsilon is at least the run's.
-      terms: what ``answers.export_epsilon`` needs to recompute the total, beside ledgers; made ``selection.json``.
-      ledgers: of every run that is charged, by position.
-      name: of the model, if not the run's.
+      terms: what ``answers.export_epsilon`` needs, besides ledgers, to recompute the total; goes into ``selection.json``.
+      ledgers: the ledger of every run that is charged, by position.
+      name: the model's name, if not the run's.
       over: whether ``out`` may hold an earlier export.
 
     Returns: out, epsilon (the total), epsilon_of_run, rule, delta, unit.
@@ -209,39 +209,39 @@ def _write(
 def _write_model(model: Path, into: Path) -> None:
     """Weights and tokenizer. Libraries note where they read from, in settings and in the header of the weights."""
     for path in model.iterdir():
-        if path.is_symlink():  # to whatever a stranger's folder, or a slip, would have published
-            raise InputError("model", str(path), "is a link: put the file itself in its place")
+        if path.is_symlink():  # it could publish any file, by malice or mistake
+            raise InputError("model", str(path), "is a link: replace it with the file itself")
     for name in _SETTINGS:
         if (model / name).exists():
-            settings = read_json(model / name, {}, "put the run's own back")
+            settings = read_json(model / name, {}, "restore the run's own")
             for key in _FOLDERS:
                 settings.pop(key, None)
             text = json.dumps(settings, indent=2, ensure_ascii=False)
             try:
                 (into / name).write_text(text + "\n", encoding="utf-8")
-            except UnicodeEncodeError:  # half a surrogate
-                raise InputError(name, str(model / name), "is damaged: put the run's own back") from None
+            except UnicodeEncodeError:  # half a surrogate pair
+                raise InputError(name, str(model / name), "is damaged: restore the run's own") from None
     for name in _AS_THEY_ARE:
         if (model / name).exists():
-            check_regular(model / name, "put the run's own back", most=MOST_BYTES)
+            check_regular(model / name, "restore the run's own", most=MOST_BYTES)
             shutil.copyfile(model / name, into / name)
     for weights in sorted(model.glob("*.safetensors")):
-        check_regular(weights, "put the run's own back")
+        check_regular(weights, "restore the run's own")
         try:
             tensors = safetensors.torch.load_file(weights)
         except SafetensorError as error:
-            raise InputError("model", str(weights), f"is damaged ({error}): put the run's own back") from None
+            raise InputError("model", str(weights), f"is damaged ({error}): restore the run's own") from None
         safetensors.torch.save_file(tensors, into / weights.name, {"format": "pt"})
 
 
 def _copy_ledger(ledger: Path, to: Path) -> None:
-    """Its whole lines: what a torn one would pay for was never released."""
+    """Copies the ledger's complete lines: what a torn line would pay for was never released."""
     content = ledger.read_bytes()
     to.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 def _refuse_traces(folder: Path, found: Finished) -> None:
-    """The second look. Raises: InputError if a path of the run is in any exported file."""
+    """Checks the export once more. Raises: InputError if a path of the run is in any exported file."""
     paths = {str(found.run.root), *_paths(to_dict(found.config))}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = file.read_bytes()
@@ -251,7 +251,7 @@ def _refuse_traces(folder: Path, found: Finished) -> None:
 
 
 def _paths(tree: Any) -> Iterator[str]:
-    """Absolute paths below the root, anywhere in a configuration; ``list:FILE`` names one too."""
+    """Absolute paths below the root anywhere in a configuration, including those in ``list:FILE``."""
     if isinstance(tree, dict | list):
         for value in tree.values() if isinstance(tree, dict) else tree:
             yield from _paths(value)
@@ -262,7 +262,7 @@ def _paths(tree: Any) -> Iterator[str]:
 
 
 def _neutral(folder: Path) -> None:
-    """One date, and readable by all, whatever this machine's habits are."""
+    """Gives every file one date and makes it readable by all, whatever this machine's defaults are."""
     for path in [*folder.rglob("*"), folder]:
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, (DATE, DATE))

@@ -1,9 +1,9 @@
-"""Errors of memory and of devices, reported as what the user can mend: starting the same work again does not.
+"""Memory and device errors, reported as problems that the user can fix: starting the same work again does not help.
 
     with blamed("training.batch_tokens", 4096):
         loss.backward()                    # torch.OutOfMemoryError -> InputError: training.batch_tokens = 4096: …
 
-An error of the network between workers (NCCL, gloo) is none of these: it is how the loss of a node shows elsewhere.
+Errors of the network between workers (NCCL, gloo) are not among them: they are how other nodes see the loss of a node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BROKEN = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS", "CU
 
 @contextmanager
 def blamed(setting: str, value: object) -> Iterator[None]:
-    """Raises InputError on ``setting`` where memory ran out in the block, DeviceError where a device failed."""
+    """Raises InputError on ``setting`` if memory ran out in the block, DeviceError if a device failed."""
     try:
         yield
     except Exception as error:
@@ -38,12 +38,12 @@ def _users_error(error: Exception, setting: str, value: object) -> InputError | 
         return None
     if _is_of_memory(error, text.lower()):
         where = "the GPU" if "cuda" in text.lower() else "this machine"
-        remedy = f"{where} ran out of memory: lower it, take a smaller model, or give it more memory; --resume goes on"
+        remedy = f"{where} ran out of memory: lower it, use a smaller model, or give it more memory; --resume continues"
         return InputError(setting, value, remedy)
     broken = isinstance(error, RuntimeError) and any(mark in text for mark in _BROKEN)
     if broken or isinstance(error, torch.AcceleratorError):
-        said = text.splitlines()[0] if text else type(error).__name__  # of the driver: it knows no text
-        remedy = f"the GPU failed ({said}): look after it, or take another; --resume goes on"
+        said = text.splitlines()[0] if text else type(error).__name__  # the driver's message: no private text
+        remedy = f"the GPU failed ({said}): check it, or use another; --resume continues"
         return DeviceError("training.device", "cuda", remedy)
     return None
 

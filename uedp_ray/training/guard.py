@@ -1,11 +1,11 @@
-"""Text that must not be the private text: evaluation text, public text, and the text that rule ``public`` searches on.
+"""Refuses text that must not be the private text: evaluation and public text, and text that rule ``public`` searches on.
 
     compared = check_evaluation(private, evaluation, source)     # InputError, or what could be compared
     check_public(private, sketch, "pretrain.text", paths)
 
 A perplexity is an exact function of the evaluation text, and a vocabulary and a warm start are functions of public text:
-none of them is charged. What is compared, and how much may be shared: ``corpus.overlap``. These are nets for mistakes, not
-proofs: a paraphrase passes.
+none of them is charged. ``corpus.overlap`` defines what is compared, and how much may be shared. These checks catch
+mistakes and prove nothing: a paraphrase passes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from uedp_ray.errors import InputError, TextError
 from uedp_ray.storage.files import check_regular, load_array
 
 TEXT_SKETCH = "text_sketch.npy"
-"""Beside a pre-trained model: the sketch of the public text that it and its vocabulary were made from."""
+"""The file beside a pre-trained model with the sketch of the public text that it and its vocabulary were made from."""
 
 TRAINED_HERE = "trained_on_private_text"
-"""Beside a model that a run trained, and words that it took from private text, wherever they are copied."""
+"""The mark beside a model that a run trained, and beside words taken from private text, wherever they are copied."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What of the private and another text could be compared. Public: it follows from formats.
+    """The parts of the private and another text that could be compared. Public: it follows from formats.
 
-    Whether there was running text enough to compare does not, so it is not reported.
+    Whether there was enough running text to compare does not, so it is not reported.
     """
 
     users: bool
@@ -49,7 +49,7 @@ def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) 
 
 
 def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig, remedy: str) -> Compared:
-    """Refuses ``other`` where it shares users, or much text, with the private corpus.
+    """Refuses ``other`` if it shares users, or much text, with the private corpus.
 
     Raises: TextError naming ``field`` and its ``source``.
     """
@@ -72,13 +72,13 @@ def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: obje
     share = shared_text(private.text_sketch, sketch)
     if share is not None and share >= MOST_SHARED:
         found = (
-            f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may be alike"
+            f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may match"
         )
-        raise TextError(field, named, f"{found}: {remedy}, and take out what a template wrote in both")
+        raise TextError(field, named, f"{found}: {remedy}, and remove what a template wrote in both")
 
 
 def check_start(config: RunConfig) -> None:
-    """Refuses to start from the model or the words of a run, whose epsilon would not be counted.
+    """Refuses to start from the model or the words of another run, whose epsilon would not be counted.
 
     Raises: InputError naming ``model.warm_start``, ``model.path`` or ``vocabulary.path``.
     """
@@ -95,7 +95,7 @@ def check_start(config: RunConfig) -> None:
 
 
 def check_warm_start(private: Corpus, model: str) -> None:
-    """Refuses a model that was pre-trained on private text. One that ``pretrain`` did not write tells nothing of its text.
+    """Refuses a model pre-trained on private text. A model that ``pretrain`` did not write has no record of its text.
 
     Raises: InputError naming ``model.warm_start``.
     """

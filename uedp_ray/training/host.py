@@ -1,11 +1,11 @@
-"""Where the round loop runs: a Ray Train worker group, or this process.
+"""Hosts of the round loop: a Ray Train worker group, or this process.
 
     result = train(config, Path("runs/mine"), workers=2)          # Ray Train, two workers
     result = train(config, Path("runs/small"), workers=0)         # this process, no Ray: small runs, sweep trials
 
-A Ray Train group whose worker died is started again; the loop then resumes from the run's own checkpoint and ledger, never
-from Ray's state. What starting again cannot mend (input, memory, a broken GPU) ends the run instead, which would go on
-charging. Each worker holds the users whose stable hash falls to it for the whole run.
+A Ray Train group whose worker died is restarted; the loop then resumes from the run's own checkpoint and ledger, never from
+Ray's state. A failure that a restart cannot fix (input, memory, a broken GPU) ends the run, which would otherwise keep
+charging. Each worker holds the users whose stable hash assigns them to it, for the whole run.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ def train(
     public_source: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Trains one model and returns ``result.json``, with what stays with the owner: ``run_dir``, ``tokens_per_second``.
+    """Trains one model and returns ``result.json``, with what only its owner sees: ``run_dir``, ``tokens_per_second``.
 
     Args:
       config: the run.
       out: the run directory, or a URL to keep it at (``storage.mirror``); must be new unless ``resume``.
-      workers: Ray Train workers; 0 runs in this process; None takes ``training.num_workers``.
-      cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None shares out what the cluster has.
+      workers: Ray Train workers; 0 runs in this process; None means ``training.num_workers``.
+      cpus_per_worker: CPUs, and so threads, of a Ray Train worker; None divides what the cluster has.
       gpus_per_worker: GPUs of a Ray Train worker; None gives each worker one if there are enough, else none.
-      resume: continue the run in ``out``.
+      resume: whether to continue the run in ``out``.
       tokens: a folder of tokenised text that several runs share.
-      text: which text the run must be of, where several are compared (``prepare_corpora``).
-      part_of: ``sweep`` or ``comparison``, where the run is one of several of which one is chosen by its results, so that
-        its own epsilon is not that of a chosen model. It goes on only as what it began as.
-      public_source: ``corpus.source`` is public text itself, which other public text may share.
+      text: the record of the text that the run must be of, if several are compared (``prepare_corpora``).
+      part_of: ``sweep`` or ``comparison``, if the run is one of several of which one is chosen by its results, so that its
+        own epsilon is not that of a chosen model. It can be continued only as what it started as.
+      public_source: whether ``corpus.source`` is itself public text, which other public text may share.
       reporter: gets each stage and each round.
 
-    Raises: InputError for what the user can mend, memory included; DeviceError, which is one, where a GPU failed;
-      RuntimeError if the workers failed for good.
+    Raises: InputError for what the user can fix, memory included; DeviceError, a subclass, if a GPU failed; RuntimeError
+      if the workers failed permanently.
     """
     check_workers(
         *(("training.num_workers", config.training.num_workers) if workers is None else ("--workers", workers))
@@ -116,11 +116,11 @@ def train(
             storage.publish(run.result)
             if run.checkpoint.exists() and not storage.is_copy:
                 _look_at_model(run, reporter)
-        run.progress.unlink(missing_ok=True)  # which tells speeds; where Ray itself was killed it is still there
+        run.progress.unlink(missing_ok=True)  # it shows speeds, and remains where Ray itself was killed
         shutil.rmtree(run.ray, ignore_errors=True)
         run.storage.get(run.speed)
         speed: dict[str, Any] = {"tokens_per_second": None}
-        with suppress(InputError):  # of this machine only; nothing rests on it
+        with suppress(InputError):  # of this machine only; nothing depends on it
             speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
         result = run.load_result(metric)
         before, after = result[metric.initial], result[metric.name]
@@ -128,16 +128,16 @@ def train(
             now = "not finite" if after is None else metric.show(after)
             reporter.say(
                 f"caution: the model predicts worse than it did before training ({metric.say(before)}, now {now}): "
-                "try a lower training.server_learning_rate, less noise, or clip norms nearer to what gradients have"
+                "try a lower training.server_learning_rate, less noise, or clip norms closer to those of the gradients"
             )
         return result | speed | {"run_dir": run.address}
 
 
 @contextmanager
 def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
-    """Connects to ``address`` (none: ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open.
+    """Connects to ``address`` (default ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open.
 
-    Raises: InputError where whoever reaches a port of the cluster gets in without a token, or this process has none.
+    Raises: InputError if the cluster admits anyone who reaches a port without a token, or this process has no token.
     """
     import ray
 
@@ -163,10 +163,10 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             raise InputError("RAY_AUTH_TOKEN", "***" if "RAY_AUTH_TOKEN" in os.environ else None, remedy) from None
         except (OSError, RuntimeError):
             raise
-        except Exception as error:  # Ray's own are bare ones
+        except Exception as error:  # Ray raises bare Exceptions
             raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
 
-    # Ray tells of lost nodes on standard output, which is for answers.
+    # Ray reports lost nodes on standard output, which is for answers.
     with redirect_stdout(sys.stderr), ray_started(start) as gcs_address:
         try:
             require_closed(gcs_address)
@@ -176,13 +176,13 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
 
 
 def connected(num_workers: int) -> AbstractContextManager[None]:
-    """``ray_session`` with the cluster of ``RAY_ADDRESS``, if there is one to train on: before hours of work, not after."""
+    """``ray_session`` with the cluster of ``RAY_ADDRESS``, if one is to be trained on: before hours of work, not after."""
     return ray_session(num_workers) if num_workers and os.environ.get("RAY_ADDRESS") else nullcontext()
 
 
 def check_gpus(config: RunConfig, num_workers: int, gpus: float | None = None) -> None:
-    """Raises: InputError for GPUs that the cluster does not have, if this process is connected to one. ``gpus``: of a
-    worker; None: as ``gpus_for``."""
+    """Raises InputError for GPUs that the cluster does not have, if this process is connected to one. ``gpus``: GPUs of
+    a worker; None: as ``gpus_for``."""
     import ray
 
     if num_workers and ray.is_initialized():
@@ -217,12 +217,12 @@ def _train_on_ray(
             if not patience.start_again(kept):
                 told = f"the workers failed {patience.failures} times after round {kept}"
                 raise RuntimeError(f"{told}; what was charged stays charged: {reason}") from failure
-            reporter.say(f"the workers failed, and start again from round {kept}: {reason}")
+            reporter.say(f"the workers failed, and restart from round {kept}: {reason}")
     run.storage.get(run.result)
 
 
 def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None:
-    """One Ray Train group, until it has ended or a worker has. Returns its failure; raises the error of its worker."""
+    """Runs one Ray Train group until it or a worker ends. Returns its failure; raises a user's error from its worker."""
     from ray.train import FailureConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
@@ -238,13 +238,13 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
             name=name,
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),  # Patience decides
-            # Threads that spin while they wait slow a worker manyfold where something else needs its cores.
+            # Spinning threads slow a worker manyfold when something else needs its cores.
             worker_runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}},
         ),
     )
     failed = None
     try:
-        with handlers_kept():  # Ray Train takes Ctrl-C over for good, and then ends the process
+        with handlers_kept():  # Ray Train takes Ctrl-C over permanently, and then ends the process
             trainer.fit()
     except TrainingFailedError as failure:
         failed = failure
@@ -261,15 +261,15 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
 
 @dataclass
 class Patience:
-    """How often a group that fails is started again: every start may charge rounds anew, so only while it gets on."""
+    """Limits restarts of a failing group: every start may charge rounds again, so it restarts only while it progresses."""
 
     max_failures: int
-    """Failures in a row none of which kept a round more than the one before."""
+    """Most consecutive failures without progress, that is, without another round in the checkpoint."""
     kept: int = 0
     failures: int = 0
 
     def start_again(self, kept: int) -> bool:
-        """Whether a group that failed, with ``kept`` rounds in its checkpoint, has another start."""
+        """Whether to restart a group that failed with ``kept`` rounds in its checkpoint."""
         self.failures = 1 if kept > self.kept else self.failures + 1
         self.kept = kept
         return self.failures <= self.max_failures
@@ -281,7 +281,7 @@ def _kept(run: RunDir) -> int:
 
 
 def _free(run: RunDir) -> None:
-    """Takes back what the group of a killed trial holds: Ray's own cleaner needs a dashboard, and one Ray a machine."""
+    """Frees what the group of a killed trial holds: Ray's own cleaner needs a dashboard, and a single Ray per machine."""
     import ray
     from ray.util.placement_group import PlacementGroup
 
@@ -290,19 +290,19 @@ def _free(run: RunDir) -> None:
     if not group.exists():
         return
     check_regular(group, "delete it", most=1000)
-    if group.stat().st_size:  # else whoever wrote it was killed, or had no room
+    if group.stat().st_size:  # empty if its writer was killed, or out of space
         try:
             held = ray.PlacementGroupID(bytes.fromhex(group.read_text()))
         except ValueError:
             raise InputError(group.name, str(group), "is damaged: delete it") from None
-        # What another job held ended with it, or is alive.
+        # Another job's group ended with the job, or is alive.
         if held.hex().endswith(ray.get_runtime_context().get_job_id()):
             ray.util.remove_placement_group(PlacementGroup(held))
     group.unlink()
 
 
 def _ray_worker(settings: dict[str, Any]) -> None:
-    """What each Ray Train worker runs. A user's error is handed back as a file: retrying cannot mend it."""
+    """The function that each Ray Train worker runs. A user's error is passed back as a file: retrying cannot fix it."""
     import ray.train
     import ray.train.torch
 
@@ -327,16 +327,16 @@ def _ray_worker(settings: dict[str, Any]) -> None:
         fields["device"] = isinstance(error, DeviceError)
         error_file.write_text(json.dumps(fields))
         run.storage.publish(error_file)
-        raise  # the other workers wait for this one: only a failure ends their waiting
+        raise  # the other workers wait for this one until it fails
 
 
 def _look_at_model(run: RunDir, reporter: Reporter) -> None:
-    """Says of a finished run whose model is gone, or not whole, how to have it written anew."""
+    """Reports how to restore the model of a finished run, if it is missing or incomplete."""
     try:
         check_whole(run.model)
     except InputError:
-        remedy = "delete result.json, and run again with --resume to have it written anew from checkpoint/"
-        reporter.say(f"caution: {run.model} holds no whole model any more: {remedy}")
+        remedy = "delete result.json, and run again with --resume to rebuild it from checkpoint/"
+        reporter.say(f"caution: {run.model} no longer holds a complete model: {remedy}")
 
 
 @contextmanager
@@ -350,7 +350,7 @@ def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
             last = done.wait(0.3)  # the last rounds are reported too
             try:
                 row = read_json(run.progress, _PROGRESS | metric.checks(), "delete it")
-            except (OSError, InputError):  # not there yet, or no descriptor is left: the run itself will say so
+            except (OSError, InputError):  # not there yet, or no descriptor is left, which the run itself reports
                 continue
             if row != seen:
                 seen = row

@@ -1,4 +1,4 @@
-"""The network of a run: as it is before it is trained, and which part of it is."""
+"""The network of a run before training, and the part of it that is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uedp_ray.models.trainable import select_trainable
 
 
 def initial_model(config: RunConfig, vocabulary: Vocabulary) -> nn.Module:
-    """The configured network for a vocabulary, warm-started where asked; see ``build_model``."""
+    """The configured network for a vocabulary, warm-started if configured; see ``build_model``."""
     return build_model(
         config.model,
         vocab_size=vocabulary.size,

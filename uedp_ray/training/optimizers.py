@@ -1,8 +1,8 @@
-"""The server's optimizers on the noised average: post-processing, free of privacy cost.
+"""The server's optimizers on the noised average: post-processing, at no privacy cost.
 
     server_optimizer(parameters, config.training)
 
-A new one is an entry here and its name in ``config.sections.ServerOptimizerName``.
+To add one, add an entry here and its name to ``config.sections.ServerOptimizerName``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from uedp_ray.config import TrainingConfig
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How an optimizer over (P,) parameters is made."""
+    """How to make an optimizer over (P,) parameters."""
 
     make: Callable[[torch.Tensor, TrainingConfig], torch.optim.Optimizer]
     uses: tuple[str, ...] = ()
-    """Settings that it alone reads."""
+    """Settings that only it reads."""
 
 
 def _adam(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
@@ -42,8 +42,8 @@ OPTIMIZERS: Mapping[str, ServerOptimizer] = {
 
 
 def kept_by(config: TrainingConfig) -> dict[str, int]:
-    """What the optimizer keeps of its one parameter, which a checkpoint holds: names, and 1 for what is as long as it, 0 for
-    single numbers. Seen by a step."""
+    """The optimizer state of its one parameter, as in a checkpoint: names, with 1 for vectors as long as it and 0 for
+    single numbers. Found by making a step."""
     parameters = torch.zeros(2)
     parameters.grad = torch.zeros(2)
     optimizer = server_optimizer(parameters, config)
@@ -52,5 +52,5 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
 
 
 def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
-    """The one that ``training.server_optimizer`` names, over (P,) parameters."""
+    """The optimizer that ``training.server_optimizer`` names, over (P,) parameters."""
     return OPTIMIZERS[config.server_optimizer].make(parameters, config)

@@ -1,4 +1,4 @@
-"""Settings that name files: as a run directory shows them, and as they are opened.
+"""Settings that name files: the form a run directory shows, and the form used to open them.
 
 Example:
 
@@ -19,33 +19,33 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
 TEXT = "text.json"
-"""Beside corpora that a run, or several, train on: which text that is (``texts.keep_text``)."""
+"""The file beside the corpora of one or several runs that records which text they are (``texts.keep_text``)."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """As a run directory shows it: what exists here is named from the root; hub names stay, and ``$NAME`` as written."""
+    """The config as a run directory shows it: existing paths are absolute; hub names and ``$NAME`` stay as written."""
     return _with_paths(config, lambda field, path: path if "$" in path else _absolute(field, path))
 
 
 def for_use(config: RunConfig) -> RunConfig:
-    """As files are opened: ``$NAME`` stands for this machine's value, and what exists here is named from the root.
+    """The config for opening files: ``$NAME`` is replaced by this machine's value, and existing paths are absolute.
 
-    Never published. Workers, who run elsewhere, read the copy in ``private/``. Raises: InputError naming the setting
+    Never published. Workers, which run elsewhere, read the copy in ``private/``. Raises: InputError naming the setting
     whose ``$NAME`` is not set.
     """
     return _with_paths(config, lambda field, path: _absolute(field, expand(field, path)))
 
 
 def _absolute(field: str, path: str) -> str:
-    """Raises: InputError for what a config cannot hold, which is written and read again."""
+    """The absolute path, if it exists here. Raises: InputError if a config file could not hold it."""
     absolute = str(Path(path).resolve()) if path and os.path.exists(path) else path
-    if UNPRINTABLE.search(absolute):  # of the folder it lies in, or of a variable
+    if UNPRINTABLE.search(absolute):  # from the folder it is in, or from a variable
         raise InputError(field, absolute, "a name in this path is not one line of printable text: rename it")
     return absolute
 
 
 def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
-    """The config with every setting that names a file changed: ``change`` gets its key and its value."""
+    """The config with ``change(key, value)`` applied to every setting that names a file."""
 
     def source(field: str, source: SourceConfig) -> SourceConfig:
         detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays

@@ -1,4 +1,4 @@
-"""What a process of a run computes on: its device, and the CPUs and GPUs that Ray Train workers ask for."""
+"""The hardware of a run's processes: their device, and the CPUs and GPUs that Ray Train workers request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uedp_ray.reporting import Reporter
 
 
 def pick_device(config: RunConfig) -> torch.device:
-    """The configured device; ``auto`` takes a GPU where there is one, in a process of Ray only where Ray gave it one.
+    """The configured device; ``auto`` uses a GPU if there is one, and in a Ray process only if Ray assigned it one.
 
     Raises: InputError for ``cuda`` without a GPU.
     """
@@ -25,18 +25,18 @@ def pick_device(config: RunConfig) -> torch.device:
 
 
 def _may_take_gpu() -> bool:
-    """Ray hides no GPU from who asked for none, so its tasks and actors look at what they were given."""
+    """Whether this process may use a GPU. Ray hides none from tasks and actors that requested none, so they must check."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return True
     context = ray.get_runtime_context()
     if context.get_task_id() is None and context.get_actor_id() is None:
-        return True  # a driver, which Ray gives nothing
+        return True  # a driver, to which Ray assigns nothing
     return bool(context.get_accelerator_ids().get("GPU"))
 
 
 def gpus_for(config: RunConfig, num_workers: int, reporter: Reporter) -> int:
-    """A GPU for every worker, or for none."""
+    """GPUs of each worker: 1 if there are enough for all, else 0."""
     import ray
 
     there = int(ray.cluster_resources().get("GPU", 0))
@@ -52,9 +52,9 @@ def gpus_for(config: RunConfig, num_workers: int, reporter: Reporter) -> int:
 
 
 def cpus_for(num_workers: int, gpus: float) -> int:
-    """CPUs of a worker, as many as let all workers fit: its threads follow them, so an idle core is a core wasted.
+    """CPUs of a worker, as many as let all workers fit: it has as many threads, so an idle core is wasted.
 
-    Raises: InputError if they do not fit with one CPU each: Ray would wait for room for good, deaf to Ctrl-C.
+    Raises: InputError if they do not fit with one CPU each: Ray would wait for room forever, ignoring Ctrl-C.
     """
     import ray
 

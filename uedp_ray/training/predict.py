@@ -15,16 +15,16 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import read_json
 from uedp_ray.tasks.base import forward_logits
 
-_OWN = "put the model's own files back"
+_OWN = "restore the model's own files"
 
 
 def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = SILENT) -> list[dict[str, Any]]:
-    """For each text, its ``top`` next tokens with probabilities, best first.
+    """Predicts the ``top`` next tokens of each text with their probabilities, best first.
 
     Args:
       run: a run directory, or the ``model`` folder in one.
-      texts: what to continue; read as the beginning of a sentence. Of a long one the model sees the last words that fit.
-      reporter: gets one warning if a text is longer than that.
+      texts: the beginnings of sentences to continue. Of a long text the model sees the last words that fit.
+      reporter: gets one warning if any text is too long.
 
     Raises: InputError if there is no model.
     """
@@ -35,7 +35,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
     for text in texts:
         try:
             text.encode()
-        except UnicodeEncodeError:  # bytes of a command line that are not UTF-8 become halves of surrogates
+        except UnicodeEncodeError:  # command-line bytes that are not UTF-8 become lone surrogates
             raise InputError(
                 "--text", ascii(text), "is not UTF-8: check the encoding of the terminal or script"
             ) from None
@@ -80,7 +80,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
 
 
 def _of_sweep(sweep: Path) -> str:
-    """What to name instead of a sweep's own folder."""
+    """The remedy for a sweep's folder: the run to name instead."""
     try:
         fields = {"best": record({"run_dir": string(r"trials/[\w-]{1,64}|winner")})}
         best = read_json(sweep / "result.json", fields, "")["best"]["run_dir"]

@@ -1,4 +1,4 @@
-"""What every worker opens of a run that was set up: memory-mapped corpora and tokens, the vocabulary and the plan."""
+"""The parts of a set-up run that every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from uedp_ray.storage.files import (
 from uedp_ray.training.rundir import MADE_ANEW, RunDir
 
 _OF_A_MODEL = (".json", ".safetensors", ".bin", ".npy")
-"""Files of a model folder that are read, or that tell which text it has seen."""
+"""Files of a model folder that are read, or that record which text the model has seen."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
+    """The run that every worker opens: memory-mapped corpora and tokens, the vocabulary and the plan."""
 
     config: RunConfig
     used: RunConfig
-    """The same settings, to open files by: see ``for_use``."""
+    """The same settings, for opening files: see ``for_use``."""
     plan: Plan
     corpus: Corpus
     tokens: TokenStore
@@ -87,7 +87,7 @@ def trained_on(run: RunDir, setup: dict[str, Any], config: RunConfig) -> Corpus:
 
 
 def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequence[str] = ()) -> Corpus:
-    """The corpus that the run was set up with. Raises: InputError if it is another: its bounds were never looked at."""
+    """The corpus that the run was set up with. Raises: InputError if it changed: its bounds were never checked."""
     corpus = open_corpus(run.root / setup[name], categories)
     if corpus.digest != setup.get(f"{name}_digest"):
         keys = {"corpus": "source", "transformed": "transform", "evaluation": "evaluation"}
@@ -97,9 +97,9 @@ def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequenc
 
 
 def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
-    """What the network is loaded from, by setting: checksums of a folder's files, or the commit of a model of the hub.
+    """The sources of the network, by setting: checksums of a folder's files, or the commit of a model on the hub.
 
-    Frozen weights are loaded again at every start, and it was looked at once whether the model is public.
+    Frozen weights are loaded again at every start, but whether the model is public was checked only once.
     """
     model = used.model
     named = {
@@ -117,7 +117,7 @@ def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
 
 
 def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises: InputError if the network would be loaded from another model than the one that the run was set up with."""
+    """Raises InputError if the network would be loaded from a model other than the one that the run was set up with."""
     found = starts_of(used) if known else {}
     for setting, files in known.items():
         if found.get(setting) != files:
@@ -130,7 +130,7 @@ def encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: R
 
 
 def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
-    """(N,) weights of sentences, mapped. Raises: InputError if they are not that, or have another checksum."""
+    """(N,) sentence weights, memory-mapped. Raises: InputError if they are damaged or have another checksum."""
     try:
         check_regular(run.sentence_weight, MADE_ANEW)
         weights = load_array(run.sentence_weight, mapped=True)
@@ -147,8 +147,8 @@ def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Of the files of a folder, by name, but for marks of its storage. Raises: InputError for one that is none of ours."""
+    """Checksums of a folder's files by name, except its storage's marks. Raises: InputError for a file that is not ours."""
     files = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
     for path in files:
-        check_regular(path, "put the run's own back", most=MOST_BYTES)
+        check_regular(path, "restore the run's own", most=MOST_BYTES)
     return {path.name: checksum(path) for path in files}

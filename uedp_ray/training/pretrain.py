@@ -55,7 +55,7 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
 
     Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
       checkpoint folder.
-    Raises: InputError if there is no public text, or ``out`` holds something already.
+    Raises: InputError if there is no public text, or ``out`` is not empty.
     """
     check_pretraining(config)
     out = folder_only(out).resolve()
@@ -70,12 +70,12 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
 
 
 def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """``pretrain`` for who holds the folder ``out``; its ``model`` is replaced as a whole."""
+    """``pretrain`` for callers that hold the lock of ``out``; its ``model`` is replaced as a whole."""
     check_pretraining(config)
     config = for_use(config)
     check_start(config)
     settings = config.pretrain
-    make_folder(out)  # not after hours of training
+    make_folder(out)  # fail now, not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch)
     task = NextWord.of(vocabulary, config.model.max_length)
@@ -154,7 +154,7 @@ def _fit(
 
 
 def _batches(sentences: list[np.ndarray], size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless shuffled batches; sentences of like length go together, which saves padding."""
+    """Endless shuffled batches; sentences of similar length go together, which saves padding."""
     lengths = np.array([len(s) for s in sentences])
     while True:
         order = generator.permutation(len(sentences))
@@ -174,7 +174,7 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def warm_started(config: RunConfig, folder: Path, *, reporter: Reporter = SILENT) -> RunConfig:
-    """The config starting from the model in ``folder``, which is pre-trained on public text if it is not there yet."""
+    """The config that starts from the model in ``folder``, which is pre-trained on public text if it does not exist yet."""
     busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
     folder = folder.resolve()
     with folder_locked(folder, wait=_PRETRAIN_WAIT, busy=busy):

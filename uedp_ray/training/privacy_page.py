@@ -1,8 +1,8 @@
-"""``privacy.md``: what a run guarantees, in prose a reader can check against the ledger.
+"""``privacy.md``: what a run guarantees, in prose that a reader can check against the ledger.
 
-Everything in it is public: settings, what was charged, what is not covered. Nothing is read off the private corpus. In a
-run's own folder it speaks of that run. In what is handed on (``training.export``) its first row is the total, which the
-model costs together with how it was chosen.
+Everything in it is public: settings, what was charged, what is not covered. Nothing is computed from the private corpus. In
+a run's own folder it is about that run. In an export (``training.export``) its first row is the total: the price of the
+model together with how it was chosen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NOT_COVERED = """\
 - Floating point: sums are exact, bounds hold for what was summed, and what a round released lies on a grid that the data do
   not change (of a noisy vocabulary only words and their order are released); the noise itself is taken as exactly Gaussian
   (it is a generator's, in double precision, with a fresh key of the operating system).
-- The folder `private/`: whoever has its keys knows who was sampled, and amplification by sampling is void.
+- The folder `private/`: anyone who has its keys knows who was sampled, and amplification by sampling is void.
 """
 
 
@@ -69,18 +69,19 @@ _NOT_CHOSEN = {
 
 @dataclass(frozen=True)
 class Total:
-    """What a model costs together with how it was chosen: at least what its own run costs."""
+    """The price of a model together with how it was chosen: at least the price of its own run."""
 
     epsilon: float
-    """At the run's delta."""
+    """The total epsilon, at the run's delta."""
     unit: str
-    """That it protects: the run's, or, where trials protect different categories, of entities those that all of them do."""
+    """The unit that it protects: the run's. If trials protect different categories, its entities are only those that all
+    of them protect."""
     rule: str
-    """That pays for the choice (``privacy.selection``); ``none`` where nothing was chosen by a sweep."""
+    """The rule that pays for the choice (``privacy.selection``); ``none`` if nothing was chosen by a sweep."""
     text: str
-    """What the figure covers, and how to recompute it; whole sentences."""
+    """What the figure covers, and how to recompute it; full sentences."""
     settled_by_results: bool = False
-    """Whether it is an odometer's (``privacy.odometer.SETTLED_BY_RESULTS``): ``text`` says what that means."""
+    """Whether it is an odometer's total (``privacy.odometer.SETTLED_BY_RESULTS``); ``text`` says what that means."""
 
     @property
     def row(self) -> str:
@@ -94,11 +95,11 @@ def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes")
 
 
 def _claim(total: Total) -> str:
-    return "yes, read as said below" if total.settled_by_results else "yes"
+    return "yes, read as explained below" if total.settled_by_results else "yes"
 
 
 def _course(rounds: int, planned: int) -> str:
-    """Whether the run ended as planned."""
+    """The line that says whether the run ended as planned."""
     lost = ": what was charged twice, or charged and then lost, took the budget of the rest"
     return f"Rounds: {rounds} of {planned} planned" + (
         f". **It ended before its plan**{lost}." if rounds < planned else "."
@@ -146,10 +147,10 @@ def statement(
 
     Args:
       events: the whole ledger. ``spent``: its epsilon by unit.
-      rounds: those that the model has (None: all planned).
+      rounds: the number that the model was trained for (None: all planned).
       detectors, categories (None: all found): as the corpus was prepared.
-      compared: what of the private and the evaluation text could be compared (``guard.Compared``); None: nothing is scored.
-      total: of what is handed on; its first row.
+      compared: which parts of the private and evaluation text could be compared (``guard.Compared``); None: no scoring.
+      total: an export's total, for the first row.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
     lines = ["# Privacy statement", ""]
@@ -238,7 +239,7 @@ def statement(
 
 
 def _evaluated(metric: str, basis: str, compared: Mapping[str, bool] | None) -> str:
-    """On what the metric is computed, and how far that was checked against the private text."""
+    """The line that says what the metric is computed on, and how far that was checked against the private text."""
     if compared is None:
         return f"- No {metric} is computed."
     return (

@@ -1,4 +1,4 @@
-"""How a round's parts come together: in one process, or over a torch.distributed group whose rank 0 is the driver."""
+"""Reduction of a round's partial sums: in one process, or over a torch.distributed group whose rank 0 is the driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Reducer(Protocol):
-    """Sums to the driver, and sends the driver's word to everyone."""
+    """Sums vectors on the driver, and broadcasts vectors from it."""
 
     @property
     def is_driver(self) -> bool: ...

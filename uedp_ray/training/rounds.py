@@ -1,10 +1,10 @@
-"""The round loop: one function, pure but for what it is handed.
+"""The round loop: one function, pure except for its arguments.
 
     sample -> local update -> clip -> reduce -> noise -> server step -> charge the ledger -> broadcast
 
-The noise and the server's step come first, in the driver's memory, so that what runs out of memory has charged nothing;
-nothing of the round leaves the driver before the charge is on record. The loop knows neither Ray nor files. Hosts differ in
-the reducer alone: the trial's own process, or a Ray Train group.
+The noise and the server's step come before the charge, in the driver's memory, so that a round that runs out of memory has
+charged nothing; nothing of the round leaves the driver before the charge is recorded. The loop knows neither Ray nor files.
+Hosts (the trial's own process, a Ray Train group) differ only in the reducer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RoundState:
 
 
 class Driver(Protocol):
-    """The driver's duties in a round; no other worker has one."""
+    """The driver's duties in a round; other workers have none."""
 
     def admit(self, round_index: int) -> int | None:
         """The attempt number under which the round may run, or None if it would exceed the budget."""

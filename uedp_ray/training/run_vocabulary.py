@@ -1,4 +1,4 @@
-"""The vocabulary of a run: of its warm start, of public text, or of the private corpus under noise, to be charged.
+"""The vocabulary of a run: from its warm start, from public text, or from the private corpus with noise, which is charged.
 
 Example:
 
@@ -30,9 +30,9 @@ def public_sentences(
     *,
     field: str = "pretrain.text",
 ) -> Iterator[str]:
-    """Sentences of public text, in order, up to ``max_words`` words; ``sketch`` takes in what was read.
+    """Sentences of public text, in order, up to ``max_words`` words; what was read is added to ``sketch``.
 
-    ``field``: the setting that names it.
+    ``field``: the setting that names the text.
     """
     words = 0
     for number, source in enumerate(sources):
@@ -49,7 +49,7 @@ def public_sentences(
 def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabulary:
     """A vocabulary that reads no private text: the warm start's if there is one, else as configured (``RunConfig.words``).
 
-    ``sketch`` takes in the public text that was read. Raises: InputError where it is to be drawn from the private text.
+    The public text that was read is added to ``sketch``. Raises: InputError if it should come from the private text.
     """
     if config.model.warm_start:
         return warm_vocabulary(config.model.warm_start)
@@ -67,7 +67,7 @@ def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabula
 def draw_vocabulary(
     config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray
 ) -> tuple[Vocabulary, dict[str, Any]]:
-    """A noisy-threshold vocabulary of the private corpus, and its event: to be charged before the words leave ``private/``.
+    """A noisy-threshold vocabulary of the private corpus, and its event, to be charged before the words leave ``private/``.
 
     It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
     """
@@ -89,7 +89,7 @@ def warm_vocabulary(folder: str) -> Vocabulary:
     """The tokenizer of a warm start. Raises: InputError if the folder holds no model with one."""
     path = Path(folder)
     try:
-        if any(path.glob("*.safetensors")) and (path / "config.json").exists():  # never a name to ask the hub for
+        if any(path.glob("*.safetensors")) and (path / "config.json").exists():  # never look a name up on the hub
             return Vocabulary.load(path)
     except InputError:
         pass
@@ -104,7 +104,7 @@ def public_text(config: RunConfig) -> tuple[str, tuple[SourceConfig, ...]]:
 
 
 def own_tokenizer(model: str) -> Vocabulary:
-    """The tokenizer that a pretrained model came with. Raises: InputError if none lies beside it."""
+    """The tokenizer that a pretrained model came with. Raises: InputError if there is none beside it."""
     try:
         return Vocabulary.load(model)
     except InputError:

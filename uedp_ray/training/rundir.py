@@ -1,4 +1,4 @@
-"""The run directory: its layout, what is private in it, and who owns it.
+"""The run directory: its layout, its private parts, and its owner.
 
 config.yaml  ledger.jsonl  rounds.parquet  checkpoint/  model/  vocabulary/  privacy.md  result.json
 private/     keys, prepared corpora, tokens, weights, diagnostics: owner-only, never published
@@ -36,12 +36,12 @@ COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
 
 DRIVER_WAIT = 120.0
-"""Seconds: what a killed driver left running ends within seconds; the locks of a lost node last longer (NFS: 90)."""
+"""Seconds. Processes of a killed driver end within seconds; the locks of a lost node last longer (NFS: 90)."""
 
-MADE_ANEW = "delete private/setup.json, and run again with --resume to have it made anew"
+MADE_ANEW = "delete private/setup.json, and run again with --resume to rebuild it"
 
 OF_WORKERS = r"(?:error|diagnostics)-.*\.json"
-"""``RunDir.error`` and ``RunDir.diagnostics``, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of ``RunDir.error`` and ``RunDir.diagnostics``."""
 
 _SETUP: dict[str, Check] = {
     **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
@@ -69,7 +69,7 @@ _RESULT: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names of everything in a run directory, and the storage that it is a node's copy of, if it is one."""
+    """Paths of everything in a run directory, and its storage, of which it may be a node's copy."""
 
     root: Path
     storage: Storage = IN_PLACE
@@ -120,68 +120,68 @@ class RunDir:
 
     @property
     def setup(self) -> Path:
-        """Where the prepared corpora lie and what the bounds did; written last, so it marks a run that is ready."""
+        """Where the prepared corpora are and what the bounds did; written last, so it marks a run that is ready."""
         return self.private / "setup.json"
 
     @property
     def text(self) -> Path:
-        """Which text the run is of, from before anything is charged: ``setup`` may be deleted and made anew."""
+        """Which text the run is of, from before anything is charged: ``setup`` may be deleted and rebuilt."""
         return self.private / TEXT
 
     @property
     def lock(self) -> Path:
-        """Held by the worker of rank 0 while it runs: under Ray another process than the one that holds the folder."""
+        """Held by the worker of rank 0 while it runs: under Ray not the process that holds the folder."""
         return self.private / "driver.lock"
 
     @property
     def charged(self) -> Path:
-        """As many bytes as the ledger had lines when a round was released last: a ledger that has fewer was cut."""
+        """Has as many bytes as the ledger had lines at the last release: a ledger with fewer lines was cut."""
         return self.private / "charged"
 
     def open_ledger(self, config: RunConfig) -> Ledger:
-        """The run's own ledger, to go on with. Raises: InputError if it is another's, damaged, or was cut."""
+        """Opens the run's own ledger to append to. Raises: InputError if it is another run's, damaged, or was cut."""
         return Ledger.open(self.ledger, config_digest=ledger_digest(self, config), charged=self.num_known)
 
     @property
     def num_known(self) -> int:
-        """Lines that the ledger is known to have had; 0 where nothing is known."""
+        """Lines that the ledger is known to have had; 0 if nothing is known."""
         try:
             found = self.charged.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return 0
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and what a link leads to written over
-            remedy = "is no ordinary file: put the run's own in its place"
+        if not stat.S_ISREG(found.st_mode):  # a pipe would block, and a link's target be overwritten
+            remedy = "is not a regular file: restore the run's own"
             raise InputError(self.charged.name, str(self.charged), remedy)
         return found.st_size
 
     def know(self, num_events: int) -> None:
-        """Keeps how long the ledger is, beside it: whole lines may be lost of a copy that is put back."""
+        """Records the ledger's length beside it: a restored copy may lack whole lines."""
         descriptor = os.open(self.charged, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             os.ftruncate(descriptor, num_events)
             os.fsync(descriptor)
-        except OSError as error:  # which names no file of a descriptor
+        except OSError as error:  # an error on a descriptor names no file
             raise OSError(error.errno, error.strerror, str(self.charged)) from error
         finally:
             os.close(descriptor)
 
     def check_uncut(self, num_events: int) -> None:
-        """Raises: InputError if the ledger has fewer lines than were charged, as far as that is known."""
+        """Raises InputError if the ledger has fewer lines than were charged, as far as that is known."""
         check_uncut(self.ledger, num_events, self.num_known)
 
     @property
     def outcomes(self) -> tuple[Path, ...]:
-        """What only a charge can have led to."""
+        """Files that exist only after a charge."""
         return self.checkpoint, self.rounds, self.model, self.result
 
     @property
     def paid(self) -> bool:
-        """Whether something is there that only a charge can have led to, whatever became of the ledger."""
+        """Whether something exists that only a charge can have led to, whatever happened to the ledger."""
         return self.num_known > 0 or any(path.exists() for path in self.outcomes)
 
     @property
     def corpus(self) -> Path:
-        """A copy of the private text, prepared; there is none where the run file names a prepared corpus."""
+        """A prepared copy of the private text; there is none if the run file names a prepared corpus."""
         return self.private / "corpus"
 
     @property
@@ -204,7 +204,7 @@ class RunDir:
 
     @property
     def drawn(self) -> Path:
-        """A vocabulary of the private text, from before it is charged; once it is, ``vocabulary`` is a copy."""
+        """A vocabulary of the private text, from before it is charged; once it is, it is copied to ``vocabulary``."""
         return self.private / "vocabulary"
 
     @property
@@ -214,7 +214,7 @@ class RunDir:
 
     @property
     def cleared(self) -> Path:
-        """What is about to be forgotten."""
+        """Files that are about to be deleted."""
         return self.private / "cleared"
 
     @property
@@ -223,7 +223,7 @@ class RunDir:
 
     @property
     def ray(self) -> Path:
-        """Files of Ray Train, while it works."""
+        """Files of Ray Train, while it runs."""
         return self.private / "ray"
 
     @property
@@ -232,7 +232,7 @@ class RunDir:
         return self.private / "group"
 
     def error(self, group: str) -> Path:
-        """Where a worker of a group tells the user's error."""
+        """Where a worker of a group reports an error of the user's."""
         return self.private / f"error-{group}.json"
 
     def diagnostics(self, rank: int) -> Path:
@@ -240,17 +240,17 @@ class RunDir:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """In the folder itself."""
+        """Files in the folder itself."""
         return self.config, self.ledger, self.rounds, self.statement, self.result, self.progress
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """In the folder itself."""
+        """Folders in the folder itself."""
         return self.private, self.checkpoint, self.model, self.vocabulary
 
     @property
     def private_files(self) -> tuple[Path, ...]:
-        """In ``private/``, but for those of groups and workers (``OF_WORKERS``)."""
+        """Files in ``private/``, except those of groups and workers (``OF_WORKERS``)."""
         made = (self.key, self.setup, self.text, self.charged, self.sentence_weight, self.used, self.lock, self.group)
         return *made, self.speed
 
@@ -259,61 +259,60 @@ class RunDir:
 
     @property
     def address(self) -> str:
-        """What a user calls the folder: itself, or the URL that it is kept at."""
+        """The folder's name for the user: its path, or the URL that it is kept at."""
         return self.storage.address(self.root)
 
     @property
     def names(self) -> set[str]:
-        """Of what is made in the folder itself."""
+        """Names of everything made in the folder itself."""
         return {path.name for path in (*self.files, *self.folders)}
 
     def load_setup(self) -> dict[str, Any]:
-        """Raises: InputError if it is damaged."""
+        """Reads ``setup``. Raises: InputError if it is damaged."""
         setup = read_json(self.setup, _SETUP, MADE_ANEW)
         if len({setup[f"evaluation{part}"] is None for part in ("", "_digest", "_size")}) > 1:
             raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {MADE_ANEW}")
         return setup
 
     def load_result(self, metric: Metric) -> dict[str, Any]:
-        """Raises: InputError if it is damaged."""
+        """Reads ``result``. Raises: InputError if it is damaged."""
         checks = _RESULT | metric.checks_of_run()
-        return read_json(self.result, checks, "delete it, and run again with --resume to have it made anew")
+        return read_json(self.result, checks, "delete it, and run again with --resume to rebuild it")
 
     def driving(self) -> AbstractContextManager[None]:
-        """One driver at a time: two would charge each other's rounds."""
+        """Admits one driver at a time: two would charge each other's rounds."""
         busy = InputError("--out", self.address, "another process is training this run: stop one of the two")
         return locked(self.lock, wait=DRIVER_WAIT, busy=busy)
 
     @property
     def played(self) -> bool:
-        """Whether a round was charged, or something is there that only a round can have led to."""
+        """Whether a round was charged, or something exists that only a round can have led to."""
         if self.paid:
             return True
         try:
             return self.ledger.exists() and any(event["kind"] == "round" for event in read_ledger(self.ledger))
-        except InputError:  # damaged: it may have been
+        except InputError:  # damaged: a round may have been charged
             return True
 
     def copies_told(self, reporter: Reporter) -> AbstractContextManager[None]:
-        """Where the block is refused before the first round, says that a copy of the private text stays."""
-        return copies_told(
-            self.private, reporter, "corpus", "transformed", "evaluation", "tokens", unless=lambda: self.played
-        )
+        """Reports that a copy of the private text stays, if the block is refused before the first round."""
+        copies = ("corpus", "transformed", "evaluation", "tokens")
+        return copies_told(self.private, reporter, *copies, unless=lambda: self.played)
 
     def own(self) -> None:
-        """Takes the run over, and makes this node's copy what the storage holds of its course."""
+        """Takes the run over, and fetches its progress from the storage into this node's copy."""
         self.storage.acquire()
         charged = self.storage.restore(self.ledger)
-        self.storage.get(self.result, self.statement, since=charged)  # those that others charged after are outdated
+        self.storage.get(self.result, self.statement, since=charged)  # older ones are outdated by later charges
         self.storage.get(self.config, self.rounds)
 
     def close(self) -> None:
-        """Takes the run over for good, and publishes what it charged even if it never ended."""
+        """Takes the run over permanently, and publishes what it charged even if it never ended."""
         self.own()
         self.storage.publish(self.config, self.ledger, self.rounds)
 
     def fetch(self) -> None:
-        """Makes this node's copy what a worker opens."""
+        """Fetches what a worker opens into this node's copy."""
         words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.transformed, self.evaluation)
         self.storage.get(
             self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
@@ -326,38 +325,38 @@ class RunDir:
 
 
 def settle_run(run: RunDir) -> None:
-    """Ends what a kill, or a lack of descriptors, interrupted among the files of a run that nobody is at work on."""
+    """Settles changes to a run's files that a kill or a lack of descriptors interrupted, while no process uses the run."""
     settle(run.root, run.names)
-    if run.config.exists():  # else it is not ours
+    if run.config.exists():  # otherwise it is not ours
         for folder in (run.private, run.checkpoint, run.tokens):
             settle(folder)
 
 
 def unused(run: RunDir) -> bool:
-    """Whether nothing was charged, and nothing is there that would have been. The caller holds the folder."""
+    """Whether nothing was charged, and nothing exists that needs a charge. The caller holds the folder."""
     if run.paid:
         return False
     if run.ledger.exists():
         return all(event["kind"] == "open" for event in read_ledger(run.ledger))
-    return not run.setup.exists()  # else the ledger was lost
+    return not run.setup.exists()  # with a setup, the ledger was lost
 
 
 def ledger_digest(run: RunDir, config: RunConfig) -> str:
-    """The config's digest under the run's secret key: the ledger is published, and the paths in a config may be guessed."""
+    """The config's digest under the run's secret key: the ledger is published, and a config's paths can be guessed."""
     return hmac.new(_read_key(run), config.digest().encode(), "sha256").hexdigest()
 
 
 def sampling_key(run: RunDir, config: RunConfig) -> bytes:
-    """The secret of the Poisson draws; under a test seed a fixed one, so that runs can be compared.
+    """The secret key of the Poisson draws; fixed under a test seed, so that runs can be compared.
 
-    Raises: InputError if it is damaged: what it drew cannot be drawn again, so another one must not take its place.
+    Raises: InputError if it is damaged: its draws cannot be repeated, so no other key may replace it.
     """
     seed = config.privacy.test_noise_seed
     return _read_key(run) if seed is None else f"test sampling key {seed:>16}".encode()
 
 
 def _read_key(run: RunDir) -> bytes:
-    remedy = "put the run's own back, or train in another folder"
+    remedy = "restore the run's own, or train in another folder"
     try:
         check_regular(run.key, remedy, most=64)
         key = run.key.read_bytes()

@@ -1,9 +1,8 @@
-"""Makes a folder, or what lies at a URL, a run that workers can open, and takes it over.
+"""Sets up a run that workers can open, in a folder or at a URL, and takes it over.
 
     run = prepare_run(config, "runs/mine", resume=False)
 
-A sequence of steps, each of which is skipped when its outcome exists, so that a run killed while it was being set up resumes
-like any other.
+Each step is skipped if its outcome exists, so that a run killed during its setup resumes like any other.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_sourc
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a start was asked for."""
+    """The arguments of a start."""
 
     config: RunConfig
     used: RunConfig
-    """The same settings, to open files by: see ``for_use``."""
+    """The same settings, for opening files: see ``for_use``."""
     named: SourceConfig | None
     """The evaluation text, as the run file names it."""
     tokens: Path | None
@@ -79,7 +78,7 @@ class _Asked:
 
 
 class _Text(NamedTuple):
-    """What is trained and scored on, where it lies, and what a comparison of the two found."""
+    """The text to train and score on, where it is, and what a comparison of the two found."""
 
     corpus_path: Path
     corpus: Corpus
@@ -105,11 +104,11 @@ def prepare_run(
     """Makes ``out`` a run directory that workers can open, and takes it over.
 
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
-    ``text``: which text it must be of, as ``prepare_corpora`` wrote it down for several runs.
-    ``part_of``: as in ``host.train``; the ledger's first line keeps it, so that no copy of the run can be without it.
-    ``public_source``: ``corpus.source`` is public text itself, which other public text may share.
-    Raises: InputError if ``out`` holds a run and ``resume`` is not asked for, or holds a run of another config, or one of
-      several that ``part_of`` does not name.
+    ``text``: the record of the text that it must be of, as ``prepare_corpora`` wrote it for several runs.
+    ``part_of``: as in ``host.train``; kept in the ledger's first line, so that no copy of the run can lack it.
+    ``public_source``: ``corpus.source`` is itself public text, which other public text may share.
+    Raises: InputError if ``out`` holds a run and ``resume`` is false, or holds a run of another config, or one of several
+      that ``part_of`` does not name.
     """
     named = config.corpus.evaluation
     storage, config, used = open_storage(out), with_absolute_paths(config), for_use(config)
@@ -121,22 +120,22 @@ def prepare_run(
             _open_again(run, asked)
         else:
             _set_up(run, asked, plan)
-    if not run.result.exists():  # what a worker does first, and takes long of where that is large
+    if not run.result.exists():  # a worker's first step, slow for long sentences
         reporter.say(
-            f"trying the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)"
+            f"testing the network on made-up sentences of up to {config.model.max_length} tokens (model.max_length)"
         )
     return run
 
 
 def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
-    """Makes the folder this start's, with all that others had made; the plan, if it could be solved without the text."""
+    """Takes the folder over with everything in it; returns the plan, if it could be solved without the text."""
     storage, config, used, reporter = run.storage, asked.config, asked.used, asked.reporter
     if resume and not storage.exists():
         raise InputError("--out", run.address, "holds no run to resume: check the name, or drop --resume")
     check_start(used)
     check_kinds(run)
     storage.clear()
-    with run.driving() if run.private.is_dir() else nullcontext():  # not beneath one who did not see our lock beside it
+    with run.driving() if run.private.is_dir() else nullcontext():  # another process may have missed our lock
         settle_run(run)
     storage.get(run.used, run.config, run.setup)
     storage.restore(run.ledger)
@@ -146,7 +145,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         check_run(config, reporter)
         for caution in cautions(config):
             reporter.say(f"caution: {caution}")
-        if config.privacy.noise != "published":  # whose noise follows the number of users
+        if config.privacy.noise != "published":  # there the noise depends on the number of users
             reporter.say("solving the noise multiplier")
             plan = Plan.of(config)
     claim(run, config, resume)
@@ -156,8 +155,10 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     stale = [folder for source, folder in copies if source is not None and outdated(source, folder)]
     if stale and unused(run):
         clear(run)
-    elif any(made_of(folder).exists() for folder in stale):  # else it is an older version's, or another node's
-        reporter.say("caution: the text has changed since this run's copy of it was made: it goes on with the copy")
+    elif any(made_of(folder).exists() for folder in stale):  # otherwise an older version's, or another node's
+        reporter.say(
+            "caution: the text has changed since this run's copy of it was made: the run continues with the copy"
+        )
     make_folder(run.root)
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``claim``
@@ -165,14 +166,14 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
             dump_config(written, new)
     storage.put(run.used, run.config)
     if not run.ledger.exists() and (run.paid or run.setup.exists()):
-        remedy = "is gone, and what it pays for may not be: put the run's own back, or start in another folder"
+        remedy = "is missing, and what it pays for may not be: restore the run's own, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     return plan
 
 
 def _open_again(run: RunDir, asked: _Asked) -> None:
-    """Holds a run that was set up against its ledger and its text."""
-    with run.driving():  # a line that a killed start's worker is still writing is not a torn one
+    """Checks a run that was set up against its ledger and its text."""
+    with run.driving():  # wait for a killed start's worker, whose unfinished line is not a torn one
         ledger = run.open_ledger(asked.config)
     setup = run.load_setup()
     planned(asked.config, setup).check_header(ledger.header, run.setup)
@@ -202,7 +203,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
         storage.put(run.vocabulary)
     if (run.vocabulary / NO_WORDS).exists():
         remedy = (
-            "no word passed the threshold, and asking was charged: in another folder take less noise, a larger "
+            "no word passed the threshold, and the attempt was charged: in another folder use less noise, a larger "
             "vocabulary.threshold_delta or public-words, and add that run's epsilon to this one's"
         )
         raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
@@ -235,7 +236,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
 
 
 def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
-    """Prepares and guards what is trained and scored on, and writes down which text it is."""
+    """Prepares and guards the text to train and score on, and records which text it is."""
     config, used, storage = asked.config, asked.used, run.storage
     charged = not unused(run)
     with within("corpus.source"):
@@ -281,7 +282,7 @@ def _transform(run: RunDir, asked: _Asked, corpus: Corpus, *, fixed: bool) -> Co
 def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
     if run.ledger.exists():
         return run.open_ledger(asked.config)
-    # Never older than the ledger: a sample drawn before must not be drawn again uncharged.
+    # The key is never older than the ledger: a sample drawn before must not be drawn again uncharged.
     write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
     run.storage.put(run.key)
     header = plan.header() | {"config_digest": ledger_digest(run, asked.config)}
@@ -311,9 +312,7 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     cut = encode(tokens, text.trained, vocabulary, config).share_cut
     if cut >= 0.0005:
         length = f"model.max_length = {config.model.max_length}"
-        reporter.say(
-            f"{cut:.1%} of the tokens lie beyond {length} and are not used (a private figure: read off the text)"
-        )
+        reporter.say(f"{cut:.1%} of the tokens are beyond {length} and not used (private: read off the text)")
     if text.evaluation is None:
         return None
     encode(tokens, text.evaluation, vocabulary, config)
@@ -324,8 +323,8 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
 
 
 def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
-    """Makes ``run.vocabulary`` of the private text. It is drawn and kept in ``private/`` before it is charged, so that a
-    start after a kill releases what was charged, and charges nothing again."""
+    """Makes ``run.vocabulary`` from the private text. It is drawn and kept in ``private/`` before it is charged, so that a
+    start after a kill releases what was charged, and does not charge again."""
     charged = any(event["kind"] == "vocabulary" for event in ledger.events)
     if not (charged and run.drawn.exists()):
         vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
@@ -345,21 +344,21 @@ def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weig
 
 
 def _within(run: RunDir, path: Path) -> str:
-    """Relative where it lies in the run directory, which may be elsewhere on another machine."""
+    """The path, relative if it is in the run directory, which may be elsewhere on another machine."""
     return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
 
 
 def _refuse_part(run: RunDir, part_of: str | None) -> None:
-    """Refuses a run that is one of several to all but those: what they say of its price would not know what it charges."""
+    """Refuses a run that is one of several, except to those: the price they state would not include what it charges."""
     part = statement.part_of(read_ledger(run.ledger)) if run.ledger.exists() else None
     if part not in (None, part_of):
         what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
-        remedy = f"which would not know of more rounds: go on with the {part} (uedp-ray {command} … --resume)"
+        remedy = f"which would not know of more rounds: continue the {part} (uedp-ray {command} … --resume)"
         raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")
 
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
-    """What of the text is protected as hoped for, and used; read off the text, and so for its owner's eyes."""
+    """Reports how much of the text is protected as intended, and used; private, since computed from the text."""
     if not corpus.num_entities and config.privacy.unit != "user":
         what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
         reporter.say(
@@ -368,5 +367,5 @@ def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, repor
     if bounded.dropped_share >= 0.05:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
         reporter.say(
-            f"{bounded.dropped_share:.0%} of the words do not count, by bounds: {parts} (private: read off the text)"
+            f"{bounded.dropped_share:.0%} of the words are dropped by bounds: {parts} (private: read off the text)"
         )

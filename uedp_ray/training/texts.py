@@ -1,4 +1,4 @@
-"""The copies of text that runs train on and are scored on: made once, and the same ones from the first charge on.
+"""The copies of text that runs train on and are scored on: made once, and fixed from the first charge on.
 
 Example:
 
@@ -29,31 +29,31 @@ from uedp_ray.training.paths import TEXT, for_use
 
 @contextmanager
 def copies_told(folder: Path, reporter: Reporter, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
-    """Where the block is refused, says that ``folder`` holds a copy of private text.
+    """Reports that ``folder`` holds a copy of private text, if the block is refused.
 
-    ``names``: of the copies in ``folder``. ``unless``: whether something was trained on them by then.
+    ``names``: names of the copies in ``folder``. ``unless``: whether something was trained on them by then.
     """
     try:
         yield
     except InputError:
         if any((folder / name).exists() for name in names) and not unless():
             reporter.say(
-                f"refused; {folder} holds a copy of the private text for another start: delete it if there is none"
+                f"refused; {folder} holds a copy of the private text for the next start: delete it if there is none"
             )
         raise
 
 
 def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> RunConfig:
-    """The config with its private and evaluation text prepared under ``folder``, unless they are so already.
+    """The config with its private and evaluation text prepared under ``folder``, unless they already are.
 
-    ``fixed``: as in ``prepared_source``. Which text it is stays in ``folder`` (``TEXT``), for all that train on it.
-    Raises: InputError if there is no evaluation text, it is the private text, or a protected category is not in that.
+    ``fixed``: as in ``prepared_source``. ``TEXT`` in ``folder`` records which text it is, for all runs that train on it.
+    Raises: InputError if there is no evaluation text, it is the private text, or the latter lacks a protected category.
     """
     corpus = for_use(config).corpus
     if corpus.evaluation is None:
         raise InputError("corpus.evaluation", None, "name text to compare models on")
     make_folder(folder, private=True)
-    settle(folder)  # what lies there complete is not prepared again, which would do it
+    settle(folder)  # a complete copy is not prepared again, so nothing else settles it
     with within("corpus.source"):
         private = prepared_source(corpus.source, folder / "private", fixed=fixed)
     with within("corpus.evaluation"):
@@ -67,15 +67,15 @@ def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> 
 
 
 def _named(written: SourceConfig, folder: Path) -> SourceConfig:
-    """A prepared folder as configs name it: with ``$NAME`` where the user did."""
+    """A prepared folder as configs name it: with ``$NAME`` if the user wrote it."""
     kept = written.format == "prepared" and "$" in written.path
     return SourceConfig(path=written.path if kept else str(folder))
 
 
 def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = True, fixed: bool = False) -> Path:
-    """The prepared folder of a source: the one it names, or ``folder``, a copy, made if it is not there yet or outdated.
+    """The prepared folder of a source: the one it names, or ``folder``, a copy, which is made if missing or outdated.
 
-    ``fixed``: something was trained on the copy, which then stays, whatever became of the source.
+    ``fixed``: something was trained on the copy, which then stays, whatever happened to the source.
     """
     if source.format == "prepared":
         open_corpus(source.path)
@@ -89,34 +89,34 @@ def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = Tru
 
 
 def outdated(source: SourceConfig, folder: Path) -> bool:
-    """Whether files of a source changed since its copy in ``folder`` was made, as far as that is known. What cannot be
-    looked at has not."""
+    """Whether files of a source changed since its copy in ``folder`` was made, as far as that is known. A source that
+    cannot be read counts as unchanged."""
     if source.format == "prepared" or not (folder / "corpus.json").exists():
         return False
     found, known = _files_of(source), made_of(folder)
     if found is None:
         return False
-    anew = "delete it, and the copy of the text beside it is made anew"
+    anew = "delete it, and the copy of the text beside it is rebuilt"
     return not known.exists() or read_json(known, {"files": anything}, anew)["files"] != found
 
 
 def made_of(copy: Path) -> Path:
-    """Where it is written down of which files a copy was made."""
+    """The file that records which files a copy was made from."""
     return copy.with_name(f"{copy.name}.source.json")
 
 
 def copy_of(name: str) -> str:
-    """What ``prepared_source`` makes for a folder of that name, and beside it, as for ``find_other``."""
+    """A regular expression, as for ``find_other``, of what ``prepared_source`` makes for a folder of that name."""
     copy = Path(name)
     return "|".join((beneath(name, MADE), *(re.escape(path.name) for path in (made_of(copy), lock_beside(copy)))))
 
 
 CORPORA = "|".join((copy_of("private"), copy_of("evaluation"), re.escape(TEXT)))
-"""What ``prepare_corpora`` makes, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of what ``prepare_corpora`` makes."""
 
 
 def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
-    """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be looked at."""
+    """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be read."""
     lists = [file for file in map(file_of, source.detector) if file is not None]
     try:
         files = [*([] if source.format == "synthetic" else source_files(source)), *lists]
@@ -126,7 +126,7 @@ def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
 
 
 def keep_text(path: Path, corpus: Corpus, evaluation: Corpus | None, *, fixed: bool) -> None:
-    """Writes down in ``path`` which text is trained and scored on; if that is ``fixed``, refuses another one.
+    """Records in ``path`` which text is trained and scored on; if that is ``fixed``, refuses any other.
 
     Raises: InputError.
     """

@@ -1,6 +1,6 @@
 """One worker of a run, from an opened run directory to the exported model.
 
-The worker of rank 0 is the rounds' driver as well and steps the server's optimizer. Every other worker only computes
+The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker only computes
 clipped sums over its own users.
 """
 
@@ -91,7 +91,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             if size is None:
                 return dict.fromkeys(metric_of(config).names)
             batch_tokens = config.training.batch_tokens
-            with update.isolated():  # what it read would stay in the network, and train the rounds to come
+            with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
                 found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
                 return task.scores(found, size)
 
@@ -118,13 +118,13 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:
-    """Everyone starts from the driver's checkpoint."""
+    """Makes every worker start from the driver's checkpoint."""
     next_round = torch.tensor([state.next_round], device=state.parameters.device)
     state.next_round = int(reducer.from_driver(next_round).item())
     reducer.from_driver(state.parameters)
 
 
 def _write_diagnostics(run: RunDir, rank: int, update: LocalUpdate) -> None:
-    """Exact functions of private data stay in the private folder."""
+    """Writes exact functions of private data, which stay in the private folder."""
     counts = {"non_finite_gradients": update.num_non_finite}
     write_atomically(run.diagnostics(rank), json.dumps(counts).encode(), private=True)
