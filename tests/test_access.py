@@ -87,12 +87,10 @@ def head():
 def test_only_a_cluster_that_refuses_a_stranger_will_do(head, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     require_closed(head(grpc.StatusCode.UNAUTHENTICATED))
-    with pytest.raises(
-        InputError, match=r"Ray cluster = '127.*': answers anybody: start every node with RAY_AUTH_MODE"
-    ):
+    with pytest.raises(InputError, match=r"Ray cluster = '127.*': answers anyone: start every node with RAY_AUTH_MODE"):
         require_closed(head())
     for code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
-        with pytest.raises(InputError, match=f"does not say whether it asks for a token .{code.name}"):
+        with pytest.raises(InputError, match=f"does not say whether it requires a token .{code.name}"):
             require_closed(head(code))
 
 
@@ -111,4 +109,4 @@ def test_a_real_cluster_without_tokens_is_found_open():
     environment["RAY_AUTH_MODE"] = "disabled"
     done = subprocess.run([sys.executable, "-c", REAL], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "answers anybody: start every node with RAY_AUTH_MODE=token" in done.stderr
+    assert "answers anyone: start every node with RAY_AUTH_MODE=token" in done.stderr

@@ -82,7 +82,7 @@ def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, t
 
 
 PREPARE = ("prepare", "", "--format", "synthetic", "--num-users", 5)
-APART = "holds a run, a comparison or a sweep of its own: name a folder outside"
+APART = "holds a run, a comparison or a sweep: name a folder outside"
 
 
 def test_nothing_is_written_into_a_run_or_a_comparison(command, refused, private_run, run_file, tmp_path):
@@ -289,7 +289,7 @@ def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path, lim
     command = f"ulimit -n {limit}; exec {sys.executable} -m uedp_ray prepare rows.jsonl --format jsonl --out out"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"error: ulimit -n = {limit}: too few files")
+    assert done.stderr.splitlines()[-1].startswith(f"error: ulimit -n = {limit}: too many open files")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -311,7 +311,7 @@ def test_where_no_thread_can_be_started_no_file_is_blamed(refused, run_file, tmp
     monkeypatch.setattr("uedp_ray.corpus.vocabulary.Vocabulary.encode_batch", read)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     before = threading.active_count()
-    refused("train", run_file, "--workers", 0, "--out", tmp_path / "run", parts=["ulimit -u = ", "too few threads"])
+    refused("train", run_file, "--workers", 0, "--out", tmp_path / "run", parts=["ulimit -u = ", "cannot start enough"])
     assert threading.active_count() == before
 
 

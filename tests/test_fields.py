@@ -67,7 +67,7 @@ def test_a_check_lets_through_what_it_says_and_nothing_else(name):
     [
         ({"runs": [{"rounds": 3}, {"rounds": "QX"}]}, "runs[1].rounds is not a whole number from 0"),
         ({"runs": [{}]}, "runs[0] is not a mapping with the key rounds"),
-        ({}, "the whole is not a mapping with the key runs"),
+        ({}, "the value is not a mapping with the key runs"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_by_its_place_and_not_shown(tmp_path, content, told):

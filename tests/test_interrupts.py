@@ -121,7 +121,7 @@ with interrupts.kept_apart():
 @pytest.mark.slow
 def test_where_this_machines_part_of_ray_ends_nothing_waits_for_it():
     done = subprocess.run([sys.executable, "-c", CUT_OFF], capture_output=True, text=True, timeout=60)
-    told = "RuntimeError: Ray ended on this machine (its raylet): see its logs, and go on with --resume"
+    told = "RuntimeError: Ray ended on this machine (its raylet): see its logs, and continue with --resume"
     assert told in done.stderr.splitlines(), done.stderr
 
 

@@ -140,13 +140,13 @@ MISTAKES = {
     "control characters": (mistake(f"{SWEEP} --out x\x1b[31m"), r"--out = 'x\\x1b\[31m': is not one line"),
     "a URL that is not UTF-8": (mistake(f"{TRAIN} --out file:///tmp/run\udcff"), r"--out = 'file:/.*udcff': is not one line"),
     "an export to a name that is not UTF-8": (mistake("export x --out y\udcff"), r"--out = 'y\\udcff': is not one line"),
-    "a name with no room beside it": (mistake(f"{TRAIN} --out {'é' * 121}"), "--out = 'é.*is 1 bytes too long for us.*: choose a"),
+    "a name with no room beside it": (mistake(f"{TRAIN} --out {'é' * 121}"), "--out = 'é.*is 1 bytes too long with what.*: choose a"),
     "a name that no folder has": (mistake(f"{SWEEP} --out out/{'x' * 256}/y"), "--out = 'out/x.*is 1 bytes too long"),
     "a corpus of a long name": (mistake(f"prepare notes.jsonl --format jsonl --out {'x' * 255}"), "--out = 'x.*is 14 bytes too long"),
     "an export to a long name": (mistake(f"export x --out {'x' * 242}"), "--out = 'x.*is 1 bytes too long"),
     "below a file": (mistake(f"{TRAIN} --out run.yaml/x"), "--out = 'run.yaml/x': .*run.yaml is a file"),
     "the root": (mistake(f"{TRAIN} --out /"), "--out = '/': is the root"),
-    "a dangling link": (mistake(f"{TRAIN} --out dangling"), "--out = 'dangling': is a symbolic link to nowhere"),
+    "a dangling link": (mistake(f"{TRAIN} --out dangling"), "--out = 'dangling': is a dangling symbolic link"),
     "an unwritable place": (mistake(f"{TRAIN} --out /proc/nowhere/run"), "--out = '/proc/nowhere/run': cannot be written"),
     "a variant of another text": (mistake(COMPARE, "bounds.max_holders=31"), "base.bounds.max_holders = 31"),
     "compare without evaluation": (mistake(COMPARE, "corpus.evaluation=null"), "base.corpus.evaluation = None: name text"),
@@ -174,16 +174,16 @@ MISTAKES = {
     "no such rule": (mistake(f"{EPSILON} --rule some"), "--rule = 'some'"),
     "a folder as ledger": (mistake("epsilon --ledger ."), "--ledger = '.': is a folder: name the file ledger.jsonl"),
     "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
-                                   "--ledger = 'x': does not go with --q-u, --rounds: "),
-    "a unit beside an export": (mistake("epsilon --export x --unit user"), "--export = 'x': does not go with --unit"),
+                                   "--ledger = 'x': cannot be combined with --q-u, --rounds: "),
+    "a unit beside an export": (mistake("epsilon --export x --unit user"), "--export = 'x': cannot be combined with --unit"),
     "a unit for an accountant": (mistake(f"{EPSILON} --accountant user"), "--accountant = 'user': is a unit: give it as that"),
     "no such accountant": (mistake(f"{EPSILON} --accountant gdp"), "--accountant = 'gdp': choose one of pld, renyi"),
     "no such unit": (mistake(f"{EPSILON} --unit record"), "--unit = 'record': choose one of user-entity, user, entity"),
     "the paper's figures to calibrate to": (
         mistake("calibrate --target-epsilon 8 --q-u 0.1 --rounds 9 --accountant published"), "no guarantee to calibrate to"),
-    "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': does not go with --ledger"),
+    "a ledger beside an export": (mistake("epsilon --export x --ledger y"), "--export = 'x': cannot be combined with --ledger"),
     "entities drawn one way or the other": (
-        mistake(f"{EPSILON} --q-e 0.5 --max-holders 3 --rule all"), "--entity-draw = None: is missing: with rule all it matters"),
+        mistake(f"{EPSILON} --q-e 0.5 --max-holders 3 --rule all"), "--entity-draw = None: is missing: it matters for rule all"),
     "a chance of two": (mistake("epsilon --noise-multiplier 1 --rounds 1 --q-u 2"), "--q-u = 2.0: a probability"),
 }  # fmt: skip
 
@@ -233,8 +233,8 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "stopped", "told"),
     [
-        (TRAIN, "training.texts.prepare", "what was released stays charged. To go on: uedp-ray {line} --resume"),
-        (COMPARE, "training.compare.prepare_corpora", "To go on: uedp-ray {line} --resume"),
+        (TRAIN, "training.texts.prepare", "what was released stays charged. To continue: uedp-ray {line} --resume"),
+        (COMPARE, "training.compare.prepare_corpora", "To continue: uedp-ray {line} --resume"),
         (f"{TRAIN} --out out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         (f"{TRAIN} --out=out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),

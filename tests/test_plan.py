@@ -360,7 +360,7 @@ def test_rounding_stays_within_what_reweighted_sentences_may_move():
 @pytest.mark.parametrize("value", [1e-170, 1e300])
 def test_numbers_whose_products_are_none_are_refused(name, value):
     """Squares of norms underflow below 1e-162, and a noise of infinite deviation is no noise once it is cut off."""
-    with pytest.raises(InputError, match=rf"privacy\.{name} = .*within 1e-20 and 1e20"):
+    with pytest.raises(InputError, match=rf"privacy\.{name} = .*between 1e-20 and 1e20"):
         plan(**{name: value})
     with pytest.raises(ValueError, match="sums need numbers"):
         SumGrid.of(bound=1.0, num_vectors=3, noise_std=math.inf)

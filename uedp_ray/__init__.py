@@ -56,13 +56,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: reading a config or an epsilon should not load torch, transformers and Ray."""
+    """Imports on first use: reading a config or computing an epsilon should not load torch, transformers and Ray."""
     if name == "__version__":
         from importlib import metadata
 
         try:
             return metadata.version("uedp-ray")
-        except metadata.PackageNotFoundError:  # run from its sources, without being installed
+        except metadata.PackageNotFoundError:  # run from the source tree, not installed
             return "unknown"
     if name not in _HOMES:
         raise AttributeError(f"module 'uedp_ray' has no attribute {name!r}")

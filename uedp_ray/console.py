@@ -1,4 +1,4 @@
-"""What commands show: progress on standard error, answers on standard output."""
+"""The output of commands: progress on standard error, answers on standard output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from uedp_ray.tasks.metric import metric_in
 
 
 class _Spared:
-    """A stream whose failures stop nothing."""
+    """A stream whose failures are ignored."""
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
@@ -47,14 +47,14 @@ class _Spared:
         try:
             yield
         except BlockingIOError:
-            pass  # somebody reads, but slowly
-        except OSError:  # what is buffered would fail once more at the end of the process, and change its exit code
+            pass  # a slow reader
+        except OSError:  # buffered data would fail again when the process ends, and change its exit code
             with suppress(OSError), open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), self._stream.fileno())
 
 
 class _Onlookers(Console):
-    """Standard error. Its reader may go, or its disk be full: no reason to end a run, or to lose its answer."""
+    """Standard error. If its reader leaves or its disk is full, that must not end a run or lose its answer."""
 
     @property
     def file(self) -> IO[str]:
@@ -69,7 +69,7 @@ err = _Onlookers(stderr=True)
 
 
 class _Closed(io.TextIOBase):
-    """Standard output where it is closed: an answer that goes nowhere must not look like one that was given."""
+    """Stands in for a closed standard output: an answer that goes nowhere must not look like one that was given."""
 
     def writable(self) -> bool:
         return True
@@ -79,7 +79,7 @@ class _Closed(io.TextIOBase):
 
 
 def keep_descriptors() -> None:
-    """Where a standard stream is closed, nothing else gets its number: what libraries print would go into a file of ours."""
+    """Keeps the number of a closed standard stream from being reused: libraries would print into one of our files."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -92,7 +92,7 @@ def keep_descriptors() -> None:
 
 
 def write_any_text() -> None:
-    """What the encoding of a standard stream has not, as ε in ASCII, is written as an escape: no answer fails for it."""
+    """Escapes what a standard stream cannot encode, such as ε in ASCII, so that no answer fails because of it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -106,7 +106,7 @@ class Lines(Reporter):
 
 
 class Screen(Lines):
-    """And a live bar on a terminal, elsewhere a line at every fifth of the way."""
+    """Lines, and a live bar on a terminal; elsewhere a line at every fifth of the way."""
 
     def __init__(self, bar: Progress):
         self._bar, self._task = bar, bar.add_task("starting", total=None)
@@ -119,7 +119,7 @@ class Screen(Lines):
         self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
 
     def round(self, row: dict[str, Any]) -> None:
-        """Shows round, rounds a second, epsilon of the planned end, the last scores and time left."""
+        """Shows round, rounds per second, epsilon at the planned end, the last scores and time left."""
         spent = row["epsilon"]
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
@@ -139,7 +139,7 @@ class Screen(Lines):
 
 
 class SweepScreen(Screen):
-    """And a live table of trials on a terminal, elsewhere a line as trials end."""
+    """A ``Screen`` with a live table of trials on a terminal; elsewhere a line as trials end."""
 
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
@@ -194,7 +194,7 @@ _STATES = ("done", "running", "stopped", "failed", "refused")
 
 
 def _best_cells(best: dict[str, Any] | None) -> dict[str, str]:
-    """By their headings."""
+    """Returns the cells of the best trial by heading."""
     if best is None:
         return {"best so far": "-"}
     scores = {score.title: score.show(best[score.name]) for score in metric_in(best).scores}
@@ -215,8 +215,8 @@ def refuse_short(rows: Iterable[dict[str, Any]]) -> None:
     short = [row for row in rows if (row.get("rounds") or 0) < (row.get("planned_rounds") or 0)]
     if short:
         ends = ", ".join(f"{_named(row)}ended after {row['rounds']} of {row['planned_rounds']} rounds" for row in short)
-        why = "what was charged twice, or charged and lost in a crash or with a node, took the budget of the rest"
-        raise RuntimeError(f"{ends}: {why}; for all rounds train anew, with a lower training.checkpoint_every")
+        why = "what was charged twice, or charged and lost in a crash or with a node, used up the budget of the rest"
+        raise RuntimeError(f"{ends}: {why}; for all rounds train again, with a lower training.checkpoint_every")
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -282,7 +282,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         if row["epsilon"] is None:
             lines.append(f"{row['name']}: trained without privacy, so its figures are private, and no ε covers them.")
     if best is None and not counts["asked"]:
-        lines.append("The random number of trials was 0: nothing was trained, and the price holds this outcome too.")
+        lines.append("The random number of trials was 0: nothing was trained, and the price covers this outcome too.")
     elif best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
@@ -310,7 +310,7 @@ def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
 
 
 def _measured(row: dict[str, Any], most: int | None = None) -> str:
-    """The score, with ``most`` of those beside it: a line on a narrow terminal has room for one."""
+    """Returns the score, with at most ``most`` of the others: a line on a narrow terminal has room for one."""
     metric = metric_in(row)
     others = ", ".join(score.say(row[score.name]) for score in metric.beside[:most])
     return metric.say(row[metric.name]) + (f" ({others})" if others else "")
@@ -322,7 +322,7 @@ def _short(value: Any) -> str:
 
 def _told_apart(best: dict[str, Any]) -> str:
     if best["tied"] is None:
-        return "One seed a trial: whether trials differ by more than chance was not tested."
+        return "One seed per trial: whether trials differ by more than chance was not tested."
     if not best["tied"]:
         return "Every other trial differs from the best by more than chance (Welch's t-test, 5 %)."
-    return f"Not to be told apart from the best (=, Welch's t-test, 5 %): {', '.join(best['tied'])}."
+    return f"Cannot be told apart from the best (=, Welch's t-test, 5 %): {', '.join(best['tied'])}."

@@ -18,7 +18,7 @@ class InputError(ValueError):
 
     Args:
       field: the configuration key, flag or file that is wrong.
-      value: the offending value; never private text. Whatever it is, only its beginning and end are shown.
+      value: the offending value; never private text. If it is long, only its beginning and end are shown.
       remedy: what to do about it.
     """
 
@@ -33,39 +33,39 @@ class InputError(ValueError):
 
 
 class DeviceError(InputError):
-    """A GPU failed: no setting did. Its process is of no more use; the same work may succeed on another device."""
+    """A GPU failed; no setting is at fault. Its process is no longer usable; the same work may succeed on another device."""
 
 
 class TextError(InputError):
-    """The private text does not allow it. Its message may tell of that text: it is for its owner, and nothing published."""
+    """The private text does not allow it. The message may reveal something of the text: for its owner, never published."""
 
 
 def unreadable(error: OSError, field: str, value: object) -> InputError:
-    """What the system said of a file that the user named. Too few open files are named as such: no file is at fault."""
+    """Returns the error for a file that the user named. A limit on open files is reported as such: no file is at fault."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return InputError(_OPEN_FILES, limit, "too few files may be open at once: allow more (ulimit -n 4096)")
+        return InputError(_OPEN_FILES, limit, "too many open files: raise the limit (ulimit -n 4096)")
     return InputError(field, value, f"cannot be read: {error.strerror or 'input/output error'}")
 
 
 @contextmanager
 def within(section: str) -> Iterator[None]:
-    """Errors of the block name their field from the root: ``path`` becomes ``corpus.source.path``."""
+    """Prefixes the field of errors raised in the block: ``path`` becomes ``corpus.source.path``."""
     try:
         yield
     except InputError as error:
-        if error.field.startswith("ulimit "):  # no setting
+        if error.field.startswith("ulimit "):  # a system limit, not a setting
             raise
         raise type(error)(f"{section}.{error.field}", error.value, error.remedy) from error.__cause__
 
 
 _OF_THREADS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA, _THREADS: resource.RLIMIT_NPROC}
-"""Limits that end the starting of threads: of the memory that their stacks take, rarely set, and of their number."""
+"""Limits that can keep threads from starting: on memory for their stacks (rarely set), and on their number."""
 
 
 @contextmanager
 def no_thread_no_blame() -> Iterator[None]:
-    """Where the block is refused and threads cannot be started, says so: for want of them libraries call sound files bad."""
+    """Blames the limit on threads if the block fails and none can start: without them, libraries call sound files bad."""
     try:
         yield
     except InputError as error:
@@ -73,12 +73,12 @@ def no_thread_no_blame() -> Iterator[None]:
             raise
         limits = {name: resource.getrlimit(which)[0] for name, which in _OF_THREADS.items()}
         name = next((name for name, limit in limits.items() if limit != resource.RLIM_INFINITY), _THREADS)
-        remedy = "too few threads may be started: allow more (a container limits pids as well), and run again"
+        remedy = "cannot start enough threads: raise the limit (a container limits pids as well), and run again"
         raise InputError(name, None if limits[name] == resource.RLIM_INFINITY else limits[name], remedy) from error
 
 
 def _threads_left() -> bool:
-    """Whether as many can be started as a library's pool has."""
+    """Whether as many threads can be started as a library's pool has."""
     done, threads = threading.Event(), []
     try:
         for _ in range(os.cpu_count() or 1):
@@ -95,14 +95,14 @@ def _threads_left() -> bool:
 
 
 def one_line(text: str, limit: int) -> str:
-    """``text`` without line ends and control characters, its middle left out beyond ``limit`` characters."""
+    """Returns ``text`` without line breaks and control characters; beyond ``limit`` characters, its middle is left out."""
     if len(text) > limit:
         text = f"{text[: limit * 2 // 3]} … {text[-limit // 3 :]}"
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def shown(value: object) -> str:
-    """``repr`` of a value, on one line and of bounded length, depth and time, whatever the value is."""
+    """Returns the ``repr`` of any value on one line, in bounded length, depth and time."""
     return one_line(_Shortened().repr(value), 400)
 
 

@@ -1,9 +1,9 @@
-"""What may stand in a JSON file: checks of its values, so that a damaged file is one clear error, never a traceback.
+"""Checks for the values in a JSON file, so that a damaged file gives one clear error, never a traceback.
 
     check = record({"rounds": number(0, whole=True), "epsilon": record({"user": number(0.0, nothing=True)})})
     check({"rounds": 3, "epsilon": {"user": "x"}}, "")    # Unexpected: epsilon.user is not a number from 0
 
-A check takes a value and where it stands; keys that it does not name are let through.
+A check takes a value and its place in the file; keys that it does not name are allowed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Check = Callable[[Any, str], None]
 _LARGEST, LARGEST_WHOLE = sys.float_info.max, 1 << 53
 _LONGEST = 10_000
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
-"""What no setting has: ends of lines, ASCII's control characters, halves of characters. What else a name may hold, as a
-no-break space, is read back as it was written; a terminal is protected where a text is printed (``errors.one_line``)."""
+"""Characters that no setting may have: line breaks, ASCII control characters, lone surrogates. Any other, such as a no-break
+space, is read back as written; the terminal is protected where text is printed (``errors.one_line``)."""
 
 
 class Unexpected(Exception):
-    """A value that is none of those expected."""
+    """A value that is not what was expected."""
 
     def __init__(self, where: str, value: Any, expected: str):
         self.where, self.value, self.expected = where, value, expected
-        super().__init__(f"{where or 'the whole'} is not {expected}")
+        super().__init__(f"{where or 'the value'} is not {expected}")
 
 
 def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = False, nothing: bool = False) -> Check:
-    """A finite number in [low, high]; ``nothing``: or null."""
+    """A finite number in [low, high]; ``nothing`` also allows null."""
 
     def check(value: Any, where: str) -> None:
         if nothing and value is None:
@@ -46,7 +46,7 @@ def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = Fals
 
 
 def string(pattern: str = r".*", expected: str = "one line of text", *, nothing: bool = False) -> Check:
-    """One line of text of at most 10,000 characters, all of which match the ``pattern``; ``nothing``: or null."""
+    """One line of at most 10,000 characters that matches ``pattern`` in full; ``nothing`` also allows null."""
 
     def check(value: Any, where: str) -> None:
         if nothing and value is None:
@@ -59,7 +59,7 @@ def string(pattern: str = r".*", expected: str = "one line of text", *, nothing:
 
 
 def anything(value: Any, where: str) -> None:
-    """Lets everything through: who uses the value checks it."""
+    """Allows any value: the code that uses it checks it."""
 
 
 def flag(value: Any, where: str) -> None:
@@ -89,7 +89,7 @@ def list_of(of: Check, *, nothing: bool = False) -> Check:
 
 
 def record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
-    """A mapping with at least these keys; ``nothing``: or null."""
+    """A mapping with at least these keys; ``nothing`` also allows null."""
 
     def check(value: Any, where: str) -> None:
         if nothing and value is None:

@@ -2,11 +2,11 @@
 
 Example:
 
-    hold()                                          # first of all: what comes is noted
-    like_ctrl_c(ended)                              # in the main thread of a command, where KeyboardInterrupt is answered
-    with kept_apart(): command()                    # an interrupt that a library turned into an error is one again
-    with handlers_kept(): trainer.fit()             # Ray would put its own in their place
-    with ray_started(ray.init) as address: work()   # nor does Ray delay the end, where it was ended as well
+    hold()                                          # first of all: records interrupts
+    like_ctrl_c(ended)                              # in a command's main thread, where KeyboardInterrupt is handled
+    with kept_apart(): command()                    # turns a library's error back into the interrupt that caused it
+    with handlers_kept(): trainer.fit()             # Ray would install its own handlers
+    with ray_started(ray.init) as address: work()   # nor does Ray delay the exit if it was killed as well
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 3.0
 """Seconds from the first interrupt after which the next no longer waits for an import to end."""
 _noted: list[float] = []
-"""When interrupts came that the command has not been ended for yet."""
+"""Times of interrupts that have not ended the command yet."""
 _GONE = 5
-"""Seconds without Ray after which it will not be there again. When a session ends in order, its last processes need less."""
+"""Seconds without Ray after which it will not come back. In an orderly shutdown its last processes need less."""
 _LOST = 30
-"""The same where nobody ended it: much of what is under way may yet end well."""
+"""The same if nobody interrupted it: much of the work in progress may still finish."""
 _ended: Callable[[], int] | None = None
-"""Tells that the command was interrupted; returns its exit code."""
+"""Reports that the command was interrupted; returns its exit code."""
 _heard: tuple[socket.socket, socket.socket] | None = None
-"""From the first, numbers of signals can be read that came: also while no line of Python is reached in the main thread."""
+"""The numbers of received signals can be read from the first, even while the main thread runs no Python code."""
 _command: CodeType | None = None
-"""What called ``like_ctrl_c``. Imports that it is itself a part of are no reason to wait."""
+"""The caller of ``like_ctrl_c``. Imports that it is itself part of are no reason to wait."""
 
 
 def hold() -> None:
-    """Notes SIGINT, SIGTERM and SIGHUP until ``like_ctrl_c``; one that is ignored, as under nohup, stays ignored.
+    """Records SIGINT, SIGTERM and SIGHUP until ``like_ctrl_c``; one that is ignored, as under nohup, stays ignored.
 
-    Before it, while Python itself starts, a signal does what it does to any Python program.
+    Before this call, while Python itself starts, a signal acts as in any Python program.
     """
     _take(lambda number, frame: _noted.append(time.monotonic()))
 
 
 def like_ctrl_c(ended: Callable[[], int]) -> None:
-    """Lets SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored.
+    """Makes SIGTERM and SIGHUP do what SIGINT does at the time; one that is ignored, as under nohup, stays ignored.
 
-    ``ended`` tells that the command was interrupted, and returns its exit code: for ``ray_started``.
+    ``ended``, for ``ray_started``, reports that the command was interrupted and returns its exit code.
     Raises: KeyboardInterrupt if one came since ``hold``.
     """
     global _command, _ended, _heard
@@ -64,7 +64,7 @@ def like_ctrl_c(ended: Callable[[], int]) -> None:
 
 
 def ignore() -> None:
-    """From here on nothing ends the process but its own end: SIGINT, SIGTERM and SIGHUP are ignored."""
+    """Ignores SIGINT, SIGTERM and SIGHUP from here on, so that the process runs to its own end."""
     for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, signal.SIG_IGN)
     if sys.getprofile() is _once_imported:
@@ -74,13 +74,13 @@ def ignore() -> None:
 
 @contextmanager
 def ray_started(start: Callable[[], Any]) -> Iterator[str]:
-    """Starts Ray by ``start``, and yields its address; ends an interrupted command also where Ray is not there any more.
+    """Starts Ray with ``start`` and yields its address; ends an interrupted command even if Ray is no longer running.
 
-    Who signals a process group, all of a Slurm step or a systemd unit ends Ray's own processes too. Its client then waits
-    for them for a minute, where no exception reaches it, and aborts. Nothing is left then to be stopped in order, and
-    what is on disk is whole at any moment. Ray's own processes end with this one, if it was it that started them.
-    Raises: what ``start`` does; KeyboardInterrupt; RuntimeError if this machine's part of Ray ended: what waits for it
-      would wait for good.
+    A signal to a whole process group, Slurm step or systemd unit ends Ray's own processes too. Ray's client then waits a
+    minute for them, out of reach of any exception, and aborts. By then nothing is left to shut down in order, and what is on
+    disk is whole at any moment. If this process started Ray, Ray's own processes end with it.
+    Raises: what ``start`` raises; KeyboardInterrupt; RuntimeError if Ray ended on this machine: anything that waits for it
+      would wait forever.
     """
     import ray
 
@@ -111,7 +111,7 @@ def ray_started(start: Callable[[], Any]) -> Iterator[str]:
         if not lost.is_set():
             raise
         _noted.clear()
-        raise RuntimeError("Ray ended on this machine (its raylet): see its logs, and go on with --resume") from None
+        raise RuntimeError("Ray ended on this machine (its raylet): see its logs, and continue with --resume") from None
     finally:
         over.set()
 
@@ -127,7 +127,7 @@ def _own_node() -> str:
 
 
 def _listens(address: str) -> bool:
-    """Whether there is an address, and something listens there."""
+    """Whether there is an address and something listens on it."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
@@ -138,7 +138,7 @@ def _listens(address: str) -> bool:
 
 @contextmanager
 def kept_apart() -> Iterator[None]:
-    """Raises: KeyboardInterrupt for an error that comes after one: libraries turn it into errors of their own."""
+    """Raises: KeyboardInterrupt for an error after an interrupt: libraries turn interrupts into errors of their own."""
     try:
         yield
     except Exception:
@@ -155,7 +155,7 @@ def _take(handler: Callable[[int, FrameType | None], Any]) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _noted.append(time.monotonic())
-    handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune put theirs there while they run
+    handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune install their own while they run
     if callable(handler) and handler is not _interrupt:
         handler(signal.SIGINT, frame)
         return
@@ -175,7 +175,7 @@ def _imports(frame: FrameType) -> bool:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether the command is within an import. Modules left half made break those after them, and some imports go on
+    """Whether the command is inside an import. A half-imported module breaks later imports, and some imports continue
     without a module that failed: the interrupt would be lost, or become an error.
     """
     while frame is not None and frame.f_code is not _command:
@@ -187,9 +187,9 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """What the block does to the handlers of SIGINT, SIGTERM and SIGHUP is undone at its end.
+    """Restores the handlers of SIGINT, SIGTERM and SIGHUP after the block.
 
-    Raises: KeyboardInterrupt for the SystemExit by which Ray's own handler answers SIGTERM.
+    Raises: KeyboardInterrupt in place of the SystemExit that Ray's own handler raises on SIGTERM.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     try:

@@ -1,4 +1,4 @@
-"""JSON as the standard has it: no NaN, no infinity."""
+"""Standard JSON: no NaN, no infinity."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def to_json(value: Any) -> str:
-    """Indented JSON; a number that is not finite becomes null."""
+    """Returns indented JSON; a number that is not finite becomes null."""
     return json.dumps(plain(value), indent=1, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """The value with null for every number that is not finite."""
+    """Returns the value with null for every number that is not finite."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""A configuration as it may be published: all settings, and no path of the owner's machines.
+"""A configuration as it may be published: all settings, and no path on the owner's machines.
 
     dump_config(published(run.load_config()), "config.yaml")
 
-Paths name people, projects and machines. Where a name may be that of a public hub, it stays.
+Paths name people, projects and machines. A name that may be one on a public hub is kept.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from uedp_ray.config import RunConfig, SourceConfig
 
 NOT_PUBLISHED = "not-published"
 DATE = 946684800
-"""Of every file that is handed on: 2000-01-01. Its own would say when the run ended, and so how long it took."""
+"""The date of every file that is handed on, 2000-01-01: its own would say when the run ended, and so how long it took."""
 _HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?", re.ASCII)
 _BARE = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def published(config: RunConfig) -> RunConfig:
-    """The configuration without paths. Guarantees: no setting that may name a file keeps a folder, or a file's name.
+    """Returns the configuration without paths. Guarantees: no setting that may name a file keeps a folder, or a file's name.
 
-    Its digest is not that of the ledger's header, which is of the configuration with its paths.
+    Its digest differs from the one in the ledger's header, which covers the configuration with its paths.
     """
     corpus, model, vocabulary, pretrain = config.corpus, config.model, config.vocabulary, config.pretrain
     return dataclasses.replace(
@@ -48,7 +48,7 @@ def published(config: RunConfig) -> RunConfig:
 
 
 def named_detector(spec: str) -> str:
-    """A detector without the file that it reads: ``list:FILE`` keeps its kind, ``spacy:MODEL`` the name of a package."""
+    """Returns a detector without its file: ``list:FILE`` keeps its kind, ``spacy:MODEL`` the name of a package."""
     kind, colon, name = spec.partition(":")
     return spec if not colon or (kind == "spacy" and _BARE.fullmatch(name)) else f"{kind}:{NOT_PUBLISHED}"
 
@@ -58,13 +58,13 @@ def _sources(sources: tuple[SourceConfig, ...]) -> tuple[SourceConfig, ...]:
 
 
 def _source(source: SourceConfig, text: str) -> SourceConfig:
-    """``text``: which one it is. The private text under the name of a public one would not be a valid configuration."""
+    """``text`` keeps the names apart: a configuration in which private and public text share one would not be valid."""
     path = f"{NOT_PUBLISHED}-{text}-text" if source.path else ""
     return dataclasses.replace(source, path=path, detector=tuple(map(named_detector, source.detector)))
 
 
 def _hub_name(path: str) -> str:
-    """What exists here was made absolute when the run began (``paths.with_absolute_paths``)."""
+    """Keeps a hub name. A path that existed here was made absolute when the run started (``paths.with_absolute_paths``)."""
     return path if not path or _HUB_NAME.fullmatch(path) else NOT_PUBLISHED
 
 
@@ -77,4 +77,4 @@ PATH_SETTINGS: Mapping[str, Callable[[str], str]] = {
     "model.warm_start": _folder,
     "vocabulary.path": _hub_name,
 }
-"""Settings beside text that name a path, by dotted key, and what is published of a path in a run's configuration."""
+"""Settings other than text that name a path, by dotted key, and what a published configuration keeps of the path."""

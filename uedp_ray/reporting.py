@@ -1,4 +1,4 @@
-"""What long work tells whoever asked for it.
+"""Progress reports of long work to its caller.
 
 Example:
 
@@ -16,9 +16,9 @@ from typing import Any
 
 
 class Reporter:
-    """Hears what goes on, and by itself keeps silent: a subclass overrides what it wants to hear.
+    """Receives progress and ignores it: a subclass overrides the methods that it needs.
 
-    No private text is in what it gets; figures that are read off private text say so.
+    It never receives private text; figures that are read off private text say so.
     """
 
     def say(self, line: str) -> None:
@@ -34,7 +34,7 @@ class Reporter:
         """The content of ``progress.json``, as rounds go by."""
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """A row of ``rounds.parquet``, where the run is in this process (``workers`` 0)."""
+        """A row of ``rounds.parquet``, if the run is in this process (``workers`` 0)."""
 
     def trials(self, status: dict[str, Any]) -> None:
         """How many trials are in which state, and the best so far, after every change."""
@@ -44,7 +44,7 @@ SILENT = Reporter()
 
 
 class Forwarder(Reporter):
-    """Sends what it gets of steps and rounds as (method, arguments), to be called on a reporter elsewhere."""
+    """Forwards steps and rounds as (method, arguments), to be called on a reporter elsewhere."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
         self._send = send

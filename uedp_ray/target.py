@@ -1,4 +1,4 @@
-"""Where a command is to write: refused before any work if it cannot.
+"""Checks of the folder that a command writes to, before it does any work.
 
 Example:
 
@@ -16,19 +16,19 @@ from uedp_ray.fields import UNPRINTABLE
 from uedp_ray.storage.files import set_aside
 
 _NAME_MAX = 255
-"""Bytes of a name, on the file systems that we know."""
+"""Most bytes in a file name, on the file systems that we know."""
 
 
 def check_target(out: Path, *, field: str = "--out") -> Path:
-    """``out``, which is a folder that can be written to, or can be made. Leaves nothing behind.
+    """Returns ``out`` if it is a folder that can be written to, or can be created. Leaves nothing behind.
 
-    Raises: InputError for a file, the root, a symbolic link to nowhere, a name that no file of ours could hold, and where
-      nothing can be written.
+    Raises: InputError for a file, the root, a dangling symbolic link, a name that our own files could not hold, and a folder
+      that cannot be written to.
     """
     check_length(check_name(out, field=field), field=field)
     try:
         if out.is_symlink() and not out.exists():
-            raise InputError(field, str(out), "is a symbolic link to nowhere: name a folder")
+            raise InputError(field, str(out), "is a dangling symbolic link: name a folder")
         there = out.absolute()
         while not there.exists():
             there = there.parent
@@ -39,7 +39,7 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
         if there.parent == there.resolve() == out.resolve():
             raise InputError(field, str(out), "is the root of the file system: name a new folder")
         if there != out.absolute():
-            os.rmdir(tempfile.mkdtemp(prefix=".uedp-ray-", dir=there))  # what access() says of root is not enough
+            os.rmdir(tempfile.mkdtemp(prefix=".uedp-ray-", dir=there))  # for root, access() is not enough
         elif not os.access(there, os.W_OK | os.X_OK):
             raise InputError(field, str(out), "cannot be written to: name another folder")
     except (OSError, ValueError, RuntimeError) as error:  # a path that is too long, a loop of links, a NUL
@@ -51,18 +51,18 @@ def check_target(out: Path, *, field: str = "--out") -> Path:
 
 
 def check_name(out: Path, *, field: str = "--out") -> Path:
-    """``out``. Raises: InputError where a part of it is not UTF-8, or has control characters: files of ours name it."""
+    """Returns ``out``. Raises: InputError if part of it is not UTF-8, or has control characters: our own files name it."""
     if UNPRINTABLE.search(str(out)) or UNPRINTABLE.search(os.path.realpath(out)):
         raise InputError(field, str(out), "is not one line of printable UTF-8: choose another name")
     return out
 
 
 def check_length(out: Path, *, field: str = "--out") -> Path:
-    """``out``. Raises: InputError for a name that is too long for what is made beside it, such as its last whole state."""
+    """Returns ``out``. Raises: InputError for a name too long for what is made beside it, such as its last whole state."""
     path = Path(os.path.realpath(out))
     names = (*path.parts, set_aside(path).name) if path.name else ()
     over = max((len(os.fsencode(name)) for name in names), default=0) - _NAME_MAX
     if over > 0:
-        remedy = f"has a name that is {over} bytes too long for us, who add to it: choose a shorter one"
+        remedy = f"has a name that is {over} bytes too long with what we append to it: choose a shorter one"
         raise InputError(field, str(out), remedy)
     return out

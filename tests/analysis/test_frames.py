@@ -210,7 +210,7 @@ def test_other_folders_are_refused(small, tmp_path, missing):
     copy = shutil.copytree(small, tmp_path / "copy")
     (copy / missing).unlink()
     for folder in (copy, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"{folder.name}': is no sweep directory"):
+        with pytest.raises(InputError, match=f"{folder.name}': is not a sweep directory"):
             load_sweep(folder)
 
 

@@ -67,7 +67,7 @@ def edit(folder: Path, *keys: str, to: object) -> None:
 )
 def test_the_chosen_run_lies_in_the_folder(copy, name):
     edit(copy, "best", "run_dir", to=name)
-    refused(copy, "is no run of a sweep")
+    refused(copy, "is not a run of a sweep")
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "trials/../../secret"])
@@ -75,7 +75,7 @@ def test_so_do_those_of_the_table(copy, name):
     table = pq.read_table(copy / "trials.parquet").to_pylist()
     table[0]["run_dirs"] = [name]
     pq.write_table(pa.Table.from_pylist(table), copy / "trials.parquet")
-    refused(copy, "is no run of a sweep")
+    refused(copy, "is not a run of a sweep")
 
 
 def test_a_run_or_a_file_that_is_a_symbolic_link_to_elsewhere_is_not_read(copy):
@@ -158,8 +158,8 @@ def test_a_result_that_is_none(copy, content):
         *((name, -1.0, f"trials.parquet: {name} = '-1.0': expected a number from 0") for name in NOT_NEGATIVE),
         *((name, -1, f"trials.parquet: {name} = '-1': expected a number from 0") for name in COUNTS),
         ("seeds", "two", "another type"),
-        ("state", "<script>", "is no state"),
-        ("trial", "../0000", "is no name of a trial"),
+        ("state", "<script>", "is not a state"),
+        ("trial", "../0000", "is not the name of a trial"),
         ("training.num_rounds", 10**9, "was not searched"),
         ("model.trainable", "<script>", "was not searched"),
         ("privacy.user_sampling_prob", -1.0, "was not searched"),

@@ -105,5 +105,5 @@ def test_several_sweeps_to_publish_do_not_say_in_which_paths_they_differ(tmp_pat
     ]
     assert "/qx/two.txt" in report(paths, tmp_path / "owners.html").read_text()
     text = report(paths, tmp_path / "page.html", publish=True).read_text()
-    assert "No common axis: evaluation text of two is another than of one." in text
+    assert "No common axis: evaluation text of two differs from that of one." in text
     assert "/qx/" not in text

@@ -68,12 +68,12 @@ def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
     result = read_result(copies["small"])
     best = result["best"]
     terms = "unit user-entity, zero-out (fixed graph), δ = 1e-05"
-    assert f"under the budget ε ≤ 8 a run ({terms})" in page.text
+    assert f"under the budget ε ≤ 8 per run ({terms})" in page.text
     assert "12 asked for; 8 finished, 1 stopped early, 2 failed, 1 refused before training." in page.text
     assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f} (" in page.text
     assert f"({best['bits_per_byte']:.3f} bits/byte, " in page.text
-    assert "a model of public text only has 133.0 (ε = 0); a noiseless one 88.50 (no guarantee)" in page.text
-    assert "With one seed a trial" in page.text
+    assert "a model trained on public text only has 133.0 (ε = 0); a noiseless one 88.50 (no guarantee)" in page.text
+    assert "With one seed per trial" in page.text
     by_unit = ", ".join(f"{unit} {show_epsilon(value)}" for unit, value in best["epsilon"].items())
     assert f"By unit: {by_unit}; zero-out (fixed graph), δ = 1e-05; upper bounds for this one run" in page.text
     assert f"Rule composition: the chosen run and its choice together cost ε = 41.235 ({terms})." in page.text
@@ -194,7 +194,7 @@ def test_a_private_page_says_so_and_is_owner_only(copies):
     found = Page(path)
     assert "This page itself is private." in found.text
     assert "only the winner may be released" in found.text
-    assert "a secret random number, 3 in the mean" in found.text.lower()
+    assert "a secret random number, 3 on average" in found.text.lower()
     for file in (path, copies["private"] / "figures" / "pareto.svg"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "private." not in Page(copies["small"] / "report.html").text
@@ -206,7 +206,7 @@ def test_where_the_price_became_that_of_composition_the_number_was_still_drawn(c
     result["selection"] |= {"rule": "composition", "releasable": RELEASABLE["composition"]}
     (copy / "result.json").write_text(json.dumps(result))
     report([copy])
-    assert "a random number, 3 in the mean" in Page(copy / "report.html").text.lower()
+    assert "a random number, 3 on average" in Page(copy / "report.html").text.lower()
 
 
 def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
@@ -297,5 +297,5 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(copies, tmp_path):
 def test_nothing_to_report_is_an_error(tmp_path):
     with pytest.raises(InputError, match="at least one sweep directory"):
         report([])
-    with pytest.raises(InputError, match="is no sweep directory"):
+    with pytest.raises(InputError, match="is not a sweep directory"):
         report([tmp_path])

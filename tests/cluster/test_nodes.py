@@ -162,7 +162,7 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], Any]) -> An
 def ended(process: subprocess.Popen[str]) -> str:
     """What a command printed on standard output; if its model had to repeat rounds, the exit code says so."""
     told, error = process.communicate()
-    assert process.returncode == int("took the budget of the rest" in " ".join((told + error).split())), told + error
+    assert process.returncode == int("used up the budget of the rest" in " ".join((told + error).split())), told + error
     return told
 
 

@@ -159,7 +159,7 @@ def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_tha
     for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
         del tree["training"][key]
     assert earlier.digest() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-    with pytest.raises(InputError, match=r"privacy\.protect = .user.: is now called unit, which is given too"):
+    with pytest.raises(InputError, match=r"privacy\.protect = .user.: is now called unit, which is also given"):
         from_dict(RunConfig, {"privacy": {"protect": "user", "unit": "user"}})
 
 

@@ -100,12 +100,12 @@ def test_what_is_no_ordinary_file_of_settings_is_not_read(tmp_path):
     with open(tmp_path / "large", "wb") as file:
         file.truncate(500 * 2**20)
     (tmp_path / "loop").symlink_to("loop")
-    refusals = {"pipe": "ordinary", "large": "larger than", "loop": "read", "a\0b": "no such", "": "a folder"}
+    refusals = {"pipe": "not a regular", "large": "larger than", "loop": "read", "a\0b": "no such", "": "a folder"}
     refusals["large/run.yaml"] = "no such file"
     for name, part in refusals.items():
         with pytest.raises(InputError, match=part):
             read_yaml(tmp_path / name)
-    with pytest.raises(InputError, match="ordinary"):
+    with pytest.raises(InputError, match="not a regular"):
         read_yaml("/dev/zero")
 
 

@@ -196,7 +196,7 @@ def _told(base: Path) -> str:
 
 def _ended(base: Path, status: int) -> bool:
     """Whether a command came to its end; under a target, a round that was charged and lost is one that a model has less."""
-    return status == 0 or (status == 1 and "took the budget of the rest" in _told(base))
+    return status == 0 or (status == 1 and "used up the budget of the rest" in _told(base))
 
 
 def _told_in_one_line(base: Path, status: int) -> None:

@@ -207,16 +207,16 @@ def test_a_sweep_that_goes_on_has_no_total_yet(done, tmp_path):
     table = pq.read_table(copy / "trials.parquet")
     newer = [*table.to_pylist(), table.to_pylist()[-1] | {"trial": "0099"}]  # and no ledger of it is there
     pq.write_table(pa.Table.from_pylist(newer, schema=table.schema), copy / "trials.parquet")
-    with pytest.raises(InputError, match="went on after its result"):
+    with pytest.raises(InputError, match="continued after its result"):
         export(copy, tmp_path / "x")
     (copy / "trials.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"trials.parquet = .* is not a readable Parquet file: have it made anew"):
+    with pytest.raises(InputError, match=r"trials.parquet = .* is not a readable Parquet file: recreate it"):
         export(copy, tmp_path / "x")
     pq.write_table(table, copy / "trials.parquet")
     assert load_sweep(copy).finished
     shutil.copytree(next((copy / "trials").iterdir()), copy / "trials" / "0099")
     assert not load_sweep(copy).finished
-    with pytest.raises(InputError, match="went on after its result"):
+    with pytest.raises(InputError, match="continued after its result"):
         export(copy, tmp_path / "x")
     (copy / "result.json").unlink()
     with pytest.raises(InputError, match="is not finished"):
@@ -269,7 +269,7 @@ def test_a_winner_whose_ledger_is_gone_is_not_trained_again(corpora, tmp_path, g
             path.unlink(missing_ok=True)
     before = files(out)
     for start in (lambda: sweep(config, out, resume=True), lambda: conclude_here(config, out, points)):
-        with pytest.raises(InputError, match=r"winner = .*its ledger is gone, .*put winner/ back, or search in"):
+        with pytest.raises(InputError, match=r"winner = .*its ledger is missing, .*put winner/ back, or search in"):
             start()
     assert files(out) == before
 

@@ -93,7 +93,7 @@ def test_nothing_is_searched_anew_for_less(searched, capsys, gone, resume):
     assert command.call() == 2
     told = capsys.readouterr().err
     assert told.count("error: ") == 1
-    assert re.search("is (gone|missing)" if resume else "--resume|is gone", told)
+    assert re.search("is (gone|missing)" if resume else "--resume|is missing", told)
     assert len(command.releases()) == released
 
 
@@ -130,7 +130,7 @@ def test_another_sweep_does_not_take_its_place(searched, capsys):
         assert command.call() == 2
     finally:
         command.file.write_text(file)
-    assert "is of another sweep file" in capsys.readouterr().err
+    assert "is from another sweep file" in capsys.readouterr().err
 
 
 def test_where_none_was_drawn_none_is_drawn_again(tmp_path, capsys, monkeypatch):
@@ -238,7 +238,7 @@ def test_a_trial_that_was_cut_off_is_not_trained_anew_where_its_folder_is(tmp_pa
         (command.out / "trials" / "0001").mkdir()
     capsys.readouterr()
     assert command.call() == 2
-    assert "trials/0001/private': is gone" in capsys.readouterr().err
+    assert "trials/0001/private': is missing" in capsys.readouterr().err
     assert len(command.releases()) == released
 
 
@@ -266,7 +266,7 @@ def test_nor_where_the_objects_of_its_url_are_gone(tmp_path, capsys, before):
     shutil.rmtree(run)
     capsys.readouterr()
     assert command.call() == 2
-    assert f"trials/{run.name}/private': is gone" in capsys.readouterr().err
+    assert f"trials/{run.name}/private': is missing" in capsys.readouterr().err
     assert not run.exists()
 
 

@@ -74,7 +74,7 @@ def test_the_device_of_the_base_is_minded(corpora, tmp_path):
         (8, 1, None),
         (32, 0.25, None),
         (31, 0.25, None),
-        (2, 1, "6 of 8 GPUs will be idle: 2 workers at once, of 1 GPU each"),
+        (2, 1, "6 of 8 GPUs will be idle: 2 workers at once, with 1 GPU each"),
         (8, 0.25, "6 of 8 GPUs will be idle"),
         (3, 2, "2 of 8 GPUs will be idle"),
         (8, 0, "all 8 GPUs of the cluster will be idle: trials train on CPUs"),
@@ -243,6 +243,6 @@ def test_where_every_gpu_is_sick_the_search_stops_with_the_reason(two_gpus, corp
     monkeypatch.setattr(tuning, "run_trial", sick)
     base = {**sweep_tree(corpora)["base"], "training": {"device": "auto"}}
     config = sweep_config(corpora, tmp_path, base=base, resources={"max_concurrent": 2})
-    with pytest.raises(RuntimeError, match=r"no device is left: the GPU failed \(ECC\) \(node .*, GPU \d\); mend that"):
+    with pytest.raises(RuntimeError, match=r"no device is left: the GPU failed \(ECC\) \(node .*, GPU \d\); fix that"):
         sweep(config, tmp_path / "out")
     assert journal_states(tmp_path / "out") == ["RUNNING"] * 2

@@ -36,7 +36,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(corpora, tmp_path):
     told, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert told == ""
-    assert f"To go on: uedp-ray sweep {path} --out {out} --json --resume" in error
+    assert f"To continue: uedp-ray sweep {path} --out {out} --json --resume" in error
     assert "RUNNING" in journal_states(out)
     resumed = command(path, out, "--resume")
     check_whole(out, ended(resumed))

@@ -75,7 +75,7 @@ def test_as_many_trials_as_fit_run_at_once(sizes, asked, trials, tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "asked", "name", "says"),
     [
-        ([(4, 0), (4, 0)], {"workers": 9}, "resources.workers_per_trial = 9", "2 x 4 CPU, where 8 of 1 CPU fit"),
+        ([(4, 0), (4, 0)], {"workers": 9}, "resources.workers_per_trial = 9", "2 x 4 CPU, room for 8 workers of 1 CPU"),
         ([(4, 0), (4, 0)], {"cpus": 6}, "resources.cpus_per_worker = 6", "must fit on one node"),
         ([(4, 0)], {"gpus": 1}, "resources.gpus_per_worker = 1", "1 x 4 CPU"),
         ([(1, 2), (8, 0)], {"gpus": 1, "cpus": 4}, "resources.gpus_per_worker = 1", "1 x 1 CPU and 2 GPU, 1 x 8 CPU"),
@@ -219,10 +219,10 @@ def test_all_problems_are_told_at_once(tmp_path):
     with pytest.raises(InputError) as refused:
         check(cluster, tmp_path, workers=5)
     head, *parts = re.split(r"\(\d\) ", str(refused.value))
-    assert head == "cluster = '4 problems': mend them all: "
+    assert head == "cluster = '4 problems': fix them all: "
     fields = ["resources.workers_per_trial", "--out", "node 10.0.0.2 (22222222)", "node 10.0.0.3 (33333333)"]
     assert [part.split(" = ")[0] for part in parts] == fields
-    assert "'no answer within 60 s': start Ray there again" in parts[-1]
+    assert "'no answer within 60 s': restart Ray there" in parts[-1]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_two_real_nodes_pass(two_nodes, tmp_path):
     assert (report.nodes, report.trials_at_once, report.warnings) == (2, 3, ())
     assert not list(tmp_path.iterdir())
     assert check(None, tmp_path, gpus=1).trials_at_once == 1
-    with pytest.raises(InputError, match=r"where 3 of 1 CPU fit: ask for 3 at most"):
+    with pytest.raises(InputError, match=r"room for 3 workers of 1 CPU: ask for at most 3"):
         check(None, tmp_path, workers=4)
     nodes, probe = RayCluster().nodes(), make_probe()
     answers = RayCluster().ask(nodes, probe, None, "")
@@ -277,7 +277,7 @@ def test_a_node_that_hangs_is_named(two_nodes, tmp_path):
             check(RayCluster(timeout=3), tmp_path)
     finally:
         os.kill(raylet, signal.SIGCONT)
-    assert f"({node.node_id[:8]}) = 'no answer within 3 s': start Ray there again" in str(refused.value)
+    assert f"({node.node_id[:8]}) = 'no answer within 3 s': restart Ray there" in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -92,7 +92,9 @@ def test_a_winner_that_is_lost_before_the_sweep_ends_is_not_trained_again(public
     capsys.readouterr()
     assert public.call() == 2
     told = capsys.readouterr().err
-    assert (told.count("error: "), "its ledger is gone, and what it pays for is not" in told) == (1, True), told
+    assert (told.count("error: "), "its ledger is missing, but what it pays for still counts" in told) == (1, True), (
+        told
+    )
     assert public.winner() == (released, 0)
 
 

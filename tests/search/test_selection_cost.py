@@ -132,7 +132,7 @@ def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder)
     four = price(sweep, folder, rows(4))
     shutil.rmtree(folder.runs(1, 1)[0])
     for state in ("done", "stopped"):
-        with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is gone, and what it pays for is not"):
+        with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is missing, but what it pays for still counts"):
             price(sweep, folder, rows(4, sweep, point, state))
     for state in ("failed", "running"):
         assert price(sweep, folder, rows(4, sweep, point, state))["epsilon"] == four["epsilon"]

@@ -39,11 +39,11 @@ CONDITIONAL = {
         ({"privacy.l2_clip_norm": {"normal": [0, 1]}}, "space.privacy.l2_clip_norm", "write one of uniform"),
         ({"privacy.l2_clip_norm": {"uniform": [0.1, 1], "step": 1}}, "space.privacy.l2_clip_norm.step", "unknown key"),
         ({"privacy.user_sampling_prob": {"uniform": [0.1, 1.5]}}, "space.privacy.user_sampling_prob", r"in \[0, 1\]"),
-        ({"privacy.selection_rule": {"choice": []}}, "space.privacy.selection_rule", "not empty"),
+        ({"privacy.selection_rule": {"choice": []}}, "space.privacy.selection_rule", "non-empty"),
         ({"privacy.selection_rule": {"choice": ["all", "all"]}}, "space.privacy.selection_rule", "twice"),
         ({"privacy.selection_rule": {"choice": ["all", "some"]}}, "space.privacy.selection_rule", "all, any"),
         ({"method": {"choice": ["uedp", "magic"]}}, "space.method", "choose one of"),
-        ({"privacy.delta": {"log_uniform": [1e-6, 1e-5]}}, "space.privacy.delta", "the budget says it"),
+        ({"privacy.delta": {"log_uniform": [1e-6, 1e-5]}}, "space.privacy.delta", "the budget sets it"),
         ({"corpus.source": {"choice": ["a"]}}, "space.corpus.source", "same text"),
         ({"bounds.mode": {"choice": ["none", "declared"]}}, "space.bounds.mode", "promised of the text"),
         ({"pretrain.text": {"choice": ["a"]}}, "space.pretrain.text", "once, before the first trial"),
@@ -154,5 +154,5 @@ def test_choices_may_be_lists_or_texts_with_commas():
         Space.parse({"training.adam_betas": {"choice": [[0.9, 0.99], ["@q", 0.9]]}}, BASE)
     with pytest.raises(InputError, match="without commas"):
         Space.parse({"corpus.categories": {"choice": [["person,org"], ["org"]]}}, BASE)
-    with pytest.raises(InputError, match="all of them lists"):
+    with pytest.raises(InputError, match="or all be lists"):
         Space.parse({"corpus.categories": {"choice": [["person"], "org"]}}, BASE)

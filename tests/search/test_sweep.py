@@ -111,10 +111,10 @@ def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_
     before = (out / "trials" / "0001" / "ledger.jsonl").read_bytes()
     assert sweep(config, out, resume=True) == answer
     assert (out / "trials" / "0001" / "ledger.jsonl").read_bytes() == before
-    with pytest.raises(InputError, match="holds a sweep already: add --resume"):
+    with pytest.raises(InputError, match="already holds a sweep: add --resume"):
         sweep(config, out)
     other = sweep_config(corpora, tmp_path, budget={"target_epsilon": 3})
-    with pytest.raises(InputError, match="of another sweep file: resume with"):
+    with pytest.raises(InputError, match="from another sweep file: resume with"):
         sweep(other, out, resume=True)
     with pytest.raises(InputError, match="no sweep to resume"):
         sweep(config, tmp_path / "nothing", resume=True)

@@ -67,7 +67,7 @@ def test_a_bad_sweep_file_is_refused_with_its_field_and_a_remedy(corpora, tmp_pa
 def test_a_base_that_contradicts_the_budget_is_refused(corpora, tmp_path, name, value):
     tree = sweep_tree(corpora)
     tree["base"]["privacy"][name] = value
-    with pytest.raises(InputError, match=f"base.privacy.{name}.*budget says this"):
+    with pytest.raises(InputError, match=f"base.privacy.{name}.*budget sets this"):
         load_sweep_config(write_sweep(tree, tmp_path))
 
 

@@ -88,10 +88,10 @@ def test_another_node_resumes_to_the_same_answer_and_other_sweeps_are_refused(
     bucket, config, answer, _ = done
     shutil.rmtree(node)
     assert sweep(config, f"file://{bucket}", resume=True) == answer
-    with pytest.raises(InputError, match="holds a sweep already: add --resume"):
+    with pytest.raises(InputError, match="already holds a sweep: add --resume"):
         sweep(config, f"file://{bucket}")
     other = sweep_config(corpora, tmp_path, budget={"target_epsilon": 3})
-    with pytest.raises(InputError, match="of another sweep file"):
+    with pytest.raises(InputError, match="from another sweep file"):
         sweep(other, f"file://{bucket}", resume=True)
     with pytest.raises(InputError, match="no sweep to resume"):
         sweep(config, f"file://{bucket}-2", resume=True)

@@ -119,7 +119,7 @@ def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(fo
         (torch.OutOfMemoryError("CUDA out of memory"), "failed", "the GPU ran out of memory: lower it"),
         (torch.AcceleratorError("CUDA error: an illegal memory access"), "device", "the GPU failed .CUDA error: an"),
         (InputError("--out", "x", "another process is at work in this folder"), "crashed", "another process"),
-        (InputError("ulimit -n", 8, "too few files may be open at once"), "crashed", "ulimit -n"),
+        (InputError("ulimit -n", 8, "too many open files"), "crashed", "ulimit -n"),
         (InputError("corpus.source", "x", "has changed since the run began"), "crashed", "has changed"),
         (
             TextError("bounds.max_holders", 3, "17 entities have"),
@@ -213,7 +213,7 @@ def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):
         searcher.on_trial_result(name, LOST)
     assert searcher.over
     assert re.search(
-        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); mend that .* --resume", str(searcher.failure)
+        r"no device is left: the GPU failed \(node 10.0.0.1, GPU 0\); fix that .* --resume", str(searcher.failure)
     )
     assert states(study) == ["RUNNING"] * 2
     again, _ = search()
@@ -267,7 +267,7 @@ def test_failures_in_a_row_that_no_point_is_to_blame_for_stop_the_search(search,
         assert searcher.suggest(str(number))["number"] == number
         searcher.on_trial_complete(str(number), end, error=end is None)
     assert states(study) == ["FAIL", "FAIL", "COMPLETE", "RUNNING", "FAIL", "RUNNING", "RUNNING"]
-    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; mend that" in str(searcher.failure)
+    assert "3 trials in a row failed, the last because KeyError in plan.py, line 3; fix that" in str(searcher.failure)
     assert searcher.suggest("x") == StudySearcher.FINISHED
     again, _ = search()
     assert [again.suggest(name)["number"] for name in "abc"] == [3, 5, 6]

@@ -122,7 +122,7 @@ def test_a_run_of_fewer_rounds_than_planned_says_so_wherever_it_ends(corpora, tm
     assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= answer.items()
     assert (answer["rounds"], answer["planned_rounds"]) == (2, 6)
     assert (
-        "failed: ended after 2 of 6 rounds: what was charged twice, or charged and lost in a crash or with a node, took"
+        "failed: ended after 2 of 6 rounds: what was charged twice, or charged and lost in a crash or with a node, used"
         in err
     )
     assert (

@@ -1,4 +1,4 @@
-"""The searched settings as figures and tables need them: short names, and the point at which a trial stands.
+"""The searched settings as figures and tables need them: short names, and the point of a trial.
 
     labels(["training.num_rounds", "model.lora_rank"])    # {"training.num_rounds": "num_rounds", …}
     point_of(sweep.space, sweep.trials.iloc[0])           # {"training.num_rounds": 20, …}
@@ -17,14 +17,14 @@ from uedp_ray.search.space import Point, Space
 
 
 def labels(keys: Iterable[str]) -> dict[str, str]:
-    """Short names: the last part of each key, or the whole key where two would be the same."""
+    """Returns short names: the last part of each key, or the whole key where two would be the same."""
     keys = list(keys)
     short = [key.rsplit(".", 1)[-1] for key in keys]
     return {key: name if short.count(name) == 1 else key for key, name in zip(keys, short, strict=True)}
 
 
 def point_of(space: Space, row: pd.Series) -> Point:
-    """The settings that exist at a trial, as plain values; choices as in the sweep file, though a mixed column is text."""
+    """Returns the settings that a trial has, as plain values; choices as in the sweep file, even from a column of text."""
     point: Point = {}
     for key, dimension in space.items():
         value = row[key]

@@ -1,4 +1,4 @@
-"""What the choice among trials cost, beside what one run costs and what other rules would have asked.
+"""What the choice among trials cost, compared with what one run costs and what other rules would have charged.
 
     [(price.what, price.epsilon) for price in prices(load_sweep("runs/quickstart"))]
 
@@ -36,11 +36,11 @@ class Spent:
     mechanism: RoundMechanism
     rounds: int
     others: tuple[Mapping[str, Any], ...]
-    """Charged events of vocabularies made of private text."""
+    """Charged events of vocabularies made from private text."""
 
 
 def spent_by_best(sweep: Sweep) -> Spent | None:
-    """None where nothing is chosen, or where the chosen run has no guarantee."""
+    """Returns what the chosen run did; None if nothing is chosen, or if the chosen run has no guarantee."""
     if sweep.best_run is None:
         return None
     ledger = inside(sweep.path, str(sweep.best_run.relative_to(sweep.path) / "ledger.jsonl"))
@@ -54,7 +54,7 @@ def spent_by_best(sweep: Sweep) -> Spent | None:
 
 
 def prices(sweep: Sweep) -> list[Price]:
-    """The price of the model by the sweep's rule, that of its run alone, and of the same choice by the other rules."""
+    """Returns the price of the model by the sweep's rule, of its run alone, and of the same choice by the other rules."""
     if sweep.best is None:
         return []
     rule, best = sweep.selection["rule"], sweep.best
@@ -80,7 +80,7 @@ def _elsewhere(sweep: Sweep, rule: str) -> Iterator[Price]:
                 law=law,
                 **settings,
             )
-            what = f"repeat_and_select: a random number of independent trials, {trials} in the mean ({law} law)"
+            what = f"repeat_and_select: a random number of independent trials, {trials} on average ({law} law)"
             yield Price(what, epsilon, False)
     if rule != "composition":
         epsilon = compose([(spent.mechanism, rounds * trials)], **settings)

@@ -4,7 +4,7 @@
     epsilon_over_rounds(mechanism, rounds=50, delta=1e-5)
     epsilon_over_holders(mechanism, rounds=50, delta=1e-5)
 
-Every unit has a panel and an axis of its own. All inputs are public; no data is touched.
+Every unit has its own panel and axis. All inputs are public; no data is touched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REACH = 50
 def epsilon_of_rounds(
     mechanism: RoundMechanism, rounds: int, *, delta: float, unit: str, others: Sequence[Event] = ()
 ) -> float:
-    """epsilon of ``rounds`` rounds and of ``others``: events of the ledger that are no rounds."""
+    """Returns epsilon of ``rounds`` rounds and of ``others``: events of the ledger that are not rounds."""
     whole = charges(others)._replace(rounds=((mechanism, rounds),))
     return epsilon_of_charges(whole, delta=delta, unit=unit)
 
@@ -59,11 +59,11 @@ def epsilon_over_rounds(
     target_epsilon: float | None = None,
     others: Sequence[Event] = (),
 ) -> Figure:
-    """epsilon by unit, a panel each, up to twice ``rounds``; ``published`` beside the unit that it claims.
+    """Draws epsilon by unit, one panel each, up to twice ``rounds``; ``published`` beside the unit that it claims.
 
     Args:
       unit: the budget's; its panel shows ``target_epsilon``.
-      others: events of the ledger that are no rounds; they are spent before the first round.
+      others: events of the ledger that are not rounds; they are spent before the first round.
     """
     figure, panels = chart(9.0, 3.9, len(UNITS))
     counts = sorted({rounds, *np.unique(np.linspace(1, 2 * rounds, 9).round().astype(int)).tolist()})
@@ -92,9 +92,9 @@ def epsilon_over_rounds(
 def epsilon_over_holders(
     mechanism: RoundMechanism, *, rounds: int, delta: float, others: Sequence[Event] = ()
 ) -> Figure:
-    """epsilon of the same noise if up to K users held an entity, for the two units that protect entities.
+    """Draws epsilon of the same noise if up to K users held an entity, for the two units that protect entities.
 
-    Raises: NothingToShow where nothing bounds what an entity moves.
+    Raises: NothingToShow if nothing bounds what an entity moves.
     """
     if mechanism.max_holders is None:
         raise NothingToShow("The chosen run puts no bound on the holders of an entity: it protects users only.")
@@ -135,7 +135,7 @@ def _published(mechanism: RoundMechanism, rounds: int, delta: float, unit: str) 
 def _draw(
     axes: Axes, unit: str, delta: float, counts: Sequence[int], values: Sequence[float], at: int, label: str
 ) -> None:
-    """The curve with the run itself on it, and its figure in the title; a word where the unit has no guarantee."""
+    """Draws the curve with the run itself on it and its epsilon in the title; a note if the unit has no guarantee."""
     value = values[counts.index(at)]
     axes.set_title(
         f"unit: {unit.replace('-', ' and ')}\nthis run alone: ε = {show_epsilon(value)}\n"

@@ -55,7 +55,7 @@ def epsilon_label(sweep: Sweep) -> str:
 
 
 def comparable_trials(sweep: Sweep) -> pd.DataFrame:
-    """Trials with a score and a finite epsilon, best first, with the column ``role``: a key of the legend.
+    """Returns trials with a score and a finite epsilon, best first, with the column ``role``: a key of the legend.
 
     Raises: NothingToShow if there is none.
     """
@@ -77,7 +77,7 @@ def comparable_trials(sweep: Sweep) -> pd.DataFrame:
 
 
 def pareto(sweep: Sweep) -> Figure:
-    """Scores against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
+    """Draws scores against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
     trials = comparable_trials(sweep)
     figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
     by_epsilon, by_rank = panels
@@ -110,7 +110,7 @@ def pareto(sweep: Sweep) -> Figure:
 
 
 def _front(sweep: Sweep, trials: pd.DataFrame, public: float | None, far: float) -> tuple[list[float], list[float]]:
-    """Corners of the front, from the public model at epsilon 0, where there is one, to the edge of the budget."""
+    """Returns the corners of the front, from the public model at epsilon 0, if there is one, to the edge of the budget."""
     corners = [] if public is None else [(0.0, public)]
     front = _drawable_front(sweep, far)
     metric = sweep.metric
@@ -128,7 +128,7 @@ def _drawable_front(sweep: Sweep, far: float) -> pd.DataFrame:
 
 
 def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
-    """The fronts of several sweeps on one pair of axes. Raises: InputError as ``frames.check_comparable`` does."""
+    """Draws the fronts of several sweeps on one pair of axes. Raises: InputError as ``frames.check_comparable`` does."""
     check_comparable(sweeps)
     figure, (axes,) = chart(7.4, 4.2)
     each = [comparable_trials(sweep) for sweep in sweeps]
@@ -153,9 +153,9 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
 
 
 def utility(sweep: Sweep) -> Figure:
-    """Scores against each sampling probability that was searched, q_s first.
+    """Draws scores against each sampling probability that was searched, q_s first.
 
-    Raises: NothingToShow where none was searched.
+    Raises: NothingToShow if none was searched.
     """
     keys = [key for key in SAMPLING if key in sweep.space]
     if not keys:
@@ -185,7 +185,7 @@ _SYMBOLS = dict(zip(SAMPLING, ("q_s: ", "q_e: ", "q_u: ", ""), strict=True))
 
 
 def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
-    """The held-out score over the rounds of the ``top`` best trials; a thin line for each further seed."""
+    """Draws the held-out score over the rounds of the ``top`` best trials; a thin line for each further seed."""
     score = sweep.metric.name
     best = best_first(finished_trials(sweep.trials)).head(top)["trial"]
     curves = [(trial, sweep.rounds(trial)) for trial in best]
@@ -227,12 +227,12 @@ def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
 
 
 def chosen_label(sweep: Sweep) -> str:
-    """What the best trial is called."""
+    """Returns the label of the best trial."""
     return "chosen" if sweep.finished else "best so far"
 
 
 def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: float) -> None:
-    """Trials by role, with the spread over seeds; those beyond ``far`` as arrow heads at the edge."""
+    """Draws trials by role, with the spread over seeds; those beyond ``far`` as arrow heads at the edge."""
     metric = sweep.metric
     beyond = (trials[metric.name] > far).to_numpy()
     for role, style in (_STYLES | {"best": _STYLES["best"] | {"label": chosen_label(sweep)}}).items():

@@ -1,10 +1,10 @@
-"""Files of a sweep that somebody else may have written: read from within its folder, in bounded memory, and checked.
+"""Reads files of a sweep that somebody else may have written: from within its folder, in bounded memory, with checks.
 
     result = read_result(Path("runs/quickstart"), config)
     text = read_text(root, "trials/0002/privacy.md")
 
 Every function raises InputError, in one line, for a path that leads out of the folder (``..``, absolute, a symbolic link),
-for what is too large, and for values that no sweep writes.
+for a file that is too large, and for values that no sweep writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED = string(r"[\w-]{1,64}", "the name of a trial")
 
 
 def inside(root: Path, name: str) -> Path:
-    """``root/name``, which must lie in the folder when every symbolic link is followed."""
+    """Returns ``root/name``, which must be in the folder after every symbolic link is followed."""
     path = root / name
     if Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
         raise InputError(str(root), name, "leads out of the sweep's folder: it is not read")
@@ -38,17 +38,19 @@ def inside(root: Path, name: str) -> Path:
 
 
 def run_dir(root: Path, name: object) -> Path:
-    """A run directory of the sweep, by its name in a table or a result."""
+    """Returns a run directory of the sweep, by its name in a table or a result."""
     if not isinstance(name, str) or not _RUN.fullmatch(name):
-        raise InputError(f"{root}: run directory", _short(name), "is no run of a sweep: expected trials/<id> or winner")
+        raise InputError(
+            f"{root}: run directory", _short(name), "is not a run of a sweep: expected trials/<id> or winner"
+        )
     return inside(root, name)
 
 
 def read_text(root: Path, name: str) -> str:
-    """A text file, of ``MAX_BYTES`` at most."""
+    """Reads a text file of at most ``MAX_BYTES``."""
     path = inside(root, name)
     if path.exists() and not path.is_file():
-        raise InputError(name, str(root), "is no file")
+        raise InputError(name, str(root), "is not a file")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -58,14 +60,14 @@ def read_text(root: Path, name: str) -> str:
     except OSError as error:
         raise InputError(name, str(root), f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise InputError(name, str(root), "is no text") from None
+        raise InputError(name, str(root), "is not text") from None
 
 
 def read_table(root: Path, name: str) -> pa.Table:
-    """A Parquet file, as ``tables`` reads it."""
+    """Reads a Parquet file as ``tables`` does."""
     path = inside(root, name)
     try:
-        table = read_bounded(path, "have it made anew by uedp-ray sweep … --resume")
+        table = read_bounded(path, "recreate it with uedp-ray sweep … --resume")
     except OSError as error:
         raise InputError(name, str(root), f"cannot be read ({error.strerror})") from None
     if table is None:
@@ -74,13 +76,15 @@ def read_table(root: Path, name: str) -> pa.Table:
 
 
 def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
-    """``result.json``; of its trials, which the table has, what tells whether it is of all of them."""
+    """Reads ``result.json``; of its trials, which the table has, only what shows whether it covers all of them."""
     try:
         tree = json.loads(read_text(root, "result.json"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError("result.json", str(root), f"is no JSON that a sweep writes ({type(error).__name__})") from None
+        raise InputError(
+            "result.json", str(root), f"is not JSON that a sweep writes ({type(error).__name__})"
+        ) from None
     try:
         _check_result(tree, config)
     except Unexpected as error:
@@ -112,7 +116,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         "epsilon": record(dict.fromkeys(UNITS, spent)),
         "epsilon_with_choice": spent,
         "params": _settings(config),
-        "run_dir": anything,  # as a path, by ``run_dir``
+        "run_dir": anything,  # checked as a path by ``run_dir``
         "tied": list_of(_NAMED, nothing=True),
         **terms,
     }

@@ -5,11 +5,11 @@
     sweep.config(sweep.best["trial"]).privacy.user_sampling_prob
     rank([sweep, load_sweep("runs/other")])        # refused unless unit and delta agree
 
-``trials`` has one row a trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
+``trials`` has one row per trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
 ``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std initial_perplexity
 epsilon epsilon_user-entity epsilon_user epsilon_entity delta noise_multiplier seconds`` float64; ``run_dirs`` lists of
-text. A searched setting has a column of its dotted name: float64 for ranges, Int64 for integers, as written for choices.
-Absent is null (NaN); an infinite ``epsilon`` is no guarantee, a null one is not known.
+text. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as written for choices.
+A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
 
 What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
 """
@@ -47,7 +47,7 @@ _RANGES = {"uniform": "float64", "log_uniform": "float64", "integer": "Int64"}
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What a sweep directory says. Made by ``load_sweep``."""
+    """The content of a sweep directory. Made by ``load_sweep``."""
 
     path: Path
     name: str
@@ -57,17 +57,17 @@ class Sweep:
     counts: Mapping[str, int]
     """Points tried (``asked``), and how many are in each state."""
     best: Mapping[str, Any] | None
-    """As in ``result.json``; of a sweep that is not finished, the best so far; None where no trial is done."""
+    """As in ``result.json``; for a sweep that is not finished, the best so far; None if no trial is done."""
     best_run: Path | None
     """The run directory of the chosen model."""
     selection: Mapping[str, Any]
     """The price of choosing: rule, epsilon, delta, unit, accountant, releasable, text."""
     references: pd.DataFrame
-    """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN is no guarantee)."""
+    """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN for no guarantee)."""
     finished: bool
-    """Whether ``result.json`` is there, and of all trials."""
+    """Whether ``result.json`` exists and covers all trials."""
     published_space: Space | None = None
-    """Of a sweep as others may see it (``publish.publishable``): the space without paths."""
+    """The space without paths, for a sweep as others may see it (``publish.publishable``)."""
 
     @property
     def relation(self) -> str:
@@ -103,7 +103,7 @@ class Sweep:
         return self.trials[self.trials["pareto"].fillna(False)].sort_values("epsilon")
 
     def run_dirs(self, trial: str) -> list[Path]:
-        """Its run directories, one a seed. Raises: InputError for an unknown trial, or one that never ran."""
+        """Returns a trial's run directories, one per seed. Raises: InputError if it is unknown, or never ran."""
         rows = self.trials[self.trials["trial"] == trial]
         if rows.empty:
             raise InputError("trial", trial, f"is not in {self.path.name}: see the column trial")
@@ -113,15 +113,15 @@ class Sweep:
         return [run_dir(self.path, name) for name in names]
 
     def config(self, trial: str, seed: int = 0) -> RunConfig:
-        """The run's resolved configuration; runs of one trial differ in ``training.seed``."""
+        """Returns the run's resolved configuration; runs of one trial differ in ``training.seed``."""
         return load_config(self._file(self.run_dirs(trial)[seed], "config.yaml"))
 
     def ledger(self, trial: str, seed: int = 0) -> list[dict[str, Any]]:
-        """Every event of the run, its digest chain verified. Raises: InputError naming the first line that fails."""
+        """Returns every event of the run, its digest chain verified. Raises: InputError naming the first line that fails."""
         return read_ledger(self._file(self.run_dirs(trial)[seed], "ledger.jsonl"))
 
     def ledger_files(self) -> list[Path | None]:
-        """The ledger of every run of every trial, at its fixed position; None for a run that never began."""
+        """Returns the ledger of every run of every trial, at its fixed position; None for a run that never started."""
         seeds = self.sweep_config.search.seeds_per_trial
         found: list[Path | None] = []
         for names in self.trials["run_dirs"]:
@@ -130,7 +130,7 @@ class Sweep:
         return found
 
     def rounds(self, trial: str) -> pd.DataFrame:
-        """``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
+        """Reads ``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
         files = [self._file(folder, "rounds.parquet") for folder in self.run_dirs(trial)]
         name = self.metric.name
         frames = [
@@ -147,14 +147,16 @@ class Sweep:
 def load_sweep(path: str | Path) -> Sweep:
     """Reads a sweep directory or a copy of one, finished or not. The text that its trials read need not be there.
 
-    One that was given more trials is not finished until it ends again: its ``result.json`` tells an old price.
+    A sweep that was given more trials is not finished until it ends again: its ``result.json`` states an old price.
     It may be somebody else's: nothing outside the folder is read, and what no sweep writes is refused.
 
-    Raises: InputError where the folder is none, or where another version wrote what this one does not know.
+    Raises: InputError if the folder is not one, or if another version wrote what this one does not know.
     """
     path = Path(path)
     if not ((path / "sweep.yaml").is_file() and (path / "trials.parquet").is_file()):
-        remedy = "is no sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
+        remedy = (
+            "is not a sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
+        )
         raise InputError("sweep", str(path), remedy)
     config = load_sweep_config(inside(path, "sweep.yaml"))
     table = read_table(path, "trials.parquet")
@@ -180,7 +182,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """All trials below each other, with the column ``sweep`` first. For reading: see ``rank`` for comparing."""
+    """Concatenates all trials, with the column ``sweep`` first. For reading: see ``rank`` for comparing."""
     names = [sweep.name for sweep in sweeps]
     labels = [str(sweep.path) if names.count(sweep.name) > 1 else sweep.name for sweep in sweeps]
     frames = [sweep.trials.assign(sweep=label) for label, sweep in zip(labels, sweeps, strict=True)]
@@ -189,7 +191,7 @@ def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 
 def rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """Finished, feasible trials of all sweeps, best first. Raises: InputError as ``check_comparable`` does."""
+    """Returns finished, feasible trials of all sweeps, best first. Raises: InputError as ``check_comparable`` does."""
     check_comparable(sweeps)
     return best_first(finished_trials(join(sweeps)))
 
@@ -216,19 +218,19 @@ def _scale(sweep: Sweep) -> tuple[Any, ...]:
 
 
 def finished_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials that ran to their end within the budget, and have a score."""
+    """Returns trials that ran to their end within the budget, and have a score."""
     scored = trials[metric_in(trials.columns).name].notna()
     return trials[(trials["state"] == "done") & trials["feasible"].fillna(False) & scored]
 
 
 def best_first(trials: pd.DataFrame) -> pd.DataFrame:
-    """In the order of their scores, numbered anew."""
+    """Sorts trials by score, best first, and renumbers them."""
     metric = metric_in(trials.columns)
     return trials.sort_values(metric.name, ascending=metric.goal == "min", ignore_index=True)
 
 
 def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.DataFrame:
-    """The frame of the table. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
+    """Returns the table as a frame. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
     space, metric = config.parsed_space, config.metric
     dtypes = {name: _DTYPES[kind] for name, kind in columns_of(metric).items()} | {"number": "int64"}
     _check_columns("trials.parquet", path, table, (*dtypes, *space))
@@ -237,10 +239,12 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     for key, dimension in space.items():
         for value in frame[key].dropna():
             if not holds(dimension, value):
-                raise InputError(f"trials.parquet: {key}", str(value)[:60], "was not searched: it is not of this sweep")
+                raise InputError(
+                    f"trials.parquet: {key}", str(value)[:60], "was not searched: it is not from this sweep"
+                )
     for column, fits, remedy in (
-        ("state", frame["state"].isin(_STATES), f"is no state: expected one of {', '.join(_STATES)}"),
-        ("trial", frame["trial"].str.fullmatch(r"[\w-]{1,64}").fillna(False), "is no name of a trial"),
+        ("state", frame["state"].isin(_STATES), f"is not a state: expected one of {', '.join(_STATES)}"),
+        ("trial", frame["trial"].str.fullmatch(r"[\w-]{1,64}").fillna(False), "is not the name of a trial"),
     ):
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
@@ -253,7 +257,7 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     ):
         if lacks.any():
             trial = done["trial"][lacks].iloc[0]
-            raise InputError(f"trials.parquet: {column}", None, f"is missing, and trial {trial} is done")
+            raise InputError(f"trials.parquet: {column}", None, f"is missing, but trial {trial} is done")
     for names in frame["run_dirs"]:
         for name in () if names is None else names:
             run_dir(path, name)
@@ -280,7 +284,7 @@ def _check_columns(name: str, root: Path, table: pa.Table, columns: Iterable[str
 
 
 def _typed(name: str, root: Path, table: pa.Table, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    """The frame of a table of somebody else's. Raises: InputError for what these types cannot hold."""
+    """Returns somebody else's table as a frame. Raises: InputError for what these types cannot hold."""
     for column in (each for each, dtype in dtypes.items() if dtype in ("float64", "Int64", "int64")):
         kind = table.schema.field(column).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
@@ -293,7 +297,7 @@ def _typed(name: str, root: Path, table: pa.Table, dtypes: Mapping[str, str]) ->
 
 
 def _check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> None:
-    """Raises: InputError for a number that no run writes; what is absent passes."""
+    """Raises: InputError for a number that no run writes; missing values pass."""
     for column, low in least.items():
         wrong = (frame[column] < low).fillna(False).astype(bool)
         if wrong.any():
@@ -302,7 +306,7 @@ def _check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> 
 
 
 def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
-    """What ``result.json`` will hold, as far as it can be told before the sweep ends."""
+    """Returns what ``result.json`` will hold, as far as it is known before the sweep ends."""
     from uedp_ray.search.results import count_states, stated  # loads the trainer
 
     rows = table.to_pylist()

@@ -31,9 +31,9 @@ _SHUFFLES = 60
 
 
 def importances(sweep: Sweep) -> pd.DataFrame:
-    """Shares that add up to one, most important first, and the 95 % quantile of ``chance``; one row a setting.
+    """Returns shares that add up to one, most important first, and the 95 % quantile of ``chance``; one row per setting.
 
-    Raises: NothingToShow with too few trials, or fewer than two settings.
+    Raises: NothingToShow if there are too few trials, or fewer than two settings.
     """
     trials = _assessed(sweep)
     points = [point_of(sweep.space, row) for _, row in trials.iterrows()]
@@ -48,7 +48,7 @@ def importances(sweep: Sweep) -> pd.DataFrame:
 
 
 def importance(sweep: Sweep) -> Figure:
-    """Bars of ``importances``, a mark where chance alone may reach, and on how many trials they rest."""
+    """Draws bars of ``importances``, a mark where chance alone may reach, and the number of trials."""
     table = importances(sweep)
     names = labels(table.index)
     figure, (axes,) = chart(7.0, 1.5 + 0.36 * len(table))
@@ -105,7 +105,7 @@ def _shares(points: list[Point], distributions: dict[str, BaseDistribution], cos
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna announces every study that it makes."""
+    """Silences Optuna, which announces every study that it makes."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -2,7 +2,7 @@
 
     parallel_coordinates(load_sweep("runs/quickstart")).savefig("parallel.svg")
 
-Axes follow the scale that was searched; a setting that a trial does not have lies on a line of its own, below.
+Axes follow the scale that was searched; a setting that a trial does not have is drawn on a separate line below.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ABSENT = -0.14
 
 
 def parallel_coordinates(sweep: Sweep) -> Figure:
-    """One line a trial across the searched settings, ending at its score; settings it does not have lie below."""
+    """Draws one line per trial across the searched settings, to its score; settings it does not have are drawn below."""
     trials, metric = comparable_trials(sweep), sweep.metric
     names = labels(sweep.space)
     figure, (axes,) = chart(max(7.0, 1.25 * (len(names) + 1)), 4.2)
@@ -38,7 +38,7 @@ def parallel_coordinates(sweep: Sweep) -> Figure:
     ticks = [value for value in axes.get_yticks() if low <= value <= high]
     _bare(axes)
     columns = list(sweep.space.values())
-    # Dark for good, light for bad: it survives grey printing, and the end of each line says the value.
+    # Dark for good, light for bad: it survives greyscale printing, and the end of each line shows the value.
     shades_RC = matplotlib.colormaps["cividis"](np.linspace(0.05, 0.92, len(trials)))
     for index in reversed(range(len(trials))):
         row = trials.iloc[index]
@@ -82,7 +82,7 @@ def _bare(axes: Axes) -> None:
 
 
 def _share(value: float, low: float, high: float, is_log: bool) -> float:
-    """How far along an axis a value lies, from 0 to 1."""
+    """Returns how far along an axis a value is, from 0 to 1."""
     if low == high:  # one choice, or an integer whose step is longer than its range
         return 0.5
     return (

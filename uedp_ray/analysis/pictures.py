@@ -34,7 +34,7 @@ class Picture:
 
 
 def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
-    """All figures of one sweep; ids in the drawings begin with ``prefix``."""
+    """Returns all figures of one sweep; ids in the drawings begin with ``prefix``."""
 
     def picture(name: str, title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
         try:
@@ -43,7 +43,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             return Picture(name, title, caption, reason=str(nothing))
 
     several_seeds = (sweep.trials["seeds"] > 1).any()
-    spread = "Bars are one standard deviation over seeds." if several_seeds else "One seed a trial, so no bars."
+    spread = "Bars are one standard deviation over seeds." if several_seeds else "One seed per trial, so no bars."
     noiseless = f"Noiseless line: {NOISELESS}." if "noiseless" in set(sweep.references["name"]) else ""
     return [
         picture(
@@ -55,7 +55,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
         picture(
             "parallel",
             "All searched settings",
-            "One line a trial, from its settings to its score: the darker, the better; dotted lines were stopped "
+            "One line per trial, from its settings to its score: the darker, the better; dotted lines were stopped "
             "early. Axes follow the scale that was searched.",
             lambda: parallel.parallel_coordinates(sweep),
         ),
@@ -97,9 +97,9 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
 
 
 def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture | None:
-    """The fronts of several sweeps together, or why they share no axis; None for a single sweep.
+    """Returns the fronts of several sweeps together, or why they share no axis; None for a single sweep.
 
-    ``publish``: in which setting they differ is told without its values, which may name paths.
+    ``publish``: names the setting in which they differ without its values, which may name paths.
     """
     if len(sweeps) == 1:
         return None
@@ -108,7 +108,7 @@ def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture 
         check_comparable(sweeps)
         return Picture(*words, svg=Markup(svg(figures.joint_pareto(sweeps), "joint")))
     except InputError as error:
-        why = f"{error.field} is another than of {sweeps[0].name}" if publish else str(error)
+        why = f"{error.field} differs from that of {sweeps[0].name}" if publish else str(error)
         return Picture(*words, reason=f"No common axis: {why}.")
     except NothingToShow as nothing:
         return Picture(*words, reason=str(nothing))

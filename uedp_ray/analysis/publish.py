@@ -1,8 +1,8 @@
-"""A sweep as its page may show it to others: searched paths by number, no message of a trial, no noiseless reference.
+"""A sweep as its page may show it to others: searched paths by number, no messages of trials, no noiseless reference.
 
-    publishable(load_sweep("runs/words")).trials["vocabulary.path"]     # as it was, but for folders: path 1, path 2
+    publishable(load_sweep("runs/words")).trials["vocabulary.path"]     # as it was, except for folders: path 1, path 2
 
-Figures and tables made of it hold nothing that it does not hold.
+Figures and tables made from it hold nothing that it does not hold.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Names = Mapping[str, Mapping[Any, str]]
 
 
 def publishable(sweep: Sweep) -> Sweep:
-    """The sweep without paths, reasons of trials, and what no epsilon pays for. Its files, which it still names, have them.
+    """Returns the sweep without paths, trials' reasons and what no epsilon pays for. Its files, still named, have them.
 
-    A searched path is ``path 1``, ``path 2``, … in the order of its choices. The name of a hub's model or tokenizer stays
-    where a finished run shows that it is one: no file of that name was there.
+    A searched path is ``path 1``, ``path 2``, … in the order of its choices. The name of a hub's model or tokenizer is kept
+    if a finished run shows that it is one: no file of that name was there.
     """
     names = {key: _names(sweep, sweep.space[key]) for key in PATH_SETTINGS if key in sweep.space}
     trials = sweep.trials.assign(
-        reason=pd.Series(pd.NA, index=sweep.trials.index, dtype="string"),  # an error message may tell of the text
+        reason=pd.Series(pd.NA, index=sweep.trials.index, dtype="string"),  # an error message may reveal text
         **{key: _shown(sweep.trials[key], shown) for key, shown in names.items()},
     )
     best = sweep.best

@@ -73,8 +73,8 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
       publish: leave out what no price pays for (the noiseless reference, which was trained on the private text), paths
         that were searched, and the error messages of trials.
 
-    Raises: InputError for a folder that is no sweep, several sweeps without ``out``, an ``out`` that is no page, or a sweep
-    whose page as a whole may not be published.
+    Raises: InputError for a folder that is not a sweep, several sweeps without ``out``, an ``out`` that is not a page, or a
+    sweep whose page as a whole may not be published.
     """
     if not paths:
         raise InputError("sweeps", [], "name at least one sweep directory")
@@ -105,25 +105,23 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
 
 
 def _check_page(page: Path) -> None:
-    """Raises: InputError for what may be another's file, now or later: the page takes the place of what is there."""
-    if page.suffix not in (".html", ".htm"):  # as no file of a run or a sweep ends
-        raise InputError("--out", str(page), "is no name of a page: end it in .html")
+    """Raises: InputError for what may be another's file, now or later: the page replaces what is there."""
+    if page.suffix not in (".html", ".htm"):  # no file of a run or a sweep has these
+        raise InputError("--out", str(page), "is not the name of a page: end it in .html")
     if page.exists():
         check_regular(page, "name another file")
         with page.open("rb") as file:
             if _OURS not in file.read(_HEAD):
-                raise InputError("--out", str(page), "is there, and no page of ours: name another file")
+                raise InputError("--out", str(page), "exists, and is not a page of ours: name another file")
 
 
 def _published(sweep: Sweep) -> Sweep:
-    """What others may see of it. Raises: InputError if that is nothing, or not known yet."""
+    """Returns what others may see of a sweep. Raises: InputError if that is nothing, or not known yet."""
     if _is_private(sweep):
         remedy = "rule repeat_and_select pays for the winner alone: hand on what uedp-ray export writes"
         raise InputError("--publish", str(sweep.path), remedy)
     if not sweep.finished:
-        raise InputError(
-            "--publish", str(sweep.path), "is not finished, and its price is not settled: go on with it first"
-        )
+        raise InputError("--publish", str(sweep.path), "is not finished, and its price is not settled: finish it first")
     return publishable(sweep)
 
 
@@ -132,7 +130,7 @@ def _is_private(sweep: Sweep) -> bool:
 
 
 def _write(path: Path, text: str, *, private: bool, publish: bool) -> None:
-    """Takes the place of what was there: a symbolic link is replaced, not followed."""
+    """Writes a file in place of what was there: a symbolic link is replaced, not followed."""
     busy = InputError("--out", str(path), "another report is writing it: wait for it")
     with locked(lock_beside(path), wait=_WAIT, busy=busy), replacing(path) as new:
         with open(new, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
@@ -158,7 +156,7 @@ def _render(sections: list[Section], joint: Picture | None, private: bool, publi
 
 
 def _breakable(name: str) -> Markup:
-    """A dotted name that may go on in the next line."""
+    """Returns a dotted name that may break across lines."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
 
 
@@ -188,12 +186,12 @@ def _section(sweep: Sweep, name: str) -> Section:
 
 
 def _settings(root: Path, name: str) -> str:
-    """A run's configuration as it may be published."""
+    """Returns a run's configuration as it may be published."""
     return yaml.safe_dump(to_dict(published(load_config(inside(root, name)))), sort_keys=False, allow_unicode=True)
 
 
 def _prose(markdown: str) -> Markup:
-    """Markdown as HTML, its headings two levels down; HTML, links and images in it stay text."""
+    """Renders Markdown as HTML, its headings two levels down; HTML, links and images in it stay text."""
     tokens = _MARKDOWN.parse(markdown)
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):

@@ -46,7 +46,7 @@ _LINES = (
 _FAR = 3.0
 """A score beyond this many times the typical one is drawn at the edge: it would flatten the rest."""
 LARGEST = 1e100
-"""Figures take what is larger as infinite: the axis of the largest numbers has no end."""
+"""Figures treat larger values as infinite: an axis for the largest numbers has no end."""
 _FONTS = "DejaVu Sans', Verdana, Arial, Helvetica, sans-serif"
 _SMALL = 8.5
 
@@ -63,7 +63,7 @@ class Chart(Figure):
 
 
 def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[Chart, Sequence[Axes]]:
-    """A figure in inches with ``columns`` panels in a row; ``grid`` as for ``Figure.subplots``."""
+    """Returns a figure, sized in inches, with ``columns`` panels in a row; ``grid`` as for ``Figure.subplots``."""
     figure = Chart(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(1, columns, squeeze=False, **grid)[0])
     for axes in panels:
@@ -77,13 +77,13 @@ def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[C
 
 
 def line(index: int) -> dict[str, Any]:
-    """Colour, dash and marker of the ``index``-th line; they start again after six."""
+    """Returns colour, dash and marker of the ``index``-th line; they start again after six."""
     color, dash, marker = _LINES[index % len(_LINES)]
     return {"color": color, "linestyle": dash, "marker": marker, "markersize": 4.5, "linewidth": 1.5}
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
-    """One legend below all panels, each label once."""
+    """Draws one legend below all panels, each label once."""
     handles = dict[str, Any]()
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
@@ -103,7 +103,7 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
 def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Iterable[float] = ()) -> float:
     """Sets the vertical axis for scores, and returns the value beyond which they are to be drawn at its edge.
 
-    ``lines``: levels that must be visible. Of ratios, the scale is logarithmic where values span more than a factor
+    ``lines``: levels that must be visible. For ratios, the scale is logarithmic if values span more than a factor
     of three.
     """
     shown, levels = np.array(list(values)), list(lines)
@@ -126,7 +126,7 @@ def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Itera
 
 
 def log_ticks(axes: Axes, which: str, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic axis, and enough of them where it spans less than a decade."""
+    """Sets plain numbers on a logarithmic axis, and enough of them where it spans less than a decade."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     decades = math.log10(high / low) if high > low > 0 else 0.0
     if decades < 0.6:
@@ -139,30 +139,30 @@ def log_ticks(axes: Axes, which: str, low: float, high: float) -> None:
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent where that stays short."""
+    """Formats four significant digits, without an exponent where that stays short."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{float(f'{value:.4g}'):.10g}"
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.3g}")
 
 
 def score_text(value: float) -> str:
-    """Four significant digits, trailing zeros kept, so that a column of them lines up."""
+    """Formats four significant digits, trailing zeros kept, so that a column of them lines up."""
     return f"{value:#.4g}".rstrip(".") if value < 1e4 else number(value)
 
 
 def shown_value(value: Any) -> str:
-    """A setting's value in short; ``none`` for a choice that is null."""
+    """Returns a setting's value in short; ``none`` for a choice that is null."""
     if value is None:
         return "none"
     return number(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as one ``<svg>`` element, text as text, ids beginning with ``name`` so that a page may hold many."""
+    """Returns the figure as one ``<svg>`` element, text as text, ids beginning with ``name``: a page may hold many."""
     buffer = io.StringIO()
-    # Metadata would name web addresses; the salt makes ids, and so the file, the same every time.
+    # Metadata would contain web addresses; the salt makes ids, and so the file, the same every time.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    for text in figure.findobj(Text):  # a name of the sweep's is no formula
+    for text in figure.findobj(Text):  # a name in the sweep is not a formula
         text.set_parse_math(False)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         figure.savefig(buffer, format="svg", metadata=metadata)

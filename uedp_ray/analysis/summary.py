@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def terms(sweep: Sweep) -> str:
-    """What an epsilon of the sweep means."""
+    """Says what an epsilon of the sweep means."""
     return f"unit {sweep.sweep_config.unit}, {sweep.relation}, {_delta(sweep)}"
 
 
@@ -60,7 +60,7 @@ def ranges(dimension: Dimension) -> str:
 
 
 def summary(sweep: Sweep) -> list[tuple[str, str]]:
-    """Headed paragraphs of plain text."""
+    """Returns headed paragraphs of plain text."""
     return [
         ("Searched", _searched(sweep)),
         ("Trials", _sentence(_trials(sweep))),
@@ -72,7 +72,7 @@ def summary(sweep: Sweep) -> list[tuple[str, str]]:
 
 
 def warnings(sweep: Sweep) -> list[str]:
-    """What a reader must know before showing this page to anybody."""
+    """Returns what a reader must know before showing this page to anybody."""
     found = []
     if not sweep.finished:
         found.append("The sweep is not finished. Nothing here is final, and the price of choosing is not settled.")
@@ -100,8 +100,8 @@ def _searched(sweep: Sweep) -> str:
     settings = f"{len(sweep.space)} setting{'s' if len(sweep.space) > 1 else ''}"
     seeds = search.seeds_per_trial
     return (
-        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} a run "
-        f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} a trial."
+        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} per run "
+        f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} per trial."
     )
 
 
@@ -109,10 +109,10 @@ def _trials(sweep: Sweep) -> str:
     states = [f"{sweep.counts[state]} {words}" for state, words in _WORDS.items() if sweep.counts[state]]
     planned = sweep.sweep_config.num_trials
     asked = f"{planned} asked for"
-    if sweep.sweep_config.search.rule == "repeat_and_select":  # and whatever it was priced by in the end
+    if sweep.sweep_config.search.rule == "repeat_and_select":  # whatever it was priced by in the end
         secret = "secret " if sweep.selection["rule"] == "repeat_and_select" else ""
-        asked = f"a {secret}random number, {planned} in the mean"
-    return f"{asked}; {', '.join(states) or 'none begun'}"
+        asked = f"a {secret}random number, {planned} on average"
+    return f"{asked}; {', '.join(states) or 'none started'}"
 
 
 def _found(sweep: Sweep) -> str:
@@ -126,7 +126,7 @@ def _found(sweep: Sweep) -> str:
     text += f" ({', '.join(beside)})" if beside else ""
     levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
     if "public-only" in levels:
-        text += f"; a model of public text only has {score_text(levels['public-only'])} (ε = 0)"
+        text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"
     if "noiseless" in levels:
         text += f"; a noiseless one {score_text(levels['noiseless'])} (no guarantee)"
     return f"{text}. {_ties(best)}"
@@ -135,7 +135,7 @@ def _found(sweep: Sweep) -> str:
 def _ties(best: Mapping[str, Any]) -> str:
     if best["seeds"] == 1:
         return (
-            "With one seed a trial, the spread from noise and start is not known: close results may differ by chance."
+            "With one seed per trial, the spread from noise and start is not known: close results may differ by chance."
         )
     if not best["tied"]:
         return "The spread over seeds tells it apart from every other trial."

@@ -48,7 +48,7 @@ class TrialTable:
 
 
 def trial_table(sweep: Sweep) -> TrialTable:
-    """Every trial, refused and failed ones with their reason, in the order in which they were asked for."""
+    """Returns every trial, refused and failed ones with their reason, in the order in which they were asked for."""
     names, metric = labels(sweep.space), sweep.metric
     told = "" if sweep.trials["reason"].isna().all() else "why a trial was refused, failed or stopped; "
     columns = {

@@ -1,4 +1,4 @@
-"""``uedp-ray``: parse, call, print. Every command takes ``--json``: one document on stdout, all else on stderr."""
+"""``uedp-ray``: parse, call, print. Every command takes ``--json``: one document on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def main() -> None:
     try:
         like_ctrl_c(_interrupted)
         code = _answered()
-        ignore()  # it is done
+        ignore()  # the command is done
     except KeyboardInterrupt:
-        while True:  # until it has been done: where one came, more come in a burst
+        while True:  # until it succeeds: interrupts come in bursts
             with suppress(KeyboardInterrupt):
                 ignore()
                 break
@@ -42,17 +42,17 @@ def main() -> None:
 
 
 def _interrupted() -> int:
-    """Says how to go on. Returns the exit code."""
+    """Prints how to continue. Returns the exit code."""
     resumable = _resumes(sys.argv[1:])
     again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
-    charged = "what was released stays charged. To go on" if resumable else "nothing was released. To run it again"
+    charged = "what was released stays charged. To continue" if resumable else "nothing was released. To run it again"
     _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
     return 130
 
 
 def _resumes(words: list[str]) -> bool:
-    """Whether a command that was interrupted goes on with ``--resume``: not before there is anything to go on with. A URL,
-    and a name that was left out, are not looked at."""
+    """Whether an interrupted command continues with ``--resume``: only if there is something to resume. A URL, and a name
+    that was left out, are not checked."""
     first = {"train": "private", "compare": "base.yaml", "sweep": "sweep.yaml"}.get(words[0] if words else "")
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((value for option, value in pairwise(words) if option == "--out"), "://")
@@ -60,10 +60,10 @@ def _resumes(words: list[str]) -> bool:
 
 
 def _answered() -> int:
-    """Runs the command and says what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
+    """Runs the command and prints what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
     try:
         with kept_apart(), no_thread_no_blame():
-            if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # so Typer answers Ctrl-C
+            if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # Typer's answer to Ctrl-C
                 raise KeyboardInterrupt
     except (InputError, _UsageError) as error:
         message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
@@ -73,12 +73,12 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        # Typer answers EOFError with an error of no words.
+        # Typer turns EOFError into an error without a message.
         told = str(error) or type(error.__context__ or error).__name__
         _tell(f"failed: {one_line(told, 3000)}")
         return 1
-    except MemoryError:  # of which Arrow's is one
-        _tell("failed: this machine ran out of memory: free some, or take less text or a smaller model, and run again")
+    except MemoryError:  # Arrow's is a subclass
+        _tell("failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again")
         return 1
     return 0
 

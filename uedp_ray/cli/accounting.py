@@ -20,7 +20,7 @@ ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability
 Rounds = Annotated[int | None, typer.Option(help="Noised releases T.")]
 Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
 MaxHolders = Annotated[
-    int | None, typer.Option(help="K: users that hold one entity, at most. Left out, entities are not protected.")
+    int | None, typer.Option(help="K: at most so many users hold one entity. Left out, entities are not protected.")
 ]
 EntityClip = Annotated[float, typer.Option(help="beta_e in units of beta: how far one entity moves one user's update.")]
 ExtendedClip = Annotated[
@@ -40,14 +40,14 @@ MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, fo
 
 
 def _refuse_others(context: typer.Context, flag: str, value: object, allowed: set[str]) -> None:
-    """Refuses options that were typed and that ``flag``, which answers by what a file says, would leave unread."""
+    """Refuses options on the command line that ``flag``, which answers from a file, would ignore."""
     options = {option.name: option.opts[0] for option in context.command.params if option.name not in allowed}
     typed = [
         name for key, name in options.items() if key and str(context.get_parameter_source(key)).endswith("COMMANDLINE")
     ]
     if typed:
         raise InputError(
-            flag, str(value), f"does not go with {', '.join(typed)}: it says that itself, drop one of them"
+            flag, str(value), f"cannot be combined with {', '.join(typed)}: it states that itself, drop one of them"
         )
 
 
@@ -73,9 +73,9 @@ def epsilon(
     method: Annotated[str, typer.Option(help="published: uedp, uedp_fe or user_dp.")] = "uedp",
     sensitive_fraction: Annotated[float, typer.Option(help="published: sensitive / all sentences.")] = 1.0,
     max_order: Annotated[int, typer.Option(help="published: largest moment order.")] = 32,
-    ledger: Annotated[Path | None, typer.Option(help="Account what a ledger file records instead.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Account for what a ledger file records instead.")] = None,
     exported: Annotated[
-        Path | None, typer.Option("--export", help="Account a folder of uedp-ray export: training and choosing.")
+        Path | None, typer.Option("--export", help="Account for a folder of uedp-ray export: training and choosing.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -145,12 +145,12 @@ def calibrate(
 
 
 def _check_given(flags: dict[str, Any], *names: str) -> None:
-    """Raises: InputError for an option that was left out, of those for which no value is on the safe side."""
+    """Raises: InputError for an option that was left out and for which no value is safe to assume."""
     for name in names:
         if flags[name] is None:
-            raise InputError(f"--{name.replace('_', '-')}", None, "is missing: no value is safe to assume, name it")
+            raise InputError(f"--{name.replace('_', '-')}", None, "is missing: no value is safe to assume, give it")
     if flags["entity_draw"] is None and flags["rule"] == "all" and flags["q_e"] != 1.0 and flags["max_holders"]:
-        raise InputError("--entity-draw", None, "is missing: with rule all it matters, and neither is always the worse")
+        raise InputError("--entity-draw", None, "is missing: it matters for rule all, and neither is always the worse")
 
 
 def _mechanism(flags: dict[str, Any]) -> Any:

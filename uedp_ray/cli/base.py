@@ -37,7 +37,7 @@ def _options(
 
 @contextmanager
 def as_flags(**names: str) -> Iterator[None]:
-    """Errors of the block name the flag that was typed: ``max_users`` becomes ``--max-users``, or what ``names`` says."""
+    """Renames the field of errors in the block to its flag: ``max_users`` becomes ``--max-users``, or as ``names`` says."""
     try:
         yield
     except InputError as error:

@@ -40,7 +40,7 @@ def prepare(
     workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Text to a user corpus on disk, with its statistics (which are private)."""
+    """Convert text to a user corpus on disk, with its statistics (which are private)."""
     from uedp_ray.corpus.prepare import prepare as run
     from uedp_ray.training.checks import check_source, check_workers
 
@@ -190,7 +190,7 @@ def report(
 @app.command()
 def export(
     source: Annotated[str, typer.Argument(metavar="SWEEP|RUN", help="A sweep or run directory, or its URL.")],
-    out: Annotated[Path, typer.Option("--out", help="New folder, to be handed on.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder to hand on.")],
     as_json: Json = False,
 ) -> None:
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
@@ -213,14 +213,14 @@ def predict(
 
 
 def _target(out: Path) -> Path:
-    """``out``, which is a URL, or such a folder."""
+    """Returns ``out`` if it is a URL, or a folder that ``_folder`` allows."""
     from uedp_ray.storage.objects import as_url
 
     return check_name(out) if as_url(out) else _folder(out)
 
 
 def _folder(out: Path) -> Path:
-    """``out``, which can be written to, and lies in nothing of ours."""
+    """Returns ``out`` if it can be written to, and is not inside a folder of ours."""
     from uedp_ray.search.layout import check_apart
     from uedp_ray.storage.open import folder_only
 

@@ -1,4 +1,4 @@
-"""What a run is: frozen dataclasses, validated with remedies, read from and written to YAML.
+"""The configuration of a run: frozen dataclasses, validated with remedies, read from and written to YAML.
 
 Every field is a PUBLIC setting: nothing here may be read off the private data. Example:
 

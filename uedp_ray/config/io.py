@@ -1,12 +1,12 @@
-"""Settings in and out: YAML to nested mappings, mappings to frozen dataclasses, ``a.b=value`` overrides.
+"""Reads and writes settings: YAML to nested mappings, mappings to frozen dataclasses, ``a.b=value`` overrides.
 
     tree = set_keys(read_yaml("run.yaml"), parse_overrides(["privacy.target_epsilon=4"]))
     config = from_dict(RunConfig, tree)
-    expand("model.path", "$MODELS/gpt2")            # where it is opened: a config keeps what was written
+    expand("model.path", "$MODELS/gpt2")            # only where it is opened: a config keeps what was written
 
-Files are written by hand, and may be damaged or hostile: whatever they hold ends in an ``InputError``, in bounded time and
-memory. Of YAML only mappings, lists and plain values are read. Anchors, aliases and merge keys (which multiply), tags
-(which name types) and dates (whose parser trips over them) are refused or read as text; every key is text.
+Files are written by hand, and may be damaged or hostile: whatever is wrong with one raises an ``InputError``, in bounded
+time and memory. Only YAML mappings, lists and plain values are read. Anchors, aliases and merge keys (which multiply), tags
+(which name types) and dates (which break PyYAML's parser) are refused or read as text; every key is text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML less what is not a setting; see the head of the module."""
+    """YAML without what settings never need; see the module."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own name, and its kind of table)
         first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in _READ_AS]
@@ -51,9 +51,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise _refused(event, "anchors (&) and aliases (*) are not read here: write the value out")
+            raise _refused(event, "anchors (&) and aliases (*) are not supported: write the value out")
         if getattr(event, "tag", None) is not None:
-            raise _refused(event, "tags (!) are not read here: write the plain value")
+            raise _refused(event, "tags (!) are not supported: write the plain value")
         if self._depth == _MAX_DEPTH:
             raise _refused(event, f"more than {_MAX_DEPTH} levels deep")
         self._depth += 1
@@ -66,7 +66,7 @@ class _Loader(yaml.SafeLoader):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _refused(key, "a key must be a single word")
-            if key.value in tree:  # YAML would keep the last without a word
+            if key.value in tree:  # YAML would silently keep the last
                 raise _refused(key, f"key {one_line(key.value, 60)!r} is given twice")
             tree[key.value] = self.construct_object(value, deep=deep)
         return tree
@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
         try:
             kind = "int" if node.tag.endswith(":int") else "float"
             return getattr(self, f"construct_yaml_{kind}")(node)
-        except (ValueError, OverflowError):  # "0b", "_" and the like match YAML's pattern of a number
+        except (ValueError, OverflowError):  # "0b", "_" and the like match YAML's pattern for a number
             return node.value
 
 
@@ -99,14 +99,14 @@ def _parse(text: str) -> Any:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """What is wrong with a text that is not YAML, and in which line."""
+    """Says what is wrong with a text that is not YAML, and on which line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {one_line(error.problem or 'cannot be read', 300)}"
     return one_line(str(error), 300)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty for an empty file. Raises: InputError if there is none."""
+    """Returns the mapping in a YAML file, empty for an empty file. Raises: InputError if there is none."""
     try:
         tree = _parse(_read(Path(path)).decode())
     except UnicodeDecodeError:
@@ -121,7 +121,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of an ordinary file. A pipe or a device is not waited for, a large file not read."""
+    """Returns the bytes of a regular file. Does not wait for a pipe or a device, or read a large file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -132,7 +132,7 @@ def _read(path: Path) -> bytes:
     try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise InputError("config", str(path), f"is {kind}: name a YAML file")
         with open(handle, "rb", closefd=False) as file:
             content = file.read(_MAX_BYTES + 1)
@@ -144,7 +144,7 @@ def _read(path: Path) -> bytes:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """``a.b=value`` texts, the values YAML, to a mapping of dotted keys."""
+    """Parses ``a.b=value`` texts, whose values are YAML, into a mapping of dotted keys."""
     settings = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -173,14 +173,14 @@ def set_keys(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values (tuples become lists), complete and in field order."""
+    """Returns nested plain values (tuples become lists), complete and in field order."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
-    """Builds ``cls`` from nested mappings. Texts are kept as written; ``expand`` is for whoever opens one as a path.
+    """Builds ``cls`` from nested mappings. Texts are kept as written; callers that open one as a path use ``expand``.
 
-    A field's ``was``, in its metadata, is the key that files of earlier versions have. Raises: InputError for unknown keys
+    A field's ``was``, in its metadata, is its key in files of earlier versions. Raises: InputError for unknown keys
     and wrong types, whatever ``tree`` holds.
     """
     if not isinstance(tree, Mapping):
@@ -194,23 +194,23 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     values = {key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()}
     try:
         return cls(**values)
-    except InputError as error:  # a section knows its own name at most, not where in the file it stands
+    except InputError as error:  # a section knows at most its own name, not its place in the file
         section = where.rstrip(".").rpartition(".")[2]
         before = where.removesuffix(f"{section}.") if error.field.startswith(f"{section}.") else where
         raise InputError(f"{before}{error.field}", error.value, error.remedy) from error.__cause__
 
 
 def earlier_names(cls: Any) -> dict[str, str]:
-    """The keys that files of earlier versions have for fields of ``cls``, and what they are called now."""
+    """Returns the keys for fields of ``cls`` in files of earlier versions, and their present names."""
     return {each.metadata["was"]: each.name for each in dataclasses.fields(cls) if "was" in each.metadata}
 
 
 def renamed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``tree`` with keys as they are called now. Raises: InputError where one is given under both names."""
+    """Returns ``tree`` with the present names of keys. Raises: InputError if one is given under both names."""
     for earlier, name in earlier_names(cls).items():
         if earlier in tree:
             if name in tree:
-                raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {name}, which is given too")
+                raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {name}, which is also given")
             tree = {name if key == earlier else key: value for key, value in tree.items()}
     return tree
 
@@ -245,7 +245,7 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
 
 
 def _number(value: Any, where: str) -> float:
-    """YAML 1.1 reads 1e-5 as a text."""
+    """Reads a number, or text that is one: YAML 1.1 reads 1e-5 as text."""
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
@@ -258,7 +258,7 @@ def _number(value: Any, where: str) -> float:
 
 
 def _plain(value: Any, where: str) -> dict[str, Any]:
-    """A mapping of settings that another section will read: nested mappings, lists and plain values, and nothing else."""
+    """Copies settings that another section will read: nested mappings, lists and plain values, and nothing else."""
     if not isinstance(value, Mapping):
         raise InputError(where, value, "expected a mapping of keys")
 
@@ -285,7 +285,7 @@ def _plain(value: Any, where: str) -> dict[str, Any]:
 
 
 def named_variables(tree: Any) -> dict[str, str]:
-    """What every ``$NAME`` in nested settings stands for in this process, as far as it is set."""
+    """Returns the value of every ``$NAME`` in nested settings that is set in this process."""
     if isinstance(tree, Mapping):
         return {name: value for item in tree.values() for name, value in named_variables(item).items()}
     if isinstance(tree, list | tuple):
@@ -295,7 +295,7 @@ def named_variables(tree: Any) -> dict[str, str]:
 
 
 def expand(where: str, text: str) -> str:
-    """``text`` with every ``$NAME`` and ``${NAME}`` replaced by that environment variable.
+    """Returns ``text`` with every ``$NAME`` and ``${NAME}`` replaced by that environment variable.
 
     Raises: InputError naming the setting ``where`` if a variable is not set.
     """

@@ -1,4 +1,4 @@
-"""What a value of a setting may be: checks that raise one ``InputError`` naming the setting, its value and the remedy."""
+"""Checks of setting values: each raises one ``InputError`` that names the setting, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uedp_ray.errors import InputError
 def check_choices(section: Any, name: str = "") -> None:
     """Raises: InputError unless every field of a dataclass that is annotated with a ``Literal`` has one of its values.
 
-    ``name``: of the section, which error messages put before that of the field, if it has one.
+    ``name``: the section's name, if it has one; error messages put it before the field's.
     """
     cls: type = type(section)
     for field, annotation in _choices(cls):
@@ -28,7 +28,7 @@ def _choices(section: type) -> list[tuple[str, Any]]:
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
-    """The values of a ``Literal``, with None of one that may be left out; nothing for what is not all choices."""
+    """Returns the values of a ``Literal``, and None if it is optional; empty if anything but choices is allowed."""
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):

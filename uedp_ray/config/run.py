@@ -1,4 +1,4 @@
-"""One run: its sections, what they ask of each other, and the file they are read from and written to."""
+"""One run: its sections, the constraints between them, and the file they are read from and written to."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class RunConfig:
             reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
             remedy = (
                 f"{reweighting}: a user's bounds.max_sentences_per_entity = {bounds.max_sentences_per_entity} sentences "
-                f"with one entity must move it by less than twice privacy.l2_clip_norm = {self.privacy.l2_clip_norm:g} "
-                "together. Lower the clip or the number, or use truncate"
+                "with one entity together must move the user's update by less than twice privacy.l2_clip_norm = "
+                f"{self.privacy.l2_clip_norm:g}. Lower the clip or the number, or use truncate"
             )
             raise InputError("privacy.sentence_clip_norm", self.privacy.sentence_clip_norm, remedy)
         if not self._bounds_sentences and reweighted:
@@ -114,7 +114,7 @@ class RunConfig:
         if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound != "reweight":
             return
         if users is None:
-            remedy = "reweight counts with a public upper bound on the number of users: declare it, or use truncate"
+            remedy = "reweight needs a public upper bound on the number of users: declare it, or use truncate"
             raise InputError("corpus.declared_num_users", None, remedy)
         if bounds.max_holders > users:
             remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
@@ -161,10 +161,10 @@ class RunConfig:
 
 
 def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a run's settings as digests first knew them, so that what an earlier version began goes on."""
+    """Renames a run's settings as digests first knew them, so that runs started by an earlier version can resume."""
     for earlier, name in earlier_names(PrivacyConfig).items():
         tree["privacy"][earlier] = tree["privacy"].pop(name)
-    if tree["task"] == to_dict(TaskConfig()):  # of a time when there was no other
+    if tree["task"] == to_dict(TaskConfig()):  # from before there was any other task
         del tree["task"]
     if tree["corpus"]["transform"]["kind"] == "none":
         del tree["corpus"]["transform"]
@@ -186,7 +186,7 @@ def dump_config(config: RunConfig, path: str | Path) -> None:
 
 
 def is_dumped(path: Path) -> bool:
-    """Whether a file is as ``dump_config`` writes it, and not as somebody typed it."""
+    """Whether a file is exactly what ``dump_config`` writes, not typed by hand."""
     try:
         return path.read_text(encoding="utf-8") == _dumped(load_config(path))
     except (OSError, UnicodeDecodeError, InputError):
@@ -198,11 +198,11 @@ def _dumped(config: RunConfig) -> str:
 
 
 def _same_file(one: str, other: str) -> bool:
-    """Whether two paths are one file or folder, links and spelling aside; texts that agree are told apart later."""
+    """Whether two paths are one file or folder, links and spelling aside; equal texts are detected later."""
     if not one or not other:
         return False
     one, other = (os.path.expandvars(path) for path in (one, other))
     try:
         return os.path.samefile(one, other)
-    except OSError:  # one of them is not here
+    except OSError:  # one of them does not exist here
         return os.path.realpath(one) == os.path.realpath(other)

@@ -1,7 +1,7 @@
-"""The sections of a run file: frozen dataclasses, each with a docstring a field, validated with remedies.
+"""The sections of a run file: frozen dataclasses, with a docstring for each field, validated with remedies.
 
-Every field is a PUBLIC setting: nothing here may be read off the private data. What one section asks of another is
-checked by ``run.RunConfig``.
+Every field is a PUBLIC setting: nothing here may be read off the private data. Constraints between sections are checked by
+``run.RunConfig``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOUNDING_SENTENCES = frozenset({"gradient"})
 A name that is not here bounds nothing but the user's update as a whole."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam"]
 _MOST_USERS = 10**10
-"""As many as the accountant takes."""
+"""As many as the accountant accepts."""
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 
 
@@ -40,9 +40,9 @@ class SourceConfig:
     """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
     format: SourceFormat = "prepared"
     detector: tuple[str, ...] = ("annotated",)
-    """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are united."""
+    """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
     categories: tuple[str, ...] = ()
-    """Protected categories; empty means all the detectors yield. ``pii`` = person + location + contact data."""
+    """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
     max_words: int = 128
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
@@ -108,7 +108,7 @@ class CorpusConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """What the network is asked to do, and so what it is scored by."""
+    """What the network is trained to do, and so how it is scored."""
 
     kind: TaskKind = "next_word"
 
@@ -124,7 +124,7 @@ class VocabularyConfig:
     """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
     tokenizer that a pretrained model came with; for other models ``public-words``."""
     path: str = ""
-    """``tokenizer``: folder, ``tokenizer.json`` or hub name. Of a pretrained model, empty is the model's own."""
+    """``tokenizer``: folder, ``tokenizer.json`` or hub name. For a pretrained model, empty means the model's own."""
     public_text: tuple[SourceConfig, ...] = ()
     """``public-words``: text to count words in; empty means ``pretrain.text``."""
     max_size: int = 10_000
@@ -139,7 +139,7 @@ class VocabularyConfig:
     max_words_per_user: int = 100
     """``noisy-threshold``: word slots one user contributes."""
     replace_embeddings: bool = False
-    """Lets a pretrained model be given words instead of its own tokenizer: its embeddings are then drawn anew."""
+    """Lets a pretrained model use a word vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
 
     def __post_init__(self) -> None:
         check_choices(self, "vocabulary")
@@ -220,7 +220,7 @@ class PrivacyConfig:
         positive("privacy.noise_multiplier", self.noise_multiplier, optional=True)
         for name in ("l2_clip_norm", "sentence_clip_norm", "noise_multiplier"):  # products of these must be numbers too
             if (value := getattr(self, name)) is not None and not 1e-20 <= value <= 1e20:
-                raise InputError(f"privacy.{name}", value, "must lie within 1e-20 and 1e20")
+                raise InputError(f"privacy.{name}", value, "must be between 1e-20 and 1e20")
         at_least("privacy.user_weight_cap", self.user_weight_cap, 1)
         at_least("privacy.entity_weight_cap", self.entity_weight_cap, 1)
         seed("privacy.test_noise_seed", self.test_noise_seed)
@@ -256,7 +256,7 @@ _LARGEST = {
     "embedding_size": 1 << 16,
     "lora_rank": 1 << 16,
 }
-"""Beyond what any network has; what this machine can hold is seen by ``training.checks``."""
+"""Larger than in any network; ``training.checks`` checks what this machine can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ class TrainingConfig:
     server_optimizer: ServerOptimizerName = "adam"
     server_learning_rate: float = 1e-2
     server_schedule: Literal["constant", "linear"] = "constant"
-    """``linear``: the rate falls to zero over the rounds, which averages the noise of the last ones away."""
+    """``linear``: the rate falls to zero over the rounds, which averages out the noise of the last ones."""
     server_momentum: float = 0.9
     adam_betas: tuple[float, float] = (0.9, 0.99)
     adam_epsilon: float = 1e-8
@@ -331,7 +331,7 @@ class TrainingConfig:
     checkpoint_every: int = 10
     num_workers: int = 1
     max_failures: int = 3
-    """Starts of the workers in a row that fail without a round more in the checkpoint, before the run gives up."""
+    """Consecutive failed starts of the workers, without another round in the checkpoint, before the run gives up."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""

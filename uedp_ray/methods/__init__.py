@@ -1,4 +1,4 @@
-"""What is compared: each method is a small declaration of settings laid over a run's config.
+"""The methods that are compared: each is a small set of settings applied over a run's config.
 
 A new method is one new entry. Settings are the keys of ``RunConfig``; see ``apply``.
 """
@@ -39,7 +39,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "privacy.estimator": "f_e_plus",
         "privacy.entity_draw": "global",
         "privacy.normalizer": "published",
-        "privacy.noise_multiplier": 2.5,  # this and what follows: Section VI, GPT-2
+        "privacy.noise_multiplier": 2.5,  # this and the settings below: Section VI, GPT-2
         "privacy.l2_clip_norm": 0.1,
         "privacy.user_sampling_prob": 0.05,
         "privacy.entity_sampling_prob": 0.5,
@@ -57,7 +57,7 @@ without noise, no privacy. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
-    """The config with a method's settings, then ``settings`` (dotted keys), laid over it.
+    """Returns the config with a method's settings, then ``settings`` (dotted keys), applied over it.
 
     Raises: InputError for an unknown method, key or value.
     """
@@ -67,5 +67,5 @@ def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = N
 
 
 def overlay(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The config with dotted keys replaced. Raises: InputError for an unknown key or a bad value."""
+    """Returns the config with dotted keys replaced. Raises: InputError for an unknown key or a bad value."""
     return from_dict(RunConfig, set_keys(to_dict(config), settings))

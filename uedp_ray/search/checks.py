@@ -1,4 +1,4 @@
-"""What of a sweep can be told before any text is read and any trial begins; see ``training.checks``."""
+"""Checks of a sweep before any text is read and any trial starts; see ``training.checks``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from uedp_ray.training.paths import for_use
 
 
 def check_sweep(config: SweepConfig, searched: RunConfig, reporter: Reporter) -> None:
-    """Raises: InputError for what is missing of the base, the searched base (rule ``public``), or values of the space.
+    """Raises: InputError for what the base, the searched base (rule ``public``) or a value of the space lacks.
 
-    Values that a point rules out together with others are refused with that point, as the search goes on.
+    Values that are ruled out only in combination are refused with their point, during the search.
     """
     with within("base"):
         check_comparable(config.base, reporter)
@@ -36,11 +36,11 @@ def check_sweep(config: SweepConfig, searched: RunConfig, reporter: Reporter) ->
             try:
                 tried = run_config(config, {key: value})
             except InputError:
-                continue  # not by itself; the points that hold it say why
+                continue  # not valid by itself; the points that hold it say why
             try:
                 check_device(tried)
                 check_model(
                     for_use(tried), start=searched_shape in ([], [key])
-                )  # of several, a point may have what fits
+                )  # with several, some point may have what fits
             except InputError as error:
                 raise InputError(f"space.{key}", value, f"{error.field} = {error.value}: {error.remedy}") from None

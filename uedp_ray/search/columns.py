@@ -36,9 +36,9 @@ _LAST = {
     "run_dirs": pa.list_(pa.string()),
 }
 COLUMNS = _FIRST | _LAST
-"""Those of every sweep, whatever its models are scored by."""
+"""The columns of every sweep, whatever its metric."""
 
 
 def columns_of(metric: Metric) -> dict[str, pa.DataType]:
-    """By name and in order, less the searched settings."""
+    """Returns the columns by name and in order, without the searched settings."""
     return _FIRST | dict.fromkeys(metric.columns, pa.float64()) | _LAST

@@ -1,8 +1,8 @@
-"""How much a sweep will write, as far as its configuration tells: models and checkpoints of its trials, which stay.
+"""Estimates from its configuration how much a sweep will write: models and checkpoints of its trials, which are kept.
 
 Example:
 
-    run_bytes(config.base)          # bytes of a run's model and checkpoint: 4 a parameter, thrice again with Adam
+    run_bytes(config.base)          # bytes of a run's model and checkpoint: 4 per parameter, three times that more with Adam
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uedp_ray.training.optimizers import kept_by
 
 
 def too_full(config: RunConfig, runs: int, folder: Path) -> str | None:
-    """A line, if ``runs`` runs like ``config`` will hardly fit the disk of ``folder``."""
+    """Returns a warning if ``runs`` runs like ``config`` will probably not fit on the disk of ``folder``."""
     each = run_bytes(config)
     while not folder.exists():
         folder = folder.parent
@@ -29,7 +29,7 @@ def too_full(config: RunConfig, runs: int, folder: Path) -> str | None:
         return None
     amount = f"{runs} runs of about {each / 1e9:.2g} GB each"
     return (
-        f"the disk will fill: {amount}, and {free / 1e9:.3g} GB are free; the search stops then, and --resume goes on"
+        f"the disk will fill: {amount}, and {free / 1e9:.3g} GB are free; the search stops then, and --resume continues"
     )
 
 
@@ -37,15 +37,15 @@ _FLOAT = 4
 
 
 def run_bytes(config: RunConfig) -> int | None:
-    """Bytes of a finished run: its model, and what its checkpoint holds, the trained part and the optimizer's moments of it.
+    """Returns the bytes of a finished run: its model, and its checkpoint (the trained part and the optimizer's moments).
 
-    The model is shaped, not filled (torch's ``meta`` device). A word vocabulary counts at its largest. None where the size
-    is not in the configuration: a published tokenizer, a model that is not in a folder here.
+    The model has shapes but no values (torch's ``meta`` device). A word vocabulary counts at its largest. None if the size
+    is not in the configuration: a published tokenizer, or a model that is not in a local folder.
     """
     model = config.model
     if model.architecture == "pretrained":
         files = list(Path(model.path).glob("*.safetensors"))
-        return sum(file.stat().st_size for file in files) or None  # its checkpoint on top is small for LoRA only
+        return sum(file.stat().st_size for file in files) or None  # the checkpoint on top of it is small only for LoRA
     if config.vocabulary.kind == "tokenizer":
         return None
     with torch.device("meta"):

@@ -1,8 +1,8 @@
-"""Whether a sweep's ``result.json`` is of all that is there: trials may have gone on after it was written.
+"""Whether a sweep's ``result.json`` covers all its trials: some may have continued after it was written.
 
     holds_all(rows, {("0000", "done"), ("0001", "stopped")}, root / "trials")
 
-Only such a result tells what the sweep costs. Loads no trainer.
+Only such a result states what the sweep costs. Does not load the trainer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 
 def holds_all(rows: Sequence[Mapping[str, Any]], table: Collection[tuple[str, str]], trials: Path) -> bool:
-    """Whether the result's ``rows`` hold every trial, and none that may go on.
+    """Whether the result's ``rows`` hold every trial, and none that may continue.
 
     Args:
-      rows: of ``result.json``, each with trial, state and run_dirs.
+      rows: the rows of ``result.json``, each with trial, state and run_dirs.
       table: (trial, state) of every row of ``trials.parquet``: a copy for reading may lack the ledgers of newer trials.
       trials: the folder of run directories. Where a ledger was started, there may be charges.
     """
@@ -28,6 +28,6 @@ def holds_all(rows: Sequence[Mapping[str, Any]], table: Collection[tuple[str, st
 
 
 def run_names(trials: Path) -> dict[str, int]:
-    """Run directories of trials that are there, by name, and the trials' numbers. Copies beside them are not ours."""
+    """Returns the existing run directories by name, with their trial numbers. Copies beside them are not ours."""
     found = (re.fullmatch(r"(\d{4,9})(-\d{1,9})?", path.name) for path in trials.glob("[0-9]*") if path.is_dir())
     return {match[0]: int(match[1]) for match in found if match}

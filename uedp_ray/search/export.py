@@ -1,11 +1,11 @@
-"""``export``: the folder to hand on of a sweep or a run, with the total that the model costs in front.
+"""``export``: the folder of a sweep or a run to hand on, with the total that the model costs first.
 
     export("runs/quickstart", "handed-on")["epsilon"]          # what choosing and training cost together
-    export("runs/quickstart/trials/0002", "another")           # a run that lies in a sweep costs the sweep's total
+    export("runs/quickstart/trials/0002", "another")           # a run inside a sweep costs the sweep's total
 
 The rule that pays for the choice says what may be handed on: under ``composition`` any trial, at the price of all; under
 ``repeat_and_select`` the winner alone, without its number; under ``public`` the run that was trained on private text.
-What is in doubt is refused: no path through this module prints the smaller number.
+Doubtful cases are refused: no path through this module prints the smaller number.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _PLAY = 1 + 1e-9
 
 
 def export(path: str | Path, out: str | Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """Writes ``out`` (``training.export``) of a finished sweep, of one of its runs, or of a run of its own.
+    """Writes ``out`` (``training.export``) for a finished sweep, one of its runs, or a standalone run.
 
     Args:
-      path: a sweep or run directory, or the URL of one; of a sweep, its best run is exported.
+      path: a sweep or run directory, or the URL of one; for a sweep, its best run is exported.
       out: a new folder.
-      reporter: gets a line before what takes long.
+      reporter: gets a line before each slow step.
 
-    Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a run of its own), delta, unit.
-    Raises: InputError for what is not finished, has no guarantee, or what the rule does not pay for.
+    Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a standalone run), delta, unit.
+    Raises: InputError if it is not finished, has no guarantee, or is not paid for by the rule.
     """
     out, storage = folder_only(out), open_storage(path, "path")
     with storage.exclusive():
         folder = SweepDir(storage.root, storage)
         storage.get(folder.config, folder.terms)
         if out.resolve() == storage.root.resolve():
-            raise InputError("--out", str(out), "is what is to be exported: name a new folder")
+            raise InputError("--out", str(out), "is the folder to be exported: name a new one")
         if folder.is_sweep:
             return _of_sweep(folder, None, out, reporter)
-        above = None if storage.is_copy else sweep_above(storage.root)  # at a URL the ledger tells, below
+        above = None if storage.is_copy else sweep_above(storage.root)  # at a URL, the ledger below tells
         if above is not None:
             return _of_sweep(SweepDir(above), storage.root, out, reporter)
         found = Finished.open(RunDir(storage.root, storage))
@@ -82,7 +82,7 @@ def export_best(
     terms, ledgers = _terms(config, folder, rows, rule)
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
-        raise InputError("selection.epsilon", epsilon, "is no bound on the chosen run: the sweep cannot be priced")
+        raise InputError("selection.epsilon", epsilon, "is not a bound on the chosen run: the sweep cannot be priced")
     text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
     total = Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
     return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
@@ -114,7 +114,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
         runs = {folder.root / name for row in rows for name in row["run_dirs"]}
         run = best_run if run is None else run
         if run not in runs:
-            raise InputError("RUN", str(run), "lies in a sweep and is none of its trials: it has no price of its own")
+            raise InputError("RUN", str(run), "is inside a sweep but not one of its trials: it has no price of its own")
     elif run not in (None, folder.winner):
         remedy = f"rule {rule} pays for the winner alone: export the sweep, {folder.root}"
         raise InputError("RUN", str(run), remedy)
@@ -124,23 +124,23 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
 
 
 def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:
-    """The trials of a sweep that ended. Raises: InputError where it goes on, or went on since its result was written."""
+    """Returns the trials of a finished sweep. Raises: InputError if it continues, or did after its result was written."""
     folder.storage.get(folder.result, folder.table)
-    again = "go on with it to its end first (uedp-ray sweep … --resume)"
+    again = "run it to its end first (uedp-ray sweep … --resume)"
     if not folder.result.exists():
         raise InputError("SWEEP", folder.address, f"is not finished: {again}")
-    anew = "have it made anew by uedp-ray sweep … --resume"
+    anew = "recreate it with uedp-ray sweep … --resume"
     rows = read_rows(folder.result, config.metric, anew)
     table = {(row["trial"], row["state"]) for row in read_columns(folder.table, ["trial", "state"], anew)}
     if not holds_all(rows, table, folder.trials):
-        raise InputError("SWEEP", folder.address, f"went on after its result.json was written: {again}")
+        raise InputError("SWEEP", folder.address, f"continued after its result.json was written: {again}")
     return rows
 
 
 def _terms(
     config: SweepConfig, folder: SweepDir, rows: Sequence[Row], rule: str
 ) -> tuple[dict[str, Any], dict[int, Path]]:
-    """What recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
+    """Returns what recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
     if rule == "public":
         return {}, {}
     fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search

@@ -1,4 +1,4 @@
-"""From a point of the space to a run, and whether the budget allows it: before any worker starts, without touching data.
+"""Turns a point of the space into a run, if the budget allows it: before any worker starts, without touching data.
 
     verdict = judge(sweep, point)         # verdict.config, or why there is none
     check_reachable(sweep)                # InputError if the budget refuses every point
@@ -26,7 +26,7 @@ from uedp_ray.search.space import Point, settings_of
 from uedp_ray.search.sweep_config import SweepConfig
 
 _ENOUGH_NOISE = 1e3
-"""A noise multiplier beyond any that trains a model: what is still too much then, noise cannot mend."""
+"""A noise multiplier beyond any that trains a model: if epsilon is still too large, noise cannot fix it."""
 _TRIED_POINTS = 20
 _KNOBS = {
     "privacy.noise_multiplier": 2.0,
@@ -37,11 +37,11 @@ _KNOBS = {
     "bounds.max_holders": 0.5,
     "bounds.max_sentences_per_entity": 0.5,
 }
-"""What lowers epsilon, and a factor that does."""
+"""Settings that change epsilon, each with a factor that lowers it."""
 
 
 class Verdict(NamedTuple):
-    """A run, or the reason why there is none; ``epsilon`` less the budget is above 0 where the budget refuses it."""
+    """A run, or the reason why there is none; ``excess``, epsilon minus the budget, is above 0 if the budget refuses it."""
 
     config: RunConfig | None
     reason: str
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
-    """The run of a point. Raises: InputError if its settings contradict each other, or the budget: a method says any."""
+    """Returns the run of a point. Raises: InputError if its settings contradict each other, or its method the budget."""
     method, settings = settings_of(point, sweep.base)
     if method is None:
         config = methods.overlay(sweep.base, settings)
@@ -68,7 +68,7 @@ def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
 
 
 def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
-    """epsilon of the whole run in the budget's unit: at its own noise multiplier, or at one beyond what is ever solved."""
+    """Returns epsilon of the whole run in the budget's unit: at its own noise multiplier, or one beyond any ever solved."""
     if config.privacy.noise != "calibrated":
         return math.inf
     planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
@@ -76,7 +76,7 @@ def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
 
 
 def judge(sweep: SweepConfig, point: Point) -> Verdict:
-    """Whether a point may be trained. Costs one epsilon of the accountant."""
+    """Decides whether a point may be trained. Costs one call of the accountant."""
     try:
         config = run_config(sweep, point)
         epsilon = epsilon_of(sweep, config)
@@ -90,7 +90,7 @@ def judge(sweep: SweepConfig, point: Point) -> Verdict:
 
 
 def random_points(sweep: SweepConfig) -> Iterator[Point]:
-    """Endless points drawn from the space by the searcher's public seed."""
+    """Yields endless points drawn from the space with the searcher's public seed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=sweep.search.seed))
     while True:
@@ -98,7 +98,7 @@ def random_points(sweep: SweepConfig) -> Iterator[Point]:
 
 
 def check_reachable(sweep: SweepConfig) -> None:
-    """Raises: InputError if no point was found that meets the budget: says the smallest epsilon, and which knob binds."""
+    """Raises: InputError if no point was found that meets the budget, with the smallest epsilon and the knob that binds."""
     reasons = []
     for point in itertools.islice(random_points(sweep), _TRIED_POINTS):
         verdict = judge(sweep, point)
@@ -120,17 +120,17 @@ def check_reachable(sweep: SweepConfig) -> None:
 
 
 def budget_cautions(sweep: SweepConfig) -> list[str]:
-    """What to tell before the search, of its base with as much noise as the budget asks for; nothing if none does."""
+    """Returns cautions to print before the search, on the base with the noise that the budget needs; empty if none does."""
     budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
     budget |= {"privacy.delta": sweep.budget.delta, "privacy.unit": sweep.budget.unit}
     try:
         return cautions(methods.overlay(sweep.base, budget))
-    except InputError:  # points may meet what the base does not
+    except InputError:  # points may meet a budget that the base does not
         return []
 
 
 def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
-    """The point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
+    """Finds the point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
     space = sweep.parsed_space
     values = {key: dimension.values[0] for key, dimension in space.items()}
     best = judge(sweep, space.at(values)).excess
@@ -146,7 +146,7 @@ def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
 
 
 def _binding(sweep: SweepConfig, point: Point) -> str:
-    """Which setting lowers epsilon most if it may go further, searched or not."""
+    """Names the setting, searched or not, that lowers epsilon most if it may go further."""
     found = list(_moves(sweep, point))
     if not found:
         return ""

@@ -1,6 +1,6 @@
-"""What a finished search leaves: the winner, reference lines, ``trials.parquet`` and ``result.json``.
+"""What a finished search leaves behind: the winner, reference lines, ``trials.parquet`` and ``result.json``.
 
-``result.json`` names run directories within the sweep's, as any copy of it has them; the answer names them in full.
+``result.json`` names run directories relative to the sweep's, as in any copy of it; the answer names them in full.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from uedp_ray.training.rundir import RunDir, settle_run, unused
 def conclude(
     config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, reporter: Reporter
 ) -> dict[str, Any]:
-    """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns what that holds."""
+    """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns its content."""
     for row in rows:
         for run in map(RunDir, folder.runs(row["number"], config.search.seeds_per_trial)):
             if row["state"] in ("failed", "stopped") and run.private.is_dir():
-                # A worker that outlives its trial may charge rounds for a while: not beneath the price.
+                # A worker that outlives its trial may charge rounds for a while: not while the price is computed.
                 with run.driving():
-                    settle_run(run)  # nothing starts it again, which would do this
+                    settle_run(run)  # a restart would do this, but there is none
     warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
     selection = price(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
@@ -72,9 +72,9 @@ def conclude(
 
 
 def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
-    """``result.json`` with where everything lies, and the command that makes what is handed on."""
+    """Returns ``result.json`` with full addresses, and the command that makes the folder to hand on."""
     fields = {"best": record({}, nothing=True), "references": list_of(_reference(config.metric))}
-    answer = read_json(folder.result, fields, "have it made anew by uedp-ray sweep … --resume")
+    answer = read_json(folder.result, fields, "recreate it with uedp-ray sweep … --resume")
     for row in filter(None, [answer["best"], *answer["references"]]):
         row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
     address = folder.storage.address(folder.root)
@@ -83,17 +83,17 @@ def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 
 _WINNER = "winner"
-"""Of the terms, under rule ``public``: there once a winner was started."""
+"""A key of the terms under rule ``public``, present once a winner was started."""
 SECOND_WINNER = (
     "the winner was trained on the private text already, and another one would be a second release that the price does "
-    "not hold: search in another folder, and add its epsilon to this one's"
+    "not cover: search in another folder, and add its epsilon to this one's"
 )
 
 
 def begun_winner(folder: SweepDir) -> RunDir | None:
-    """The winner of rule ``public``, if anything was charged for it: it has been released, as far as anybody can tell.
+    """Returns the winner of rule ``public`` if anything was charged for it: it was released, as far as anyone can tell.
 
-    Raises: InputError where a winner was started, or chosen, whose charges are gone: another one would be uncharged.
+    Raises: InputError if a winner was started, or chosen, whose charges are missing: another one would be uncharged.
     """
     run = RunDir(folder.winner, folder.storage.child(folder.winner))
     run.storage.get(run.config, run.result)
@@ -102,17 +102,17 @@ def begun_winner(folder: SweepDir) -> RunDir | None:
     lost = marked(folder) and not run.storage.exists()
     if not (begun and run.ledger.exists()) and (lost or _chose(folder)):
         remedy = (
-            "its ledger is gone, and what it pays for is not: put winner/ back, or search in another folder and add its "
-            "epsilon to this one's"
+            "its ledger is missing, but what it pays for still counts: put winner/ back, or search in another folder and "
+            "add its epsilon to this one's"
         )
         raise InputError("winner", str(folder.winner), remedy)
     return run if begun else None
 
 
 def _begin_winner(folder: SweepDir) -> None:
-    """Makes its folder, then says in the terms that it is there, and returns once both are safe; charged is it only then.
+    """Makes the winner's folder, then records it in the terms; returns once both are safe. Only then is it charged.
 
-    A kill in between leaves a folder with nothing charged. A start that finds the word and no folder trains no other.
+    A kill in between leaves a folder with nothing charged. A start that finds the record but no folder trains no other.
     """
     folder.begin(folder.winner)
     write_json(folder.terms, read_json(folder.terms, {}, RESTORE) | {_WINNER: "begun"})
@@ -120,12 +120,12 @@ def _begin_winner(folder: SweepDir) -> None:
 
 
 def marked(folder: SweepDir) -> bool:
-    """Whether a winner was started. Raises: InputError where the terms do not say so any more."""
+    """Whether a winner was started. Raises: InputError if the terms no longer say so."""
     return folder.terms.exists() and _WINNER in read_json(folder.terms, {}, RESTORE)
 
 
 def _chose(folder: SweepDir) -> bool:
-    """Whether the sweep ended before, with a best. Raises: InputError where its result does not say so any more."""
+    """Whether the sweep ended before, with a best trial. Raises: InputError if its result no longer says so."""
     folder.storage.get(folder.result)
     if not folder.result.exists():
         return False
@@ -133,7 +133,7 @@ def _chose(folder: SweepDir) -> bool:
 
 
 def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
-    """Whether the winner was trained at this point: laying it over its config again changes nothing."""
+    """Whether the winner was trained at this point: applying the point to its config again changes nothing."""
     trained = winner.load_config()
     method, settings = settings_of(point, config.base)
     if method is None:
@@ -151,7 +151,7 @@ def _winner(
     beside: Beside,
     reporter: Reporter,
 ) -> dict[str, Any] | None:
-    """Makes ``winner/`` and says what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
+    """Makes ``winner/`` and returns what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
     found = best(rows, config.metric)
     if found is None or config.search.rule == "composition":
         return None
@@ -171,12 +171,12 @@ def _winner(
 def _exported(
     config: SweepConfig, folder: SweepDir, rows: list[Row], selection: dict[str, Any], run: Path, reporter: Reporter
 ) -> dict[str, Any] | None:
-    """The best run as it may be handed on; None where it may not be, which must not cost the sweep its result."""
+    """Exports the best run to hand on; None if it may not be exported, which must not cost the sweep its result."""
     try:
         answer = export_best(config, folder, rows, selection, run, folder.winner, over=True)
     except InputError as error:
         before = ""
-        if folder.winner.exists():  # it may not be what the answer says; somebody may have put more into it
+        if folder.winner.exists():  # it may not match the answer, and may hold files of others
             free = (folder.root / f"winner.withdrawn-{number}" for number in itertools.count(1))
             os.replace(folder.winner, withdrawn := next(path for path in free if not path.exists()))
             before = f"; what an earlier start exported is now {withdrawn.name}"
@@ -200,7 +200,7 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
         rows.append(beside.run(scored, base, folder))
     settings = config.references.noiseless
     if settings is not None:
-        reporter.say("training without privacy, for reference (what it scores is private)")
+        reporter.say("training without privacy, for reference (its scores are private)")
         noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
         rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, reporter)})
     unit = config.budget.unit
@@ -218,7 +218,7 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
 
 
 def _concluded(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:
-    """The references of an earlier end of this sweep: more trials do not change them."""
+    """Returns the references from an earlier end of this sweep: more trials do not change them."""
     try:
         known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_reference(metric))}, "")[
             "references"
@@ -229,7 +229,7 @@ def _concluded(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:
 
 
 def _reference(metric: Metric) -> Check:
-    """Of one that ``_references`` makes."""
+    """Returns the check of a reference that ``_references`` makes."""
     return record(
         {
             **metric.checks(nothing=False),
@@ -244,7 +244,7 @@ def _reference(metric: Metric) -> Check:
 def _train(
     run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, reporter: Reporter
 ) -> dict[str, Any]:
-    """Trains as a trial is trained, and makes the driver's copy of a run at a URL whole."""
+    """Trains as a trial is trained, and completes the driver's copy of a run at a URL."""
     storage, resources = folder.storage.child(out), config.resources
     if RunDir(out).result.exists():  # nothing is left to train
         return trained(run, folder, out, reporter)
@@ -267,20 +267,20 @@ def _train(
 
 
 def pretrained(config: RunConfig, folder: SweepDir, reporter: Reporter) -> RunConfig:
-    """``started``, on any node."""
+    """Calls ``started`` on any node."""
     folder.fetch()
     return started(config, folder, reporter)
 
 
 def scored(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
-    """The row of the public model, on any node."""
+    """Returns the row of the public model, on any node."""
     config = pretrained(config, folder, reporter)
     with blamed("training.batch_tokens", config.training.batch_tokens):
         return public_row("public-only", config, config.model.warm_start)
 
 
 def trained(config: RunConfig, folder: SweepDir, out: Path, reporter: Reporter) -> dict[str, Any]:
-    """The result of a run in ``out``, trained in this process from where it stands."""
+    """Trains the run in ``out`` in this process, from where it stopped, and returns its result."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, reporter)
     storage = folder.storage.child(out)
@@ -300,7 +300,7 @@ def _best(
     answer |= {"epsilon_with_choice": selection["epsilon"]}
     if winner is not None:
         answer["run_dir"] = folder.winner.name
-    if winner is not None and config.search.rule == "public":  # the trials were about other text
+    if winner is not None and config.search.rule == "public":  # the trials used other text
         measured = (*config.metric.names, "epsilon", "rounds", "planned_rounds")
         answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
@@ -308,7 +308,7 @@ def _best(
 
 
 def _within(folder: SweepDir, address: str) -> str:
-    """A path or URL of something in the sweep, from there."""
+    """Returns a path or URL inside the sweep, relative to it."""
     for root in (folder.storage.address(folder.root), str(folder.root.resolve())):
         if address.startswith(f"{root}/"):
             return address.removeprefix(f"{root}/")

@@ -1,10 +1,10 @@
-"""Which part of the cluster's GPUs a trial gets, and what is said of those that no trial gets.
+"""Which part of the cluster's GPUs a trial gets, and a warning about those that no trial gets.
 
     gpus = gpus_of_worker(config, nodes, wanted=32)        # 0.25: four trials on each of eight GPUs
     idle(nodes, workers=32, gpus=gpus)                     # None
 
-Ray hides no GPU from a process that asked for none, and all of them would take the first. So what is not given is not used
-(``training.placement``), and what is given by ``auto`` is all there is.
+Ray hides no GPU from a process that asked for none, and all such processes would take the first. So a GPU that is not
+assigned is not used (``training.placement``), and ``auto`` assigns all there are.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from uedp_ray.search.preflight import Node
 from uedp_ray.search.sweep_config import SweepConfig
 
 MOST_ON_ONE = 4
-"""Trials that ``auto`` puts on one GPU: they share its memory, of which Ray knows nothing."""
+"""Most trials that ``auto`` puts on one GPU: they share its memory, which Ray does not track."""
 
 
 def gpus_of_worker(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
-    """GPUs of each worker of a trial: as configured; under ``auto``, those of the cluster divided among the trials.
+    """Returns the GPUs per worker of a trial: as configured; under ``auto``, the cluster's divided among the trials.
 
-    A trial of one worker gets a whole GPU if there are as many as trials that would run at once, else a part of one. A trial
+    A trial of one worker gets a whole GPU if there is one for each trial that would run at once, else a part of one. A trial
     of several workers gets one for each, or none. ``wanted``: trials that are left to run.
 
-    Raises: InputError where trials must train on a GPU and get none.
+    Raises: InputError if trials must train on a GPU and get none.
     """
     resources, device = config.resources, config.base.training.device
     if resources.gpus_per_worker != "auto":
@@ -57,7 +57,7 @@ def _divided(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
 
 
 def idle(nodes: Sequence[Node], workers: int, gpus: float) -> str | None:
-    """A line on the GPUs that ``workers`` workers of all trials at once, of ``gpus`` GPUs each, leave idle."""
+    """Returns a line on the GPUs that ``workers`` workers at once, over all trials, with ``gpus`` GPUs each leave idle."""
     there = int(sum(node.gpus for node in nodes))
     if there == 0:
         return None
@@ -68,5 +68,5 @@ def idle(nodes: Sequence[Node], workers: int, gpus: float) -> str | None:
     if taken >= there:
         return None
     return (
-        f"{there - taken} of {there} GPUs will be idle: {workers} workers at once, of {gpus:g} GPU each, take no more"
+        f"{there - taken} of {there} GPUs will be idle: {workers} workers at once, with {gpus:g} GPU each, use no more"
     )

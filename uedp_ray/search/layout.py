@@ -24,18 +24,18 @@ from uedp_ray.training.paths import TEXT
 from uedp_ray.training.rundir import RunDir
 
 _WAIT = 5.0
-"""Seconds: what was killed holds no lock."""
+"""Seconds to wait for the lock; a killed process holds none."""
 
 
 @dataclass(frozen=True)
 class SweepDir:
-    """Paths under ``root``, and the storage that it is a node's copy of, if it is one."""
+    """Paths under ``root``, and the storage of which it is a node's copy, if it is one."""
 
     root: Path
     storage: Storage = IN_PLACE
 
     def fetch(self) -> None:
-        """Makes this node's copy what trials open."""
+        """Fetches what trials open into this node's copy."""
         self.storage.get(self.config, self.trial_base, *corpora_at(self.private / "corpora"))
 
     @property
@@ -45,7 +45,7 @@ class SweepDir:
 
     @property
     def names(self) -> set[str]:
-        """Of what is made in the folder itself."""
+        """Names of what is created in the folder itself."""
         files = (self.config, self.journal, self.table, self.result, self.terms)
         return {path.name for path in (*files, self.trials, self.winner, self.private, self.tensorboard)} | {PREFLIGHT}
 
@@ -93,7 +93,7 @@ class SweepDir:
 
     @property
     def mark(self) -> Path:
-        """Made before ``config``: a file of that name without it is somebody else's."""
+        """Created before ``config``: without it, a file of that name is somebody else's."""
         return self.private / ".sweep"
 
     @property
@@ -103,17 +103,17 @@ class SweepDir:
 
     @property
     def text(self) -> Path:
-        """Which text all trials train on, and are scored on."""
+        """Says which text all trials train on, and are scored on."""
         return self.private / "corpora" / TEXT
 
     @property
     def pool(self) -> Path:
-        """The points fixed beforehand, where they are; for ``repeat_and_select`` also which of them are drawn."""
+        """The points fixed beforehand, if there are any; for ``repeat_and_select`` also which of them are drawn."""
         return self.private / "pool.json"
 
     @property
     def terms(self) -> Path:
-        """How the choice is paid, fixed before the first trial."""
+        """How the choice is paid for, fixed before the first trial."""
         return self.root / "selection.json"
 
     @property
@@ -122,41 +122,40 @@ class SweepDir:
 
     @property
     def is_sweep(self) -> bool:
-        """Both files: a sweep file of the user's may have the name of one of them."""
+        """Whether both files exist: a user's own sweep file may have the name of one of them."""
         return self.config.exists() and self.terms.exists()
 
     def runs(self, number: int, seeds: int) -> list[Path]:
-        """The run directories of a trial, one a seed."""
+        """Returns the run directories of a trial, one per seed."""
         name = trial_id(number)
         names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
         return [self.trials / name for name in names]
 
     def driving(self) -> AbstractContextManager[None]:
-        """One search at a time, of whoever sees this folder: a container may not see the lock that lies beside it."""
+        """Allows one search at a time among all that see this folder: a container may not see a lock beside it."""
         busy = InputError(
             "--out", self.address, "another process is searching here: wait for it, or stop one of the two"
         )
         return locked(self.lock, wait=_WAIT, busy=busy)
 
     def begin(self, run: Path) -> None:
-        """Makes a run directory what it is from before its first charge on: ``begun`` by its storage. Returns once it is
-        safe."""
+        """Creates a run directory, before its first charge, so that its storage ``exists``. Returns once it is safe."""
         storage = self.storage.child(run)
-        if not storage.exists():  # at a URL, where a claim is what a folder is on a disk
+        if not storage.exists():  # at a URL, where a claim takes the place of a folder
             storage.acquire()
         make_folder(run / "private", private=True)
 
     def lost(self, number: int, seeds: int) -> list[str]:
-        """What ``begin`` made for a trial, and is gone: paths, or URLs."""
+        """Returns what ``begin`` made for a trial and is now missing, as paths or URLs."""
         parts = {run / "private": self.storage.child(run) for run in self.runs(number, seeds)}
         return [self.storage.address(path) for path, part in parts.items() if not part.exists()]
 
     def started_runs(self) -> dict[str, int]:
-        """Run directories of trials that are there: ``ended.run_names``."""
+        """Returns the existing run directories of trials: see ``ended.run_names``."""
         return run_names(self.trials)
 
     def pretrained(self, config: RunConfig) -> Path:
-        """Where the public model of this shape, vocabulary and public text lies."""
+        """Returns the path of the public model of this shape, vocabulary and public text."""
         tree = to_dict(config)
         model = {key: value for key, value in tree["model"].items() if key not in _NOT_PRETRAINED}
         key = json.dumps([model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]], sort_keys=True)
@@ -164,18 +163,18 @@ class SweepDir:
 
 
 def corpora_at(folder: Path) -> tuple[Path, Path, Path]:
-    """What ``prepare_corpora`` makes there: which text it is, the private text, and the evaluation text."""
+    """Returns what ``prepare_corpora`` makes in a folder: which text it is, the private text, and the evaluation text."""
     return folder / TEXT, folder / "private", folder / "evaluation"
 
 
 def sweep_above(path: Path) -> Path | None:
-    """The sweep that a path lies in, symbolic links followed."""
+    """Returns the sweep that a path is in, symbolic links followed."""
     return next((folder for folder in path.resolve().parents if SweepDir(folder).is_sweep), None)
 
 
 def check_apart(out: Path) -> Path:
-    """``out``, for a command of the user's to write to. Raises: InputError within a run, a comparison or a sweep, where what
-    lies under a name is taken for its own: another text for the private one, a stranger for a trial.
+    """Returns ``out`` if a command may write there. Raises: InputError inside a run, a comparison or a sweep, which would
+    take what is written for its own: another text for the private one, or a stranger for a trial.
     """
     for folder in out.resolve().parents:
         run, comparison = RunDir(folder), corpora_at(folder / "corpora")
@@ -184,7 +183,7 @@ def check_apart(out: Path) -> Path:
             or SweepDir(folder).is_sweep
             or all(map(Path.exists, comparison[:2]))
         ):
-            remedy = f"lies in {folder}, which holds a run, a comparison or a sweep of its own: name a folder outside"
+            remedy = f"is inside {folder}, which holds a run, a comparison or a sweep: name a folder outside"
             raise InputError("--out", str(out), remedy)
     return out
 

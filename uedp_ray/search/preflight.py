@@ -1,11 +1,11 @@
-"""Whether the cluster can run the sweep, before anything starts: room for trials, one storage, one software on all nodes.
+"""Checks, before anything starts, that the cluster can run the sweep: room for trials, one storage, the same software.
 
     ray.init()
     report = check_cluster(workers_per_trial=1, cpus_per_worker=1, gpus_per_worker=0, storage=Path("/shared/sweep"))
-    report.trials_at_once      # as many trials run side by side
+    report.trials_at_once      # how many trials run side by side
 
-Every node answers one task that takes no CPU. What it says of the storage is tried, not looked up: it reads a file of the
-driver, finds the driver's lock held, and writes a file that the driver then reads. All problems are reported at once.
+Every node answers one task that takes no CPU. The storage is tested, not looked up: the node reads a file of the driver's,
+finds the driver's lock held, and writes a file that the driver then reads. All problems are reported at once.
 Inputs are public: resources, a path, versions, and a digest of this package's source. No text is read.
 """
 
@@ -27,7 +27,7 @@ from uedp_ray.storage.files import to_be_removed
 from uedp_ray.storage.objects import Objects, below
 
 PREFLIGHT = "preflight"
-"""The name under which ``settle`` knows what a killed one left in a folder."""
+"""The name by which ``settle`` recognises what a killed preflight left in a folder."""
 PACKAGES = ("uedp-ray", "ray", "torch", "transformers", "optuna", "numpy", "pyarrow", "dp-accounting")
 MIN_FREE_BYTES = 10**9
 
@@ -38,7 +38,7 @@ Probe = Callable[[str | None, str, str], Answer]
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is alive, and all it offers, in use or not."""
+    """A node that is alive, and all its resources, in use or not."""
 
     node_id: str
     address: str
@@ -49,7 +49,7 @@ class Node:
         return f"{self.address} ({self.node_id[:8]})"
 
     def holds(self, cpus: float, gpus: float) -> int:
-        """Workers that fit. Ray never spreads a part of a GPU over two."""
+        """Returns how many workers fit. Ray never spreads a part of a GPU over two."""
         by_cpu = int(self.cpus / cpus + 1e-9)
         if gpus == 0:
             return by_cpu
@@ -58,22 +58,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, when nothing forbids the sweep."""
+    """The findings, if nothing forbids the sweep."""
 
     nodes: int
     trials_at_once: int
-    """As many trials as fit the whole cluster, were it idle."""
+    """How many trials would fit on the whole cluster if it were idle."""
     warnings: tuple[str, ...]
 
 
 class Cluster(Protocol):
-    """What a preflight wants to know; ``RayCluster``, or a stand-in."""
+    """What a preflight asks of a cluster; ``RayCluster``, or a stand-in."""
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
+        """Returns the nodes that are alive."""
 
     def ask(self, nodes: Sequence[Node], probe: Probe, folder: str | None, nonce: str) -> dict[str, Answer]:
-        """``probe(folder, nonce, node_id)`` run on each node: node_id to its answer, or to its ``error``."""
+        """Runs ``probe(folder, nonce, node_id)`` on each node; returns node_id to its answer, or to its ``error``."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RayCluster:
     """The Ray session that is open."""
 
     timeout: float = 60.0
-    """Seconds that all nodes together have for their answers; a cold node starts a Python process first."""
+    """Seconds in which all nodes must answer; a cold node starts a Python process first."""
 
     def nodes(self) -> list[Node]:
         import ray
@@ -134,8 +134,8 @@ def check_cluster(
 
     Args:
       workers_per_trial, cpus_per_worker, gpus_per_worker: what one trial takes; CPUs above 0.
-      storage: the sweep's folder, the same path on every node. It is made if need be, and left as it was found.
-      url: where the sweep is kept, if that is at a URL; ``storage`` is then each node's own copy.
+      storage: the sweep's folder, the same path on every node. It is created if need be, and left as it was found.
+      url: where the sweep is kept, if it is at a URL; ``storage`` is then each node's own copy.
       cluster: a stand-in for tests; None is the Ray session.
 
     Raises: InputError for the one problem found, or for all of them, numbered, if there are several.
@@ -152,7 +152,7 @@ def check_cluster(
             failures += _space(storage)
         except OSError as error:
             reason = error.strerror or error
-            remedy = f"the driver cannot write there ({reason}): name a place that every node can write"
+            remedy = f"the driver cannot write there ({reason}): name a place that every node can write to"
             failures.append(InputError("--out", url or str(storage), remedy))
         probe = make_probe(None if url is None else str(storage))
         answers = cluster.ask(nodes, probe, None if place is None else place.name, nonce)
@@ -163,7 +163,7 @@ def check_cluster(
         raise failures[0]
     if failures:
         listed = "; ".join(f"({number}) {failure}" for number, failure in enumerate(failures, start=1))
-        raise InputError("cluster", f"{len(failures)} problems", f"mend them all: {listed}")
+        raise InputError("cluster", f"{len(failures)} problems", f"fix them all: {listed}")
     small = [str(node) for node in nodes if not node.holds(cpus_per_worker, gpus_per_worker)]
     need = _amount(cpus_per_worker, gpus_per_worker)
     warnings = [f"no trial will run on {', '.join(small)}: too small for a worker of {need}"] if small else []
@@ -171,9 +171,9 @@ def check_cluster(
 
 
 def make_probe(copies: str | None = None) -> Probe:
-    """The question put to every node; ``copies`` is where it is to keep its copies of what is at a URL.
+    """Returns the probe that every node runs; ``copies`` is where a node is to keep its copies of what is at a URL.
 
-    It is made anew here because a nested function travels to the node by value: a node that has another uedp_ray, or none,
+    The probe is nested because Ray sends a nested function to the node by value: a node that has another uedp_ray, or none,
     can answer too. So it imports what it uses, and only what every Python has.
     """
     packages = PACKAGES
@@ -207,9 +207,9 @@ def make_probe(copies: str | None = None) -> Probe:
                 from uedp_ray.storage.objects import Objects
 
                 if Objects(folder).read("nonce").decode() != nonce:
-                    problem = "reads something else there than the driver wrote"
+                    problem = "does not read there what the driver wrote"
                 Objects(folder).write(node_id, nonce.encode())
-            except Exception as error:  # whatever the file system raises, or the package where it is another one
+            except Exception as error:  # from the file system, or from another version of the package
                 problem = f"cannot use it: {error}"
         elif folder is not None:
             try:
@@ -220,7 +220,7 @@ def make_probe(copies: str | None = None) -> Probe:
                     except BlockingIOError:
                         pass
                     if file.read() != nonce:
-                        problem = "reads something else there than the driver wrote"
+                        problem = "does not read there what the driver wrote"
                 (Path(folder) / node_id).write_text(nonce)
             except OSError as error:
                 problem = f"cannot use it: {error.strerror}"
@@ -230,7 +230,7 @@ def make_probe(copies: str | None = None) -> Probe:
 
 
 class Place(NamedTuple):
-    """Where the driver and the nodes leave each other files to find."""
+    """Where the driver and the nodes exchange files."""
 
     name: str
     read: Callable[[str], str]
@@ -239,10 +239,10 @@ class Place(NamedTuple):
 
 @contextmanager
 def _in_folder(storage: Path, nonce: str) -> Iterator[Place]:
-    """A folder under ``storage``, owner-only as ``private/`` will be, with a locked file; nothing of it stays behind, and
-    what a kill leaves of it is removed by the next one, or by ``settle``. One process at a time.
+    """Yields a folder under ``storage``, owner-only as ``private/`` will be, with a locked file. It leaves nothing behind;
+    what a kill leaves is removed by the next preflight, or by ``settle``. One process at a time.
 
-    Files are opened by name: NFS may list a folder as it was.
+    Files are opened by name: NFS may return an old listing of a folder.
     """
     made = [path for path in (storage, *storage.parents) if not path.exists()]
     folder = to_be_removed(storage / PREFLIGHT)
@@ -270,7 +270,7 @@ def _at_url(url: str, nonce: str) -> Iterator[Place]:
     objects = Objects(folder)
     try:
         objects.write("nonce", nonce.encode())
-        remedy = "give every node what the URL needs, the same credentials, and a UEDP_RAY_WORK that it can write"
+        remedy = "give every node what the URL needs, the same credentials, and a UEDP_RAY_WORK that it can write to"
         yield Place(folder, lambda name: objects.read(name).decode(), remedy)
     finally:
         for key in objects.list():
@@ -284,7 +284,9 @@ def _room(nodes: Sequence[Node], workers: int, cpus: float, gpus: float) -> tupl
     if fitting >= workers:
         return fitting // workers, []
     if fitting:
-        remedy = f"{there}, where {fitting} of {_amount(cpus, gpus)} fit: ask for {fitting} at most, or add nodes"
+        remedy = (
+            f"{there}, room for {fitting} workers of {_amount(cpus, gpus)}: ask for at most {fitting}, or add nodes"
+        )
         return 0, [InputError("resources.workers_per_trial", workers, remedy)]
     field, value = ("gpus", gpus) if any(node.holds(cpus, 0) for node in nodes) else ("cpus", cpus)
     remedy = f"{there}, and a worker of {_amount(cpus, gpus)} must fit on one node: ask for less, or add larger nodes"
@@ -307,7 +309,7 @@ def _space(storage: Path) -> list[InputError]:
 def _storage(
     nodes: Sequence[Node], answers: dict[str, Answer], storage: str, place: Place, nonce: str
 ) -> list[InputError]:
-    """Nodes that do not share ``storage`` with the driver."""
+    """Finds nodes that do not share ``storage`` with the driver."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
         answer = answers[node.node_id]
@@ -326,12 +328,12 @@ def _storage(
 
 
 def _software(nodes: Sequence[Node], answers: dict[str, Answer], mine: dict[str, str]) -> list[InputError]:
-    """Nodes that run something else than the driver, and nodes that said nothing."""
+    """Finds nodes with other software than the driver's, and nodes that did not answer."""
     found: dict[tuple[str, str], list[Node]] = {}
     for node in nodes:
         answer = answers[node.node_id]
         if "error" in answer:
-            what = answer["error"], "start Ray there again, or take the node out"
+            what = answer["error"], "restart Ray there, or remove the node"
         else:
             theirs = answer["software"]
             differing = [name for name in mine if theirs[name] != mine[name]]

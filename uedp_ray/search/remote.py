@@ -1,11 +1,11 @@
-"""What a sweep computes beside its trials, pre-training, references, the winner, on a node that has what a trial takes.
+"""Runs what a sweep computes besides its trials (pre-training, references, the winner) on a node that fits a trial.
 
     with Beside(config, address) as beside:
         beside.open()                                            # the cluster, when it is first needed
-        total = beside.run(add, 2, 3, reporter=mine)             # add(2, 3, reporter) there, and mine hears of it here
+        total = beside.run(add, 2, 3, reporter=mine)             # runs add(2, 3, reporter) there, and reports to mine here
 
-The driver's own node may have no GPU, and no CPU to spare. What runs elsewhere tells the driver how it goes, fails with the
-errors that it would fail with here, and ends with the driver.
+The driver's own node may have no GPU, and no CPU to spare. What runs elsewhere reports its progress to the driver, fails
+with the errors that it would fail with here, and ends with the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from uedp_ray.training.host import ray_session
 
 
 class Beside:
-    """See the module. As a context it closes the session that it opened."""
+    """See the module. As a context manager, it closes the session that it opened."""
 
     def __init__(self, config: SweepConfig, address: str | None = None):
         self._config, self._address = config, address
@@ -40,21 +40,21 @@ class Beside:
         self._stack.__exit__(kind, error, at)
 
     def open(self) -> list[Node]:
-        """Connects to the cluster, or starts Ray here, unless that is done. Returns its nodes."""
+        """Connects to the cluster, or starts Ray here, unless that was done before. Returns its nodes."""
         if not self._nodes:
             self._stack.enter_context(ray_session(1, self._address))
             self._nodes = RayCluster().nodes()
         return self._nodes
 
     def run(self, work: Callable[..., Any], *arguments: Any, reporter: Reporter = SILENT) -> Any:
-        """``work(*arguments, reporter)`` on a node that a worker of a trial fits, alone there as a trial is.
+        """Runs ``work(*arguments, reporter)`` on a node that fits a worker of a trial, with the resources of one.
 
-        ``work`` may run again if its node dies: it goes on where it was.
-        Raises: what ``work`` raises; RuntimeError without text for what it should not have raised.
+        ``work`` may run again if its node dies: it continues where it was.
+        Raises: what ``work`` raises; RuntimeError without its text for what it should not have raised.
         """
         nodes, cpus = self.open(), self._config.resources.cpus_per_worker
         gpus = gpus_of_worker(self._config, nodes, wanted=1)
-        if not any(node.holds(cpus, gpus) for node in nodes):  # Ray would wait for such a node for good
+        if not any(node.holds(cpus, gpus) for node in nodes):  # Ray would wait for such a node forever
             raise InputError("resources.cpus_per_worker", cpus, f"no node has room for that and {gpus:g} GPU")
         import ray
         from ray.exceptions import RayError
@@ -71,7 +71,7 @@ class Beside:
             well, answer = ray.get(reference)
         except RayError as error:
             raise RuntimeError(f"the process of {work.__name__} died ({type(error).__name__})") from None
-        except BaseException:  # Ctrl-C: what was released is charged, and the rest goes on from its checkpoint
+        except BaseException:  # Ctrl-C: what was released is charged, and the rest resumes from its checkpoint
             ray.cancel(reference, force=True)
             raise
         finally:
@@ -82,7 +82,7 @@ class Beside:
 
 
 def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], words: Any) -> tuple[bool, Any]:
-    """Errors travel as values: Ray would wrap them in its own account of them."""
+    """Returns errors as values: Ray would wrap them in its own."""
     try:
         return True, work(*arguments, Forwarder(words.put_nowait))
     except (InputError, OSError) as error:

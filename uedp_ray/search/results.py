@@ -1,4 +1,4 @@
-"""What a sweep found: a row a trial, the best, the Pareto front. Read from the study and the run directories.
+"""What a sweep found: one row per trial, the best, the Pareto front. Read from the study and the run directories.
 
     rows = Rows(sweep, SweepDir(root)).read(study.trials)
     write_table(rows, sweep, root / "trials.parquet")
@@ -57,7 +57,7 @@ class Rows:
         self._ended: dict[int, Row] = {}
 
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
-        """One row a trial that was asked for, in order of number, ranked."""
+        """Returns one row per trial that was asked for, in order of number, ranked."""
         rows = []
         for trial in trials:
             if trial.state == TrialState.WAITING:
@@ -127,13 +127,13 @@ def _measured(metric: Metric, runs: Sequence[Path]) -> Row:
 
 
 def _result(metric: Metric, path: Path) -> dict[str, Any]:
-    """Of a run that ended. Raises: InputError if it is gone or damaged: nobody trains it again."""
+    """Reads the result of a finished run. Raises: InputError if it is missing or damaged: the run is not trained again."""
     checks = metric.checks_of_run(nothing=False) | {"rounds": number(0, whole=True)}
     return read_json(path, checks, _RESTORE)
 
 
 def read_rows(path: Path, metric: Metric, remedy: str) -> list[Row]:
-    """The rows in a sweep's ``result.json``. Raises: InputError with the ``remedy`` if they are none that a sweep writes."""
+    """Reads the rows of a sweep's ``result.json``. Raises: InputError with the ``remedy`` if no sweep writes such rows."""
     row_checks = record(_ROW | {metric.name: number(metric.least, nothing=True)})
     rows: list[Row] = read_json(path, {"trials": list_of(row_checks)}, remedy)["trials"]
     for row in rows:
@@ -155,15 +155,15 @@ def ranked(rows: list[Row], metric: Metric) -> list[Row]:
 
 
 def best(rows: Iterable[Row], metric: Metric) -> Row | None:
-    """The trial of the best (mean) score among those trained to their end."""
+    """Returns the trial with the best (mean) score among those trained to their end."""
     done = (row for row in rows if row["state"] == "done")
     return min(done, key=lambda row: metric.cost(row[metric.name]), default=None)
 
 
 def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
-    """The best trial as ``result.json`` has it, before its choice is paid; its run directory within the sweep's.
+    """Returns the best trial as in ``result.json``, before its choice is paid for; its run directory is within the sweep's.
 
-    None where no trial was trained to its end.
+    None if no trial was trained to its end.
     """
     metric = sweep.metric
     found = best(rows, metric)
@@ -184,7 +184,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
 
 
 def _dominates(one: Row, other: Row, metric: Metric) -> bool:
-    """Whether ``one`` is better in score or epsilon and no worse in the other. Calibration leaves epsilon some play."""
+    """Whether ``one`` is better in score or epsilon and no worse in the other. Calibration leaves epsilon some slack."""
     no_dearer = one["epsilon"] <= other["epsilon"] * _PLAY
     cheaper = one["epsilon"] * _PLAY < other["epsilon"]
     ours, theirs = metric.cost(one[metric.name]), metric.cost(other[metric.name])
@@ -193,13 +193,13 @@ def _dominates(one: Row, other: Row, metric: Metric) -> bool:
 
 
 def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> bool:
-    """Welch's t-test: whether means of this distance are rare if the two configurations are alike. Of ratios, on logs."""
+    """Welch's t-test: whether means this far apart are rare if the two configurations are alike. Ratios: on their logs."""
     compared = [[math.log(score) if metric.ratio else score for score in scores] for scores in (one, other)]
     return bool(stats.ttest_ind(*compared, equal_var=False).pvalue < SIGNIFICANCE)
 
 
 def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
-    """``trials.parquet``: one row a trial, a column a searched setting."""
+    """Writes ``trials.parquet``: one row per trial, one column per searched setting."""
     columns = columns_of(sweep.metric) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
     data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
     buffer = pa.BufferOutputStream()
@@ -208,9 +208,9 @@ def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
 
 
 def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
-    """These columns of every row of ``trials.parquet``; nothing where it is gone, since no price follows from it.
+    """Reads these columns of ``trials.parquet``, every row; empty if it is missing, since no price follows from it.
 
-    Raises: InputError with the ``remedy`` if it is none that a sweep writes.
+    Raises: InputError with the ``remedy`` if no sweep writes such a table.
     """
     if not path.exists():
         return []
@@ -224,7 +224,7 @@ def read_columns(path: Path, columns: Sequence[str], remedy: str) -> list[Row]:
 
 
 def _type(dimension: Dimension) -> pa.DataType:
-    """The column type of a setting: that of its values, or text where choices are mixed."""
+    """Returns the column type of a setting: that of its values, or text if choices are mixed."""
     if dimension.kind != "choice":
         return pa.int64() if dimension.kind == "integer" else pa.float64()
     kinds = {type(value) for value in dimension.values if value is not None}
@@ -240,7 +240,7 @@ def _cell(value: Any, kind: pa.DataType) -> Any:
 
 
 def count_states(rows: list[Row]) -> dict[str, int]:
-    """Trials by state; ``asked`` counts the refused too."""
+    """Counts trials by state; ``asked`` counts the refused too."""
     states = [row["state"] for row in rows]
     return {"asked": len(rows)} | {
         state: states.count(state) for state in ("done", "stopped", "failed", "refused", "running")

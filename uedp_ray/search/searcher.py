@@ -1,6 +1,6 @@
-"""Between Ray Tune and the study: hands points out, and tells the study what became of them.
+"""The link between Ray Tune and the study: hands out points, and records in the study what became of them.
 
-Ours, because Tune's own bridge to Optuna reports trials that a scheduler stopped as complete, asks for a worker before a
+Tune's own bridge to Optuna is not used: it reports trials that a scheduler stopped as complete, asks for a worker before a
 point can be refused, and does not resume (measured with Ray 2.60).
 """
 
@@ -17,21 +17,21 @@ from uedp_ray.search.study import Asked, Study
 from uedp_ray.search.trial import CRASHED, DEVICE, DISK, DONE
 
 _MOST_FAILURES = 5
-"""Failures in a row that no point is to blame for, after which the search gives up: the next would fail too."""
+"""Consecutive failures that are no point's fault after which the search gives up: the next trial would fail too."""
 _MOST_REFUSALS = 500
-"""Refusals in a row after which the search gives up: the space hardly meets the budget."""
+"""Consecutive refusals after which the search gives up: hardly any point of the space meets the budget."""
 
 
 class StudySearcher(Searcher):
     """A Tune searcher over a ``Study``.
 
     Args:
-      study: opened; trials that were started are handed out first.
+      study: an open study; trials that were started are handed out first.
       left: points still to hand out.
-      slots: trials that run at once, each of which holds a device that failed until the search is over, so that no other
-        trial is put there; None if trials hold none.
-      count_refused: whether a refused point is one of them (points fixed beforehand), or is made up for by another.
-      changed: called after every change, for whoever shows or writes the state.
+      slots: trials that run at once. A trial whose device failed holds it until the search is over, so that no other trial
+        is placed there; None if trials hold no device.
+      count_refused: whether a refused point counts as one of them (points fixed beforehand), or is replaced by another.
+      changed: called after every change, to show or write the state.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StudySearcher(Searcher):
 
     @property
     def unfinished(self) -> int:
-        """Trials handed out of which nothing was heard: those that an interruption cut off."""
+        """How many trials were handed out and never reported back, because an interruption cut them off."""
         return len(self._running) + len(self._again)
 
     @property
@@ -59,8 +59,8 @@ class StudySearcher(Searcher):
         return not self._running and (self.failure is not None or not (self._left or self._again))
 
     def close(self) -> None:
-        """Tells the study of failures that no success followed. Not called where the search gave up or was interrupted:
-        they stay open, and are tried again on ``--resume``."""
+        """Records failures that no success followed in the study. Not called if the search gave up or was interrupted:
+        then they stay open, and are tried again on ``--resume``."""
         for number, reason in self._suspects.items():
             self._study.fail(number, reason)
         if self._suspects:
@@ -98,7 +98,7 @@ class StudySearcher(Searcher):
             if refusals >= _MOST_REFUSALS:
                 remedy = f"{refusals} points in a row were refused, the last because {asked.reason}: narrow the space"
                 self.failure = InputError("space", "refused", remedy)
-        return Searcher.FINISHED if self.over else None  # what runs may yet want another device, or decides on the next
+        return Searcher.FINISHED if self.over else None  # a running trial may need another device, or decide the next
 
     def _hand_out(self, trial_id: str, asked: Asked) -> dict[str, Any]:
         self._running[trial_id] = asked
@@ -128,17 +128,17 @@ class StudySearcher(Searcher):
     def _tell(self, number: int, result: dict[str, Any], error: bool) -> None:
         outcome = result.get("outcome")
         if error:
-            self._suspect(number, "its process died, and died again when it was started anew")
+            self._suspect(number, "its process died, and died again after a restart")
         elif outcome == CRASHED:
             self._suspect(number, result["reason"])
         elif outcome == DONE:
             self._in_a_row = 0
             self.close()
             self._study.finish(number, score=result[self.metric], epsilon=result["epsilon"])
-        elif outcome == DISK:  # no fault of the point: it stays open, for --resume
+        elif outcome == DISK:  # not the point's fault: it stays open, for --resume
             reason = result["reason"]
             self.failure = OSError(
-                reason if "--resume" in reason else f"{reason}; mend that and run again with --resume"
+                reason if "--resume" in reason else f"{reason}; fix that and run again with --resume"
             )
         elif outcome is not None:
             self._study.fail(number, result["reason"])
@@ -146,10 +146,10 @@ class StudySearcher(Searcher):
             self._study.stop(number)
 
     def _device_failed(self, asked: Asked, result: dict[str, Any]) -> None:
-        """The trial is tried on another device, once. Trials that have a part each of a broken one all meet it."""
+        """Tries the trial on another device, once. Trials that share a broken device all fail on it."""
         self._held += 1
         reason, where = result["reason"], result["where"]
-        device = where if self._slots is not None else str(self._held)  # a group's trial is not where its devices are
+        device = where if self._slots is not None else str(self._held)  # a group's trial runs apart from its devices
         known = device in self._broken
         self._broken.setdefault(device, set()).add(asked.number)
         if sum(asked.number in numbers for numbers in self._broken.values()) > 1:
@@ -162,7 +162,7 @@ class StudySearcher(Searcher):
             self._give_up(f"no device is left: {reason} ({where})")
 
     def _suspect(self, number: int, reason: str) -> None:
-        """A failure that is the point's only if others do not fail like it."""
+        """Records a failure that is the point's fault only if others do not fail the same way."""
         self._suspects[number] = reason
         self._study.leave_open(number)
         self._count(reason)
@@ -173,13 +173,13 @@ class StudySearcher(Searcher):
             self._give_up(f"{self._in_a_row} trials in a row failed, the last because {reason}")
 
     def _give_up(self, reason: str) -> None:
-        self.failure = RuntimeError(f"{reason}; mend that and run again with --resume: their points are tried again")
+        self.failure = RuntimeError(f"{reason}; fix that and run again with --resume: their points are tried again")
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the journal is the state."""
+        """Does nothing: the journal is the state."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: see ``save``."""
+        """Does nothing: see ``save``."""
 
     def __getstate__(self) -> dict[str, Any]:  # Tune pickles its searcher, which cannot be used again anyway
         return {}

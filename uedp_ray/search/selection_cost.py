@@ -1,10 +1,10 @@
 """What the choice costs: its terms are fixed before the first trial, its epsilon is computed from the trials' ledgers.
 
-    fix_terms(sweep, folder)                    # writes selection.json; points fixed beforehand, in private/
-    price(sweep, folder, rows)                  # of all trials that were asked: {"rule": …, "epsilon": …, …}
+    fix_terms(sweep, folder)                    # writes selection.json, and points fixed beforehand to private/
+    price(sweep, folder, rows)                  # for all trials that were asked for: {"rule": …, "epsilon": …, …}
 
 The rules are those of ``privacy.selection``; adaptive searches are charged by ``privacy.odometer``. Proofs:
-docs/accounting.md. Inputs are public, but for the pool's draws.
+docs/accounting.md. Inputs are public, except for the pool's draws.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ COVERS = {
     "composition": "all runs of the sweep together, and so any choice among them",
 }
 _ORDER = "by place"
-"""How an adaptive search decides: by the places of trials (``study.Study``), not by the clock, as sweeps of old did."""
+"""How an adaptive search decides: by the places of trials (``study.Study``), not by the clock, as in early versions."""
 _BY_CLOCK = (
     "Not covered: where trials ran side by side, which of them ended first, which may depend on the text, decided what was "
     "tried next: sweeps of this version decide in the order of trials."
 )
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
-"""Check of what a run of a candidate was planned to release, as JSON."""
+"""The check of what a run of a candidate was planned to release, as JSON."""
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
 _TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
 RESTORE = "put the sweep's own back, or search in another folder"
 _POINTS_TRIED = 50
-"""Points drawn for each that is wanted, before the space counts as exhausted."""
+"""Points drawn per point wanted before the space counts as exhausted."""
 
 
 def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
-    """Writes down how the choice is paid, unless an earlier start did. Nothing of it may follow from results.
+    """Records how the choice is paid for, unless an earlier start did. Nothing in it may follow from results.
 
-    Raises: InputError where the rule does not cover what the trials do.
+    Raises: InputError if the rule does not cover what the trials do.
     """
     if folder.terms.exists():
         return
@@ -90,7 +90,7 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
 
 
 def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
-    """Raises: InputError if they are damaged, or not this sweep's."""
+    """Returns the terms. Raises: InputError if they are damaged, or not this sweep's."""
     drawn = sweep.search.rule == "repeat_and_select"
     fields = _TERMS | (_DRAWN if drawn else {})
     terms = read_json(folder.terms, fields, RESTORE)
@@ -101,7 +101,7 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 
 def _read_pool(folder: SweepDir) -> dict[str, Any]:
-    """Raises: InputError if it is damaged."""
+    """Returns the pool. Raises: InputError if it is damaged."""
     pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
     if "draws" in pool:
         last = len(pool["points"]) - 1
@@ -111,22 +111,22 @@ def _read_pool(folder: SweepDir) -> dict[str, Any]:
 
 
 def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
-    """The points in the order of trials where they are fixed beforehand, else None.
+    """Returns the points in the order of trials if they are fixed beforehand, else None.
 
-    Raises: InputError if they were fixed, and are gone or damaged.
+    Raises: InputError if they were fixed, and are missing or damaged.
     """
     if not folder.pool.exists():
         if folder.terms.exists() and not sweep.search.adaptive:
-            raise InputError(folder.pool.name, str(folder.pool), f"is gone: {RESTORE}")
+            raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
     pool = _read_pool(folder)
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
 def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], reporter: Reporter = SILENT) -> dict[str, Any]:
-    """What reporting the best of the trials costs, attempts and unfinished ones included; ``rows``: of all that were asked.
+    """Returns what reporting the best trial costs, attempts and unfinished ones included; ``rows``: all that were asked for.
 
-    Raises: InputError if a ledger is gone.
+    Raises: InputError if a ledger is missing.
     """
     terms = _read_terms(sweep, folder)
     rule, note = terms["rule"], ""
@@ -158,8 +158,8 @@ def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], reporter: R
 
 
 def announced(sweep: SweepConfig, folder: SweepDir) -> str:
-    """What the answer of the search will cost, to be said before any of it is spent. An adaptive one may try dearer points
-    than the base, and is given more trials: its price is an estimate."""
+    """Says what the search's answer will cost, before any of it is spent. An adaptive search may try dearer points than
+    the base, and may be given more trials: its price is an estimate."""
     terms, about = _read_terms(sweep, folder), ""
     rule, odometer = terms["rule"], _fixed_odometer(terms)
     if rule == "public":
@@ -207,7 +207,7 @@ def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
 
 
 def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
-    """The runs that are charged: of points fixed beforehand those that the budget allows, else all that began."""
+    """Counts the runs that are charged: with points fixed beforehand those that the budget allows, else all that started."""
     planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
     return planned or sum(map(bool, ledgers))  # ``Charges`` are true
 
@@ -230,7 +230,7 @@ def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:
 
 
 def _scored(sweep: SweepConfig) -> str:
-    """What rule ``public`` compares trials on, as far as anybody but the owner can tell."""
+    """Says what rule ``public`` compares trials on, as far as anybody but the owner can tell."""
     basis = sweep.search.public.get("corpus.evaluation_basis", sweep.base.corpus.evaluation_basis)
     if basis == "public":
         return "text that the owner declares public too"
@@ -238,12 +238,12 @@ def _scored(sweep: SweepConfig) -> str:
 
 
 def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> list[list[dict[str, Any]] | Charges]:
-    """The ledger of each run, at its fixed position; nothing for the runs of a refused point.
+    """Returns the ledger of each run, at its fixed position; empty for the runs of a refused point.
 
-    Whether a run without a ledger failed before the first line of it, or somebody removed its folder, cannot be told: it is
-    charged to its planned end. One that was trained may have been charged for more, so that its ledger is needed.
+    A run without a ledger may have failed before its first line, or its folder may have been removed: it is charged to its
+    planned end. One that was trained may have been charged for more, so its ledger is needed.
 
-    Raises: InputError for a trial that was trained, and whose ledger is gone, or holds less than the row was charged.
+    Raises: InputError for a trial that was trained and whose ledger is missing, or holds less than the row was charged.
     """
     found: list[list[dict[str, Any]] | Charges] = []
     for row in rows:
@@ -255,7 +255,8 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
                 rounds[ledger] = [event.get("round") for event in events if event["kind"] == "round"]
             elif row["state"] in ("done", "stopped") or row.get("charged"):
                 remedy = (
-                    "is gone, and what it pays for is not: put it back (a trial's model and checkpoint may be deleted)"
+                    "is missing, but what it pays for still counts: put it back (a trial's model and checkpoint may be "
+                    "deleted)"
                 )
                 raise InputError("ledger.jsonl", str(ledger), remedy)
             elif row["state"] == "refused" or not sweep.search.adaptive:  # points fixed beforehand: charged as planned
@@ -281,13 +282,13 @@ def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]]) -> None:
 
 
 def _whole(config: RunConfig) -> Charges:
-    """What a run charges to its planned end."""
+    """Returns what a run charges up to its planned end."""
     mechanism = Plan.of(config).mechanism
     return planned_charges(config, mechanism.noise_multiplier) if mechanism else Charges(())
 
 
 def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
-    """What every run that was planned beforehand charges, whole; nothing for the runs of a refused point."""
+    """Returns what every run that was planned beforehand charges in full; empty for the runs of a refused point."""
     found: list[Charges] = []
     if sweep.search.adaptive:  # results decide how long they run
         return found
@@ -298,14 +299,14 @@ def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
 
 
 def _fixed_points(sweep: SweepConfig) -> list[Point]:
-    """A grid's points, or as many random ones as there are to be trials, that the budget allows."""
+    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
     if sweep.search.searcher == "grid":
         return sweep.parsed_space.grid()
     return _draw(sweep, sweep.num_trials)
 
 
 def _odometer(sweep: SweepConfig) -> Odometer:
-    """Anchored at the base, with noise as the budget has it."""
+    """Returns an odometer anchored at the base, with the budget's noise."""
     config = sweep.base
     privacy = dataclasses.replace(config.privacy, target_epsilon=sweep.budget.target_epsilon, noise_multiplier=None)
     config = dataclasses.replace(config, privacy=privacy)
@@ -321,14 +322,14 @@ def _odometer(sweep: SweepConfig) -> Odometer:
 
 
 def _parts(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
-    """What a trial runs: its rounds, as often as it has seeds."""
+    """Returns what a trial runs: its rounds, once per seed."""
     mechanism = Plan.of(config).mechanism
     assert mechanism is not None  # the budget refuses runs without noise
     return [(mechanism, config.training.num_rounds * seeds)]
 
 
 def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
-    """Draws the pool, and from it, in secret, the trials; returns the terms, its price among them."""
+    """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget = sweep.search, sweep.budget
     points = _draw(sweep, search.pool_size)
     candidates = [_parts(run_config(sweep, point), search.seeds_per_trial) for point in points]
@@ -352,7 +353,7 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 
 def _draw(sweep: SweepConfig, size: int) -> list[Point]:
-    """Distinct points that the budget allows; fewer than ``size`` where the space holds no more, or hardly any."""
+    """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
     points: list[Point] = []
     for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
         if point not in points and judge(sweep, point).config:

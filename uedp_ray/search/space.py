@@ -11,7 +11,7 @@ which sets ``privacy.user_sampling_prob`` to its share of the declared users. A 
 
 and may add ``points: n`` (values that a grid takes from a range, evenly spread on its scale) and ``when: {key: value or
 values}``: then it exists only at points where the named, earlier dimensions have these values. A choice among lists, as of
-``corpus.categories``, is written as lists or as texts with commas, and is a text with commas at a point.
+``corpus.categories``, is written as lists or as comma-separated texts, and is a comma-separated text at a point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULTS = to_dict(RunConfig(privacy=PrivacyConfig(noise="none")))
 
 COHORT = "expected_cohort_size"
 MAX_POINTS = 10_000
-"""Of a grid, or of any search: they are made, priced and kept together."""
+"""Most points of a grid, or of any search: they are made, priced and kept together."""
 _KINDS = ("uniform", "log_uniform", "integer", "choice")
 _OPTIONS = {"uniform": {"points"}, "log_uniform": {"points"}, "integer": {"step"}, "choice": set[str]()}
 _CHECKED = "public text is compared with the private text once, before the first trial"
@@ -47,9 +47,9 @@ _FIXED = {
     "vocabulary.public_text": _CHECKED,
     "pretrain.text": _CHECKED,
     "pretrain.max_words": _CHECKED,
-    "privacy.delta": "the budget says it",
-    "privacy.unit": "the budget says it",
-    "privacy.noise": "search method: it says which noise",
+    "privacy.delta": "the budget sets it",
+    "privacy.unit": "the budget sets it",
+    "privacy.noise": "search method: it sets the noise",
     "privacy.test_noise_seed": "trials have private keys",
     "training.seed": "use search.seeds_per_trial",
     "training.num_workers": "use resources.workers_per_trial",
@@ -80,7 +80,7 @@ class Dimension:
         return self.kind == "log_uniform"
 
     def at(self, share: float) -> float:
-        """The value of a range at a share of the way, on its scale."""
+        """Returns the value at a share of the range, on its scale."""
         low, high = self.values
         return low * (high / low) ** share if self.is_log else low + share * (high - low)
 
@@ -97,14 +97,14 @@ class Dimension:
         return trial.suggest_float(self.key, low, high, log=self.is_log)
 
     def grid(self) -> Sequence[Any]:
-        """The values a grid takes. Raises: InputError for a range without ``points``."""
+        """Returns the values that a grid takes. Raises: InputError for a range without ``points``."""
         if self.is_choice:
             return self.values
         if self.kind == "integer":
             return range(self.values[0], self.values[1] + 1, self.step)
         if self.points is None:
             raise InputError(f"space.{self.key}", dict(self.spec), "a grid needs points: n for a range, or a choice")
-        count = min(self.points, MAX_POINTS + 1)  # what is more is refused
+        count = min(self.points, MAX_POINTS + 1)  # more than that is refused
         return [self.at(i / max(self.points - 1, 1)) for i in range(count)]
 
 
@@ -124,7 +124,7 @@ class Space(dict[str, Dimension]):
             dimension = _dimension(key, spec)
             for other in dimension.when:
                 if other not in space:
-                    raise InputError(f"space.{key}.when", other, "name a dimension that stands before this one")
+                    raise InputError(f"space.{key}.when", other, "name a dimension that comes before this one")
             _check_values(dimension, base)
             space[key] = dimension
         if {COHORT, "privacy.user_sampling_prob"} <= set(space):
@@ -134,7 +134,7 @@ class Space(dict[str, Dimension]):
         return space
 
     def suggest(self, trial: optuna.Trial) -> Point:
-        """A point, chosen by the trial's sampler. Values the trial has already are kept."""
+        """Returns a point, chosen by the trial's sampler. Values that the trial already has are kept."""
         point: Point = {}
         for key, dimension in self.items():
             if dimension.active(point):
@@ -142,7 +142,7 @@ class Space(dict[str, Dimension]):
         return point
 
     def grid(self) -> list[Point]:
-        """Every point, the last dimension varying fastest. Raises: InputError if there are too many to train."""
+        """Returns every point, the last dimension varying fastest. Raises: InputError if there are too many to train."""
 
         def extend(point: Point, left: list[Dimension]) -> Iterator[Point]:
             if not left:
@@ -159,7 +159,7 @@ class Space(dict[str, Dimension]):
         return points
 
     def at(self, values: Mapping[str, Scalar]) -> Point:
-        """The point with these values (of every dimension), less what does not exist there."""
+        """Returns the point with these values (of every dimension), without dimensions that do not exist there."""
         point: Point = {}
         for key, dimension in self.items():
             if dimension.active(point):
@@ -168,7 +168,7 @@ class Space(dict[str, Dimension]):
 
 
 def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | None, dict[str, Any]]:
-    """A point as (method, dotted settings) for ``methods.apply``. Raises: InputError for a cohort without declared users."""
+    """Splits a point into (method, dotted settings). Raises: InputError for a cohort without declared users."""
     settings: dict[str, Any] = dict(point)
     method = settings.pop("method", None)
     if COHORT in settings:
@@ -182,7 +182,7 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
 
 
 def setting(key: str, value: Scalar) -> Any:
-    """``value`` of a point as ``RunConfig`` takes it: where the setting is a list, what stands between commas."""
+    """Returns a point's ``value`` as ``RunConfig`` takes it: if the setting is a list, split at commas."""
     section, _, leaf = key.partition(".")
     default = _DEFAULTS.get(section, {}).get(leaf)
     if not isinstance(default, list) or not isinstance(value, str):
@@ -214,9 +214,10 @@ def _check_key(key: str, defaults: dict[str, Any]) -> None:
 
 
 def _check_used(key: str, base: RunConfig) -> None:
-    """Refuses what no trial would look at: a public model brings its own vocabulary, and is trained where there is text.
+    """Refuses what no trial would use: a public model brings its own vocabulary, and is trained only if there is text.
 
-    And bounds that a trial would hold against the private text: which trials fail would tell of it, and is not charged.
+    Also refuses bounds that a trial would check against the private text: which trials fail would reveal something of it,
+    uncharged.
     """
     section = key.partition(".")[0]
     if section == "bounds" and base.bounds.mode == "declared":
@@ -245,14 +246,14 @@ def _dimension(key: str, spec: Any) -> Dimension:
         raise InputError(f"{field}.{unknown[0]}", spec[unknown[0]], f"unknown key for {kind}")
     values = spec[kind]
     if not isinstance(values, list) or not values:
-        raise InputError(field, values, "expected a list that is not empty")
+        raise InputError(field, values, "expected a non-empty list")
     if kind == "choice":
         if all(isinstance(value, list) for value in values):
             values = [_joined(field, value) for value in values]
         if len({repr(value) for value in values}) < len(values):
             raise InputError(field, values, "a choice is given twice")
         if any(isinstance(value, list | dict) for value in values):
-            raise InputError(field, values, "choices are single values, or all of them lists")
+            raise InputError(field, values, "choices must all be single values, or all be lists")
     else:
         values = _range(field, kind, values)
     for option in ("step", "points"):
@@ -266,7 +267,7 @@ def _dimension(key: str, spec: Any) -> Dimension:
 
 def _joined(field: str, value: list[Any]) -> str:
     if any(isinstance(item, list | dict) or "," in str(item) for item in value):
-        raise InputError(field, value, "a list among choices holds single values, without commas")
+        raise InputError(field, value, "a list among choices must hold single values, without commas")
     return ",".join(map(str, value))
 
 
@@ -283,7 +284,7 @@ def _range(field: str, kind: str, values: list[Any]) -> list[Any]:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InputError(field, values, "an empty range: the first number must be below the second")
     if kind == "log_uniform" and low <= 0:
-        raise InputError(field, values, "a logarithmic range starts above 0")
+        raise InputError(field, values, "a logarithmic range must start above 0")
     return [low, high]
 
 
@@ -294,7 +295,7 @@ def _conditions(field: str, tree: Any) -> dict[str, tuple[Scalar, ...]]:
 
 
 def _check_values(dimension: Dimension, base: RunConfig) -> None:
-    """Refuses a value that its own setting cannot take. What several settings forbid together is refused point by point."""
+    """Refuses a value that its own setting cannot take. What only a combination forbids is refused point by point."""
     key = dimension.key
     for value in dimension.values:
         try:

@@ -1,10 +1,10 @@
-"""Early stopping: whether a trial has fallen behind those that were over before it was chosen.
+"""Early stopping: whether a trial has fallen behind those that had ended before it was chosen.
 
     falls_behind("asha", grace=2, own={2: 310.0}, elders=[{2: 250.0, 4: 190.0}, {2: 400.0}])        # True
 
 The rules are those of Li et al., arXiv 1810.05934 (ASHA), and Golovin et al., "Google Vizier", 2017 (median), with one
-difference: there, a trial is compared with whatever is known at the moment, and so by who was faster. Here its elders are
-fixed by its place in the search (``Study``), so that no clock has a say in what is released.
+difference: there, a trial is compared with whatever is known at the moment, so that speed matters. Here the trials that it
+is compared with, its elders, are fixed by its place in the search (``Study``), so that no clock affects what is released.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Literal
 EarlyStopping = Literal["none", "asha", "median"]
 
 REDUCTION = 4
-"""ASHA: of the trials that get to a rung one in so many goes on, and the next rung is at so many times the rounds."""
+"""ASHA: one in this many of the trials that reach a rung continues, and the next rung is at this many times the rounds."""
 _FEWEST = 3
-"""Elders that a median takes."""
+"""Fewest elders for a median."""
 
 
 def falls_behind(
     rule: EarlyStopping, grace: int, own: Mapping[int, float], elders: Sequence[Mapping[int, float]]
 ) -> bool:
-    """Whether a trial is to be stopped after its last report.
+    """Whether to stop a trial after its last report.
 
     Args:
-      rule: ``asha``: at its first report at or after round grace * 4^k it is not among the best quarter of all that got
-        there. ``median``: the best it reported is worse than the median of its elders' mean costs until then.
+      rule: ``asha``: at its first report at or after round grace * 4^k it is not among the best quarter of all that
+        got there. ``median``: the best it reported is worse than the median of its elders' mean costs until then.
       grace: rounds before which nothing is stopped.
-      own: cost by round (what is to be made small), of the trial's reports so far; at least one.
-      elders: the same of each trial that it is compared with.
+      own: cost by round (lower is better) in the trial's reports so far; at least one.
+      elders: the same for each trial that it is compared with.
     """
     now = max(own)
     if rule == "none" or now < grace:

@@ -1,7 +1,7 @@
 """The Optuna study of a sweep, in ``study.journal``: asks for points, records their outcomes, and resumes.
 
     study = Study.open(sweep, Path("runs/s/study.journal"))
-    asked = study.ask()                                     # a point, judged; one that is refused has ended already
+    asked = study.ask()                                     # a point, judged; a refused one has ended already
     study.finish(asked.number, score=151.7, epsilon=7.9)
 
 States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
@@ -11,8 +11,8 @@ lock on the sweep's folder.
 
 An adaptive search has a *lag*, fixed before its first trial: a trial is chosen, and stopped early, by the results of those
 that come at least ``lag`` places before it, and of no others. Which trial ends first may depend on the text it is trained
-on; it decides nothing. So Optuna learns of an outcome only once a trial is asked for that may know of it. Until then the
-outcome is in the trial's attribute ``ended``; the function ``outcome`` knows both.
+on; it decides nothing. So Optuna is told an outcome only once a trial is asked for that may depend on it. Until then the
+outcome is in the trial's attribute ``ended``; the function ``outcome`` reads both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from uedp_ray.tasks.metric import Metric
 
 NAME = "sweep"
 _MOST_BYTES = 1 << 30
-"""Of a journal: a trial takes some kB."""
+"""Most bytes of a journal: a trial takes a few kB."""
 REASON = "reason"
 _ENDED, _LAG, _PLACED = "ended", "lag", "placed"
 _TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -81,7 +81,7 @@ class Study:
 
     @classmethod
     def open(cls, sweep: SweepConfig, path: Path) -> Study:
-        """Creates the journal ``path``, or goes on with it."""
+        """Creates the journal ``path``, or continues it."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         _mend(path)
         multi, metric = sweep.search.searcher == "nsga2", sweep.metric
@@ -100,7 +100,7 @@ class Study:
             return cls(sweep, study)
         except OSError:
             raise
-        except Exception as error:  # Optuna replays whatever the file says, and trips in as many ways
+        except Exception as error:  # Optuna replays whatever the file says, and can fail in any way
             remedy = f"is damaged ({type(error).__name__}): restore a copy, or start again in another folder"
             raise InputError("study.journal", str(path), remedy) from None
 
@@ -115,12 +115,12 @@ class Study:
 
     @property
     def began(self) -> bool:
-        """Whether a trial was ever started that the budget did not refuse."""
+        """Whether any trial that the budget did not refuse was ever started."""
         return bool(self._order)
 
     def fix_lag(self, at_once: int) -> int:
-        """Of an adaptive search for ``at_once`` trials at a time: a little more, so that one slow trial holds few others
-        up. An earlier call's holds: the cluster it was made for may be gone, and the order of decisions may not change."""
+        """Fixes the lag of an adaptive search for ``at_once`` trials at a time: a little more, so that one slow trial delays
+        few others. An earlier call's lag stays, whatever the cluster is now: the order of decisions may not change."""
         if _LAG not in self._study.user_attrs:
             self._study.set_user_attr(_LAG, 2 * at_once - 1)
         return self._lag
@@ -130,7 +130,7 @@ class Study:
         return int(self._study.user_attrs.get(_LAG, 1))
 
     def ended(self, *, count_refused: bool) -> int:
-        """Trials that were trained to whatever end, and, if asked for, those that were refused."""
+        """Counts trials that ended in any way and, if asked for, those that were refused."""
         return sum(outcome(trial).is_finished() and (count_refused or not refused(trial)) for trial in self.trials)
 
     def plan(self, points: Sequence[Point]) -> None:
@@ -139,9 +139,9 @@ class Study:
             self._study.enqueue_trial(point)
 
     def ask(self) -> Asked | None:
-        """The next point: first those that were started and not ended. A refused one is recorded at once.
+        """Returns the next point; trials that were started and did not end come first. A refused one is recorded at once.
 
-        None: of an adaptive search, as long as a trial that the next one is chosen by has not ended.
+        None while an adaptive search waits for a trial by whose result the next one is chosen.
         """
         place, trials = self._order.index(self._begun[0]) if self._begun else len(self._order), self.trials
         if self._sweep.search.adaptive:
@@ -167,7 +167,7 @@ class Study:
         return Asked(trial.number, point, verdict.reason)
 
     def place(self, begin: Callable[[int], None]) -> None:
-        """Makes the folders of trials that were asked for, before they begin, and notes it: see ``placed``."""
+        """Makes the folders of trials that were asked for, before they start, and records that: see ``placed``."""
         trials = self.trials
         for asked in self._asked:
             if _PLACED not in trials[asked].user_attrs:
@@ -176,17 +176,17 @@ class Study:
 
     @property
     def placed(self) -> list[int]:
-        """Trials that have not ended, and had folders: where there are none now, they were lost."""
+        """Trials that have not ended and had folders: any folder missing now was lost."""
         running = (trial for trial in self.trials if outcome(trial) == TrialState.RUNNING)
         return [trial.number for trial in running if _PLACED in trial.user_attrs]
 
     def report(self, number: int, step: int, score: float) -> bool:
-        """An intermediate score, by round; the first for a round counts. Returns whether it stops the trial early, which has
-        ended then. Not kept for two objectives."""
+        """Records an intermediate score, by round; the first for a round counts. Returns whether it stops the trial early,
+        which then has ended. Not kept for two objectives."""
         if len(self._study.directions) > 1:
             return False
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a trial that was killed tells a round again
+            warnings.simplefilter("ignore", UserWarning)  # a trial that was killed reports a round again
             self._asked[number].report(score, step)
         search, trials = self._sweep.search, self.trials
         known = [trials[elder] for elder in self._known(self._order.index(number))]
@@ -200,25 +200,25 @@ class Study:
         return True
 
     def finish(self, number: int, *, score: float, epsilon: float) -> None:
-        """A trial was trained to its end."""
+        """Records that a trial was trained to its end."""
         values = [score] if len(self._study.directions) == 1 else [score, epsilon]
         self._end(number, TrialState.COMPLETE, values)
 
     def stop(self, number: int) -> None:
-        """A trial was stopped early: it is not complete, and its last score is not its value."""
+        """Records that a trial was stopped early: it is not complete, and its last score is not its value."""
         self._end(number, TrialState.PRUNED)
 
     def fail(self, number: int, reason: str) -> None:
-        """A trial diverged or crashed for good."""
+        """Records that a trial diverged or crashed permanently."""
         self._asked[number].set_user_attr(REASON, reason)
         self._end(number, TrialState.FAIL)
 
     def leave_open(self, number: int) -> None:
-        """What became of a trial is not known, and will not be soon: others do not wait for it."""
+        """Marks a trial whose outcome is not known, and will not be soon: others do not wait for it."""
         self._unknown.add(number)
 
     def close(self) -> None:
-        """Tells Optuna all there is to tell."""
+        """Tells Optuna every outcome that it has not been told."""
         self._tell(self.trials)
 
     def _end(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
@@ -232,7 +232,7 @@ class Study:
             self._tell([self.trials[number]])
 
     def _known(self, place: int) -> list[int]:
-        """The trials whose results decide on the trial at a place of the search."""
+        """Returns the trials whose results decide on the trial at a place of the search."""
         return self._order[: max(0, place - self._lag + 1)]
 
     def _tell(self, trials: Iterable[FrozenTrial]) -> None:
@@ -243,12 +243,12 @@ class Study:
 
 
 def outcome(trial: FrozenTrial) -> TrialState:
-    """What became of a trial, whether or not Optuna knows it yet."""
+    """Returns what became of a trial, whether or not Optuna knows it yet."""
     return TrialState[trial.user_attrs[_ENDED]["state"]] if _ENDED in trial.user_attrs else trial.state
 
 
 def seconds(trial: FrozenTrial) -> float | None:
-    """From a trial's first start to its end."""
+    """Returns the seconds from a trial's first start to its end."""
     ended = trial.user_attrs.get(_ENDED)
     return None if ended is None else float(ended["seconds"])
 
@@ -259,7 +259,7 @@ def refused(trial: FrozenTrial) -> bool:
 
 
 def _check(sweep: SweepConfig, study: optuna.Study) -> None:
-    """Raises: some exception for what Optuna takes from a journal as it is, and we would trip over."""
+    """Raises: some exception for what Optuna accepts from a journal as it is, and our code could not handle."""
     objectives = len(study.directions)
     number(1, whole=True)(study.user_attrs.get(_LAG, 1), _LAG)
     for trial in study.get_trials(deepcopy=False):
@@ -275,9 +275,9 @@ def _check(sweep: SweepConfig, study: optuna.Study) -> None:
 
 
 def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
-    """For one trial: what an earlier one left in a sampler, such as where its random numbers stand, is lost in a kill.
+    """Makes a sampler for one trial: what an earlier trial left in a sampler, such as its random state, is lost in a kill.
 
-    So is what an earlier setting of the same trial left, if the kill comes between the two: each has its own, too.
+    So is what an earlier setting of the same trial left, if the kill comes between the two: each setting has its own, too.
     """
     sampler = _seeded_sampler(sweep, trial_number)
 
@@ -308,7 +308,7 @@ _SAMPLERS: dict[str, Callable[[SweepConfig, int], BaseSampler]] = {
 
 
 class _Journal(JournalFileBackend):
-    """Never glues a line to one that a full disk left torn: a search goes on for a while after an error, as Tune does."""
+    """Never appends to a line that a full disk left torn: a search continues for a while after an error, as Tune does."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         _cut_torn(Path(self._file_path))
@@ -316,7 +316,7 @@ class _Journal(JournalFileBackend):
 
 
 def _mend(path: Path) -> None:
-    """Cuts off a last line that a kill left torn, and a dead process's lock."""
+    """Removes a last line that a kill left torn, and a dead process's lock."""
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink()
     if path.exists():

@@ -3,7 +3,7 @@
     answer = sweep(load_sweep_config("sweeps/quickstart.yaml"), Path("runs/quickstart"))
     answer["best"]["perplexity"], answer["best"]["epsilon_with_choice"]
 
-Everything can be killed: the study's journal and each trial's own ledger and checkpoints are the state, never Ray's.
+Everything can be killed: the state is in the study's journal and each trial's own ledger and checkpoints, never in Ray.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import CORPORA, copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
-_DELETE = "delete it: the search writes it anew"
+_DELETE = "delete it: the search will rewrite it"
 
 
 def sweep(
@@ -62,18 +62,18 @@ def sweep(
       config: the sweep.
       out: the sweep directory, which every node must see under this path, or a URL (``storage.mirror``); new unless
         ``resume``.
-      address: of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
-      resume: go on with the sweep in ``out``; no trial runs twice.
-      reporter: told what goes on.
+      address: address of a running Ray cluster; None uses ``RAY_ADDRESS`` or this machine.
+      resume: continue the sweep in ``out``; no trial runs twice.
+      reporter: receives progress.
 
-    Raises: InputError for what the user can mend; KeyboardInterrupt on Ctrl-C, after trials were stopped; OSError on a
-    full disk. After any of them ``resume`` goes on.
+    Raises: InputError for what the user can fix; KeyboardInterrupt on Ctrl-C, after trials were stopped; OSError on a
+    full disk. After any of them ``resume`` continues the sweep.
     """
     storage = open_storage(out)
     folder = SweepDir(storage.root, storage)
     with storage.exclusive():
         storage.clear()
-        with folder.driving() if folder.private.is_dir() else nullcontext():  # not beneath one who did not see our lock
+        with folder.driving() if folder.private.is_dir() else nullcontext():  # not under one who did not see our lock
             settle(folder.root, folder.names)
             if folder.config.exists():  # else it is not ours
                 for each in (folder.private, folder.tokens):
@@ -81,13 +81,13 @@ def sweep(
         restore(folder)
         _refuse(config, folder, resume)
         base = _searched_base(config)
-        if not folder.trial_base.exists():  # else it was checked, and the text need not be here any more
+        if not folder.trial_base.exists():  # else it was checked, and the text may no longer be here
             check_sweep(config, base, reporter)
         check_reachable(config)
         for caution in budget_cautions(config):
             reporter.say(f"caution: {caution}")
         make_folder(folder.root)
-        if config.search.rule == "repeat_and_select":  # all of it but the winner is private, the number of trials too
+        if config.search.rule == "repeat_and_select":  # all but the winner is private, even the number of trials
             folder.root.chmod(0o700)
         make_folder(folder.private, private=True)
         if not folder.config.exists():
@@ -98,8 +98,8 @@ def sweep(
             _refuse_second_winner(config, folder)
             _claim(config, folder)
             if not folder.terms.exists():
-                # takes a while: points are drawn, and each one's noise is solved
-                reporter.say("fixing how the choice is paid (a second or so for each point that is fixed beforehand)")
+                # takes a while: points are drawn, and each one's noise is solved for
+                reporter.say("fixing how the choice is paid for (about a second for each point fixed beforehand)")
             fix_terms(config, folder)
             keep_terms(folder)
             reporter.say(announced(config, folder))
@@ -127,18 +127,18 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     elif not folder.storage.is_copy and not _trained(folder):
         if not folder.mark.exists():  # a user's own file of that name
             raise InputError("--out", folder.address, _NO_SWEEP)
-        # else what failed to start may be mended and tried again
+        # else a failed start may be fixed and tried again
     elif not resume:
-        raise InputError("--out", folder.address, "holds a sweep already: add --resume, or name another folder")
+        raise InputError("--out", folder.address, "already holds a sweep: add --resume, or name another folder")
     elif not folder.storage.exists():
         raise InputError("--resume", folder.address, "has no private/: it is a copy for reading, name the sweep itself")
     elif load_sweep_config(folder.config).digest() != config.digest():
-        remedy = f"is of another sweep file: resume with {folder.config}, or name another folder"
+        remedy = f"is from another sweep file: resume with {folder.config}, or name another folder"
         raise InputError("--resume", folder.address, remedy)
 
 
 def _trained(folder: SweepDir) -> bool:
-    """Whether anything was ever trained here. What it cost stays spent, whichever parts of it are gone: any one tells."""
+    """Whether anything was ever trained here. Its cost stays spent, whichever parts of it are missing: any trace counts."""
     made = (folder.winner, folder.noiseless.parent, folder.tokens)
     if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
         return True
@@ -156,7 +156,7 @@ def _tells_of_trials(table: Path) -> bool:
 
 
 def _searched_base(config: SweepConfig) -> RunConfig:
-    """The base of the trials: under rule ``public`` another text than the winner's."""
+    """Returns the base of the trials: under rule ``public``, one with other text than the winner's."""
     if config.search.rule != "public":
         return config.base
     with within("search.public"):
@@ -168,9 +168,9 @@ def _searched_base(config: SweepConfig) -> RunConfig:
 
 
 def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
-    """Refuses more trials under rule ``public`` once the winner's training began: they might make another one the best.
+    """Refuses more trials under rule ``public`` once the winner's training started: they might make another one the best.
 
-    And any start where the winner was trained and its ledger is gone.
+    Also refuses any start where the winner was trained and its ledger is missing.
     """
     if config.search.rule != "public" or begun_winner(folder) is None:
         return
@@ -183,10 +183,10 @@ def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
 
 
 def _claim(config: SweepConfig, folder: SweepDir) -> None:
-    """Writes the sweep down; of another, which never trained anything, nothing is kept."""
-    for file in (folder.terms, folder.journal):  # they would be made anew, with results known
+    """Records the sweep; nothing is kept of another one, which never trained anything."""
+    for file in (folder.terms, folder.journal):  # they would be recreated, with results known
         if not file.exists() and _trained(folder):
-            remedy = "is gone, and trials have run under it: put the sweep's own back, or search in another folder"
+            remedy = "is missing, and trials have run under it: put the sweep's own back, or search in another folder"
             raise InputError(file.name, str(file), remedy)
     if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
         copies = (folder.private / "corpora", folder.private / "winner")
@@ -202,17 +202,17 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
 
 
 def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows) -> None:
-    """Refuses, before more is trained, a sweep of which the journal or trials are gone: their price would be left out."""
+    """Refuses, before more is trained, a sweep whose journal or trials are missing: their price would be left out."""
     known, last = len(study.trials), max(folder.started_runs().values(), default=-1)
     if last >= known:
-        remedy = f"knows {known} trials, and trials/ has number {last}: put the sweep's own, complete journal back"
+        remedy = f"knows {known} trials, but trials/ has number {last}: put the sweep's own, complete journal back"
         raise InputError("study.journal", str(folder.journal), remedy)
-    lost = [str(folder.trials)] if study.began and not folder.trials.exists() else []  # there before the first begins
+    lost = [str(folder.trials)] if study.began and not folder.trials.exists() else []  # made before the first starts
     charged = config.search.rule != "public"
     for number in study.placed if charged else ():
         lost += folder.lost(number, config.search.seeds_per_trial)
     if lost:
-        remedy = "is gone, and what was trained there is not: put it back, or search in another folder"
+        remedy = "is missing, but what was trained there still counts: put it back, or search in another folder"
         raise InputError("trials", lost[0], remedy)
     if charged:
         folder.storage.get(folder.table)
@@ -232,7 +232,7 @@ def _search(
     beside: Beside,
     reporter: Reporter,
 ) -> None:
-    """Runs the trials that are left. Raises: KeyboardInterrupt when interrupted; what ``StudySearcher.failure`` says."""
+    """Runs the trials that are left. Raises: KeyboardInterrupt when interrupted; ``StudySearcher.failure`` if it is set."""
     points = planned_points(config, folder)
     if points is not None:
         study.plan(points)
@@ -288,10 +288,10 @@ def _prepare_shared(config: SweepConfig, base: RunConfig, folder: SweepDir, besi
 
 
 def _check_text(config: SweepConfig, run: RunConfig) -> None:
-    """Whether the corpus has the categories of the space, and keeps what is declared of it: for all trials at once.
+    """Checks for all trials at once that the corpus has the categories of the space, and keeps what is declared of it.
 
-    A trial that was refused for it would tell of the private text, and nothing charges for that.
-    Raises: InputError, of which ``TextError``.
+    A trial that was refused for this would reveal something of the private text, and nothing charges for that.
+    Raises: InputError, including ``TextError``.
     """
     for categories in (run.corpus.categories, *config.choices("corpus.categories")):
         corpus = open_corpus(for_use(run).corpus.source.path, categories)
@@ -299,7 +299,7 @@ def _check_text(config: SweepConfig, run: RunConfig) -> None:
 
 
 def _check_words(private: Corpus, base: RunConfig) -> None:
-    """Compares text that only a vocabulary is made of with the private text, as ``check_warm_start`` does what pre-trains.
+    """Compares text used only for a vocabulary with the private text, as ``check_warm_start`` does pre-training text.
 
     Raises: TextError.
     """
@@ -313,8 +313,8 @@ def _check_words(private: Corpus, base: RunConfig) -> None:
 
 
 def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, folder: SweepDir) -> Corpus:
-    """The private text, opened. Under rule ``public``, where only the winner may read it, it is compared with what the
-    search reads; ``named`` is that as the user named it.
+    """Opens the private text. Under rule ``public``, where only the winner may read it, it is compared with what the
+    search reads; ``named`` is the latter as the user named it.
 
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
@@ -337,7 +337,7 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
 def _check_room(
     config: SweepConfig, folder: SweepDir, left: int, nodes: Sequence[Node], reporter: Reporter
 ) -> tuple[float, int]:
-    """The preflight; returns the GPUs of a worker, and how many trials run at once."""
+    """Runs the preflight; returns the GPUs of a worker, and how many trials run at once."""
     resources = config.resources
     gpus = gpus_of_worker(config, nodes, left)
     room = check_cluster(
@@ -360,9 +360,9 @@ def _check_room(
 def _on_change(
     study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, reporter: Reporter
 ) -> Callable[[], None]:
-    """What is done after every change: the table is written as trials end, and whoever watches is told.
+    """Returns what is called after every change: it writes the table as trials end, and reports the state.
 
-    At a URL the journal is safe there before a trial begins: the price counts the trials that it knows.
+    At a URL the journal is safe there before a trial starts: the price counts the trials that it knows.
     """
 
     def begin(number: int) -> None:

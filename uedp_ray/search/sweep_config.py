@@ -1,4 +1,4 @@
-"""What a sweep is: a base run, a space, a budget, a searcher and resources. Read from and written to YAML.
+"""The configuration of a sweep: a base run, a space, a budget, a searcher and resources. Read from and written to YAML.
 
     sweep = load_sweep_config("sweeps/quickstart.yaml", ["search.trials=8"])
     dump_sweep_config(sweep, "runs/quickstart/sweep.yaml")
@@ -43,7 +43,7 @@ _PRIVATE_WORDS = "noisy-threshold"
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig:
-    """What every trial may spend. What the choice among trials costs comes on top of it, and is reported."""
+    """What every trial may spend. The cost of the choice among trials comes on top of it, and is reported."""
 
     target_epsilon: float = 8.0
     delta: float = 1e-5
@@ -61,16 +61,16 @@ class BudgetConfig:
 
 
 _STOPPED = ("random", "grid", "tpe")
-"""Searchers that learn from trials that were stopped early, or from none."""
+"""Searchers that learn from trials that were stopped early, or from no trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How points of the space are chosen, and by which rule the choice of the best is paid."""
+    """How points of the space are chosen, and by which rule the choice of the best is paid for."""
 
     searcher: Searcher = "tpe"
     trials: int | None = None
-    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its own."""
+    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its points."""
     seeds_per_trial: int = 1
     """Runs of every point; they differ in initial parameters, samples and noise."""
     early_stopping: EarlyStopping = "none"
@@ -84,9 +84,9 @@ class SearchConfig:
     pool_size: int = 64
     """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
     public: Mapping[str, Any] = field(default_factory=dict)
-    """Rule ``public`` only: settings laid over the base while searching, such as public text as ``corpus.source``."""
+    """Rule ``public`` only: settings applied over the base while searching, such as public text as ``corpus.source``."""
     seed: int = 0
-    """Of the searcher. Samples and noise of the trials have their own, private keys."""
+    """The searcher's seed. Samples and noise of the trials have their own, private keys."""
 
     def __post_init__(self) -> None:
         check_choices(self, "search")
@@ -103,7 +103,7 @@ class SearchConfig:
             )
         if self.stops_early and self.seeds_per_trial > 1:
             raise InputError(
-                "search.early_stopping", self.early_stopping, "needs one seed a trial: use none, or 1 seed"
+                "search.early_stopping", self.early_stopping, "needs one seed per trial: use none, or 1 seed"
             )
         selection.check_rule(self.rule, searcher=self.searcher, early_stopping=self.stops_early)
         if bool(self.public) != (self.rule == "public"):
@@ -116,7 +116,7 @@ class SearchConfig:
 
     @property
     def rule(self) -> str:
-        """The rule by which the choice is paid."""
+        """The rule by which the choice is paid for."""
         if self.selection != "default":
             return self.selection
         return selection.default_rule(self.searcher, early_stopping=self.stops_early)
@@ -129,7 +129,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceConfig:
-    """What one trial takes. As many trials run at once as fit."""
+    """The resources of one trial. As many trials run at once as fit."""
 
     workers_per_trial: int = 1
     """1 trains inside the trial's own process; more form a Ray Train group."""
@@ -138,7 +138,7 @@ class ResourceConfig:
     """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
     trials of one worker share a GPU."""
     max_concurrent: int | None = None
-    """Trials at once, at most; none: as many as fit."""
+    """Most trials at once; none: as many as fit."""
 
     def __post_init__(self) -> None:
         for name in ("workers_per_trial", "cpus_per_worker"):
@@ -154,15 +154,15 @@ class ResourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceConfig:
-    """Lines to compare with. The public model is scored wherever there is one: that costs nothing."""
+    """Lines to compare with. The public model is scored if there is one: that costs nothing."""
 
     noiseless: Mapping[str, Any] | None = None
-    """Settings laid over the base for one run WITHOUT privacy on the same text; none: no such run."""
+    """Settings applied over the base for one run WITHOUT privacy on the same text; none: no such run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """A whole sweep. ``base`` carries the budget already: a trial is ``base`` with a point of ``space`` laid over it."""
+    """A whole sweep. ``base`` already contains the budget: a trial is ``base`` with a point of ``space`` applied over it."""
 
     base: RunConfig
     space: Mapping[str, Any]
@@ -189,7 +189,7 @@ class SweepConfig:
         self._check_vocabulary()
 
     def _check_vocabulary(self) -> None:
-        """Refuses a vocabulary from private text where its price cannot be fixed before the first trial."""
+        """Refuses a vocabulary from private text if its price cannot be fixed before the first trial."""
         if not self._private_words:
             return
         space, search = self.parsed_space, self.search
@@ -201,23 +201,23 @@ class SweepConfig:
         for key in ("vocabulary.kind", "vocabulary.threshold_delta"):
             if key in space and search.rule == "composition" and search.adaptive:
                 remedy = (
-                    "an adaptive search puts aside before its first trial what vocabularies from private text take of "
+                    "an adaptive search sets aside, before its first trial, what vocabularies from private text take of "
                     "delta: set it in base, or use grid or random with selection composition"
                 )
                 raise InputError(f"space.{key}", space[key].spec, remedy)
 
     @property
     def _private_words(self) -> bool:
-        """Whether a trial may make a vocabulary of the text that it is trained on."""
+        """Whether a trial may make a vocabulary from the text that it is trained on."""
         return _PRIVATE_WORDS in self._in_a_trial("vocabulary.kind", self.base.vocabulary.kind)
 
     def _in_a_trial(self, key: str, base: Any) -> list[Any]:
-        """What a setting of choices may be in a trial; ``base``: where it is not searched, or not at every point."""
+        """Returns what a choice setting may be in a trial: ``base`` too if it is not searched, or not at every point."""
         searched = self.parsed_space.get(key)
         return self.choices(key) if searched and not searched.when else [*self.choices(key), base]
 
     def choices(self, key: str) -> list[Any]:
-        """What the space tries of a setting of choices, as ``RunConfig`` takes it; nothing if it is not searched."""
+        """Returns the searched values of a choice setting, as ``RunConfig`` takes them; empty if it is not searched."""
         searched = self.parsed_space.get(key)
         return [] if searched is None else [setting(key, value) for value in searched.values]
 
@@ -275,8 +275,8 @@ class SweepConfig:
     def digest(self) -> str:
         """SHA-256 of what may not change on resume: all but name, resources, trackers, and sometimes the number of trials.
 
-        Whoever adds trials has seen results. Where that is not charged for, their number stays as it was; and where they
-        make vocabularies from private text, for which no more of delta was put aside.
+        Anyone who adds trials has seen results. Where that is not charged for, the number of trials stays as it was; so it
+        does where they make vocabularies from private text, for which no more of delta was set aside.
         """
         tree = to_dict(self)
         del tree["resources"], tree["trackers"], tree["base"]["name"]
@@ -302,7 +302,7 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
 
 
 def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
-    """The base's privacy section with the budget in it. Raises: InputError where the two contradict each other."""
+    """Returns the base's privacy section with the budget in it. Raises: InputError if the two contradict each other."""
     if not isinstance(privacy, dict):
         raise InputError("base.privacy", privacy, "expected a mapping of keys")
     privacy = renamed(PrivacyConfig, privacy, "base.privacy.")
@@ -314,7 +314,7 @@ def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:
     for name, value in stated.items():
         given = privacy.get(name)
         if given is not None and str(given) != str(value) and not _same_number(given, value):
-            raise InputError(f"base.privacy.{name}", given, "the sweep's budget says this: leave it out of the base")
+            raise InputError(f"base.privacy.{name}", given, "the sweep's budget sets this: leave it out of the base")
     return {**privacy, **stated}
 
 

@@ -1,13 +1,13 @@
-"""A sweep at a URL: what goes on from there, what must be there for trials, and what trials left there.
+"""A sweep at a URL: what it resumes from, what must be there for trials, and what trials left there.
 
-    restore(folder)                                      # config, terms, journal, as the start before left them
+    restore(folder)                                      # config, terms, journal, as the previous start left them
     base = prepared(base, folder, folder.private / "corpora")
     rows = GatheredRows(sweep, folder)
     rows.read(study.trials)                              # fetches the ledgers and results of trials that ended
 
-A trial that ended for the search may go on where a node was cut off. Its run is taken over before its ledger is read, so
-that the ledger holds everything it ever releases (``storage.mirror``). For a folder that every node sees, nothing of this
-does anything.
+A trial that ended for the search may continue on a node that was cut off. Its run is taken over before its ledger is read,
+so that the ledger holds everything it ever releases (``storage.mirror``). For a folder that every node sees, all of this
+does nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from uedp_ray.training.texts import prepare_corpora
 
 
 def restore(folder: SweepDir) -> None:
-    """What the search goes on from. The journal is there before the first trial starts, so its trials may have started.
+    """Fetches what the search resumes from. The journal is there before the first trial starts: its trials may have started.
 
-    Raises: InputError where nodes would keep their copies at another path than before: the trials' configs name it.
+    Raises: InputError if nodes would keep their copies at another path than before: the trials' configs name it.
     """
     folder.storage.get(folder.config, folder.trial_base, folder.pool, folder.terms)
     if folder.storage.is_copy and folder.trial_base.exists():
@@ -45,13 +45,13 @@ def restore(folder: SweepDir) -> None:
 
 
 def keep_terms(folder: SweepDir) -> None:
-    """The sweep and how its choice is paid; the terms last, since what they rest on is not made again."""
+    """Stores the sweep and how its choice is paid for; the terms last, since what they rest on is not made again."""
     folder.storage.put(*(path for path in (folder.config, folder.pool, folder.terms) if path.exists()))
     folder.storage.publish(folder.config, folder.terms)
 
 
 def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
-    """The config with its corpora prepared where every node gets at them. Raises: InputError as ``prepare_corpora``."""
+    """Returns the config with its corpora prepared where every node can read them. Raises: as ``prepare_corpora``."""
     fixed = bool(folder.started_runs())
     if fixed:  # by a start that may have been on another node
         folder.storage.get(*corpora_at(into))
@@ -71,7 +71,7 @@ def prepared(base: RunConfig, folder: SweepDir, into: Path) -> RunConfig:
 
 
 class GatheredRows(Rows):
-    """``Rows`` whose run directories are fetched, without models and what is private."""
+    """``Rows`` that fetches run directories first, without models and what is private."""
 
     def __init__(self, sweep: SweepConfig, folder: SweepDir):
         super().__init__(sweep, folder)

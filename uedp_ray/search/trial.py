@@ -1,8 +1,8 @@
-"""One trial, in a process of its own: a point becomes one run a seed, and a word on how it ended.
+"""One trial, in its own process: a point becomes one run per seed, and a report on how it ended.
 
     run_trial({"number": 7, "point": {"privacy.user_sampling_prob": 0.2}}, root="runs/s", report=print)
 
-A trial that was killed goes on from its checkpoints; what it released stays charged in its own ledger.
+A trial that was killed resumes from its checkpoints; what it released stays charged in its own ledger.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
 
 Report = Callable[[dict[str, Any]], None]
-"""Told ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; last, ``outcome`` and
-``reason`` too."""
+"""Receives ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; at the end,
+``outcome`` and ``reason`` too."""
 
 DONE, DISK = "done", "disk"
 FAILED = "failed"
-"""The point is to blame: it diverges, it needs more memory than there is, it asks for what cannot be."""
+"""The point is to blame: it diverges, needs more memory than there is, or asks for the impossible."""
 CRASHED = "crashed"
-"""Something else is: a mistake in the code, a file that is missing, a folder that is busy, too few open files."""
+"""Something else is to blame: a bug, a missing file, a busy folder, too many open files."""
 DEVICE = "device"
-"""The GPU is, and this process is of no more use: what CUDA lost, it does not get back."""
+"""The GPU is to blame, and this process is no longer usable: CUDA does not recover."""
 _SETTINGS = {section.name for section in dataclasses.fields(RunConfig)} - {"corpus"}
-"""Sections of a run file that say what a point asks for; of the text, which all points share, none does."""
+"""Sections of a run file whose errors are the point's fault; not that of the text, which all points share."""
 
 
 def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpus: float = 0.0) -> str:
-    """Trains every seed of a trial. Never raises for what a trial may suffer: the outcome is reported, and returned.
+    """Trains every seed of a trial. Never raises for a trial's failure: the outcome is reported, and returned.
 
-    ``gpus``: of each worker of a Ray Train group; a trial of one worker takes what Ray gave this process.
+    ``gpus``: GPUs of each worker of a Ray Train group; a trial of one worker takes what Ray gave this process.
     """
     storage = open_storage(root)
     folder = SweepDir(storage.root, storage)
@@ -76,12 +76,12 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
 
 
 def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
-    """The sweep with the base that its trials share."""
+    """Returns the sweep with the base that its trials share."""
     return dataclasses.replace(sweep, base=load_config(folder.trial_base))
 
 
 def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) -> RunConfig:
-    """The config starting from the public model of its shape, if there is public text to train it on."""
+    """Returns the config, starting from the public model of its shape if there is public text to train it on."""
     if not config.pretrain.text:
         return config
     model, storage = folder.pretrained(config), folder.storage
@@ -102,7 +102,7 @@ def _train(
 
     class Evaluations(Reporter):
         def evaluated(self, row: dict[str, Any]) -> None:
-            if row["round"] < config.training.num_rounds:  # nothing is stopped early that has run its course
+            if row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
                 report({"round": row["round"], "score": row[name], "epsilon": row[f"epsilon_{unit}"]})
 
     results = []

@@ -1,4 +1,4 @@
-"""The search on Ray Tune: which trial runs where, and which trackers are told."""
+"""The search on Ray Tune: which trial runs where, and which trackers it reports to."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.trial import DEVICE, run_trial
 
 _RETRIES = 3
-"""Times that a trial whose process died is started anew: it goes on from its checkpoint."""
+"""Restarts of a trial whose process died: it resumes from its checkpoint."""
 
 
 def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, at_once: int, gpus: float) -> None:
     """Runs trials, whose workers have ``gpus`` GPUs each, until the searcher has no more.
 
-    Raises: what ``searcher.failure`` says; KeyboardInterrupt on Ctrl-C.
+    Raises: ``searcher.failure`` if there is one; KeyboardInterrupt on Ctrl-C.
     """
     import ray
     from ray import tune
@@ -36,7 +36,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
     metric = config.metric.name
 
     def trainable(trial: dict[str, Any]) -> None:
-        for variable, value in variables.items():  # what $NAME stands for, where a node does not say it itself
+        for variable, value in variables.items():  # the driver's value of $NAME, where a node does not set it
             os.environ.setdefault(variable, value)
 
         def report(row: dict[str, Any]) -> None:
@@ -44,10 +44,10 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
             tune.report({metric if key == "score" else key: value for key, value in row.items()} | where)
 
         if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
-            threading.Event().wait()  # a device that is given back is given to the next trial: this one keeps it
+            threading.Event().wait()  # a device that is returned goes to the next trial: this one keeps it
 
-    # A Ray Train group takes its own resources. Its trial stays beside the driver, by a mark of that node: a node that dies
-    # takes workers along, which Ray Train replaces, and never the trial, whose group would go on holding its CPUs.
+    # A Ray Train group takes its own resources. Its trial is pinned to the driver's node by that node's resource: a node
+    # that dies takes workers with it, which Ray Train replaces, but never the trial, whose group would keep its CPUs.
     alone = resources.workers_per_trial == 1
     beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     taken = {"CPU": resources.cpus_per_worker, "GPU": gpus} if alone else beside
@@ -63,7 +63,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
         ),
         run_config=tune.RunConfig(
             stop=_Stopper(searcher),
-            name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume one that it knows
+            name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume a name that it knows
             storage_path=str(folder.tensorboard),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             callbacks=_trackers(config, folder),
@@ -72,7 +72,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
     )
     for name in ("ray.tune", "tensorboardX"):  # the latter warns of the infinite score of failed trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Tune prints banners even when told not to (the table says how trials ended), and leaves its handler of Ctrl-C behind.
+    # Tune prints banners even when told not to (the table says how trials ended), and leaves its Ctrl-C handler installed.
     with redirect_stdout(io.StringIO()), handlers_kept():
         try:
             tuner.fit()
@@ -87,7 +87,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
 
 
 class _Stopper(Stopper):
-    """Ends trials early, where the searcher says so, and those that hold a device when no other is left."""
+    """Ends trials early where the searcher says so, and those that hold a device once no other trial is left."""
 
     def __init__(self, searcher: StudySearcher):
         self._searcher = searcher
@@ -100,7 +100,7 @@ class _Stopper(Stopper):
 
 
 def _where() -> str:
-    """The node, and the GPUs that Ray gave this process."""
+    """Names the node, and the GPUs that Ray gave this process."""
     import ray
 
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU")
@@ -112,7 +112,7 @@ def _name(trial: Any) -> str:
 
 
 def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
-    """Callbacks of Ray beside TensorBoard's, which Tune always has."""
+    """Returns Ray's callbacks in addition to TensorBoard's, which Tune always has."""
     callbacks: list[Any] = []
     name = config.base.name
     if "mlflow" in config.trackers:
@@ -122,6 +122,6 @@ def _trackers(config: SweepConfig, folder: SweepDir) -> list[Any]:
     if "wandb" in config.trackers:
         from ray.air.integrations.wandb import WandbLoggerCallback
 
-        mode = os.environ.get("WANDB_MODE")  # the callback logs from a process of a node, which may not have it
+        mode = os.environ.get("WANDB_MODE")  # the callback logs from a process on a node where it may not be set
         callbacks.append(WandbLoggerCallback(project=name, dir=str(folder.root), mode=mode))
     return callbacks

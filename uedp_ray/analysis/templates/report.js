@@ -35,7 +35,7 @@ for (const section of document.querySelectorAll("section.landscape")) {
       const number = value => value === "inf" ? Infinity : Number(value);
       const compare = head.classList.contains("number")
         ? (a, b) => number(a) - number(b) || 0 : (a, b) => a.localeCompare(b, undefined, { numeric: true });
-      // What is absent comes last either way.
+      // Missing values come last either way.
       const sorted = rows.toSorted((a, b) => !key(a) - !key(b) || sign * compare(key(a), key(b)));
       body.append(...sorted);
     });
