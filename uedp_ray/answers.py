@@ -16,7 +16,7 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
-from uedp_ray.privacy.cautions import cautions
+from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -72,7 +72,9 @@ def parameter_epsilon(
         claims = {"nothing": why, "kind": kind, "note": _parameters(mechanism, rounds)}
         answer = _answer(mechanism, value, delta, unit, accountant, **claims)
         if mechanism.max_users is not None:
-            answer["cautions"] = cautions(mechanism, delta=delta, num_users=mechanism.max_users)
+            answer["cautions"] += cautions(mechanism, delta=delta, num_users=mechanism.max_users)
+        if mechanism.max_holders == 0 and unit != "user" and kind != "extended":
+            answer["cautions"].append("max_holders = 0 says that nobody holds an entity, so the figure protects none")
     return answer | {"rounds": rounds, "kind": kind}
 
 
@@ -106,12 +108,12 @@ def _of_ledger(
     least: float = 0.0,
     by: str = "",
     chosen: bool,
+    settled: bool = False,
     note: str = "",
 ) -> dict[str, Any]:
     """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger.
 
-    ``by``: what ``least`` was computed by. ``chosen``: whether that leaves out a choice of the run among others. ``note``: a
-    further sentence.
+    ``by``: what ``least`` was computed by. ``chosen``, ``settled``, ``note``: as in ``statement.state``.
     """
     charged = charges(events)
     whole = to_planned_end(charged)
@@ -125,7 +127,7 @@ def _of_ledger(
     mechanism = whole.rounds[-1][0] if whole.rounds else None
     declared = events[0]["header"].get("bounds") == "declared"
     claims: dict[str, Any] = {"private": charged.private, "declared": declared, "nothing": nothing, "kind": kind}
-    claims |= {"chosen": chosen, "note": note}
+    claims |= {"chosen": chosen, "settled": settled, "note": note}
     if not nothing and whole.num_rounds > charged.num_rounds:
         claims["note"] += (
             f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
@@ -166,7 +168,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     settled = rule == "composition" and "odometer" in terms
     by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled)
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
-    answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, note=note)
+    answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
         which = covered.removeprefix(f"{unit}; ")
         answer |= {"unit": covered, "text": f"{answer['text']} {which[:1].upper()}{which[1:]}."}
@@ -230,4 +232,5 @@ def _answer(
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"unit": unit, "accountant": accountant, "declared": False} | claims
     stated = state(mechanism, epsilon=value, delta=delta, **settings)
-    return dataclasses.asdict(stated)
+    weak = [] if accountant == "published" else weakness(value)
+    return dataclasses.asdict(stated) | {"cautions": weak}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from uedp_ray.jsontext import plain, to_json
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
 from uedp_ray.tasks.metric import metric_in
@@ -293,6 +295,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         paid_for = narrowed(unit, answer["selection"].get("categories"))
         lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
         lines.append(f"ε of its run alone: {alone}")
+        lines += [f"Caution: {caution}." for caution in weakness(best["epsilon_with_choice"] or math.inf)]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
     if best is not None:

@@ -32,6 +32,7 @@ from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions as privacy_cautions
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
@@ -345,12 +346,15 @@ def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64
     return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
-def cautions(config: RunConfig) -> list[str]:
-    """What to tell of a run's settings before it reads any text; see ``privacy.cautions``."""
+def cautions(config: RunConfig, epsilon: float | None = None) -> list[str]:
+    """Cautions about a run's settings, before it reads any text (``privacy.cautions``); ``epsilon``: its own, once known."""
     users, mechanism = config.corpus.declared_num_users, Plan.of(config).mechanism
-    if users is None or mechanism is None or config.privacy.noise != "calibrated":
+    if mechanism is None or config.privacy.noise != "calibrated":
         return []
-    return privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
+    found = weakness((config.privacy.target_epsilon or 0.0) if epsilon is None else epsilon)
+    if users is not None:
+        found += privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
+    return found
 
 
 def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:

@@ -525,6 +525,9 @@ def test_statement():
         assert word in sound.text
     assert not state(BASE, epsilon=math.inf, **call).guarantee
     assert not state(BASE, epsilon=2.0, **call, private=False).guarantee
+    settled = state(BASE, epsilon=2.0, **call, settled=True, note=" So it is read.")
+    assert not settled.guarantee
+    assert "(settled by results, to be read as said below)" in settled.text
     published = state(BASE, epsilon=0.5, delta=1e-5, unit="user", accountant="published", declared=True)
     assert not published.guarantee
     assert "not a guarantee" in published.text

@@ -14,7 +14,7 @@ from uedp_ray.answers import parameter_epsilon
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
-from uedp_ray.privacy.cautions import cautions
+from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
@@ -117,6 +117,26 @@ def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
     assert len(cautions(change(small, user_sampling_prob=0.0), delta=1.0, num_users=1000)) == 2
     told = parameter_epsilon(change(small, max_users=1000), rounds=5, delta=1e-3)["cautions"]
     assert told == [delta]
+
+
+def test_an_epsilon_that_promises_little_is_cautioned():
+    assert weakness(10.0) == weakness(0.0) == weakness(math.inf) == []
+    assert "odds of a guess about the protected unit by a factor of 59,874" in weakness(math.nextafter(11.0, 10.0))[0]
+    assert "epsilon = 27.442 is above 10" in weakness(27.4413)[0]
+    assert weakness(27.4413)[0].endswith("a factor of 10^11.9")
+    assert weakness(1e300)
+    weak, strong = (change(noise_multiplier=z) for z in (0.3, 30.0))
+    assert parameter_epsilon(strong, rounds=5, delta=1e-5)["cautions"] == []
+    assert "weak guarantee" in parameter_epsilon(weak, rounds=500, delta=1e-5)["cautions"][0]
+    figure = {"rounds": 5, "delta": 1e-5, "accountant": "published"}
+    assert parameter_epsilon(change(noise_multiplier=1e-3), **figure)["cautions"] == []
+
+
+def test_a_figure_without_entities_says_that_it_protects_none():
+    mechanism = change(max_holders=0, noise_multiplier=5.0)
+    assert "protects none" in parameter_epsilon(mechanism, rounds=5, delta=1e-5)["cautions"][0]
+    for less in ({"unit": "user"}, {"kind": "extended"}):
+        assert parameter_epsilon(mechanism, rounds=5, delta=1e-5, **less)["cautions"] == []
 
 
 @pytest.mark.parametrize(

@@ -128,10 +128,11 @@ def test_of_an_export_the_total_alone_is_a_guarantee_where_a_choice_was_charged(
     chosen = done.rule != "public"
     rows = table((handed_on[0] / "privacy.md").read_text())
     cells = [row[3] for row in rows.values()][1:]
-    assert cells[0].startswith("yes")
+    settled = export_epsilon(handed_on[0])["settled_by_results"]
+    assert cells[0] == ("as explained below" if settled else "yes")
     assert cells[1:] == ["of one run, not of its choice" if chosen else "yes"] * 3
     assert ledger_epsilon(handed_on[0] / "ledger.jsonl", delta=1e-4)["guarantee"] is not chosen
-    assert export_epsilon(handed_on[0])["guarantee"] is True
+    assert export_epsilon(handed_on[0])["guarantee"] is not settled
     out = shutil.copytree(handed_on[0], tmp_path / "copy")
     terms = json.loads((out / "selection.json").read_text())
     (out / "selection.json").write_text(json.dumps(terms | {"rule": "none"}))
@@ -148,8 +149,18 @@ def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on
     told = (folder / "privacy.md").read_text(), done.answer["selection"]["text"], answer["text"], str(summary(sweep_))
     for text in told:
         assert (SETTLED_BY_RESULTS in text) == adaptive
-    assert ("| yes, read as explained below |" in told[0]) == adaptive
+    assert ("| as explained below |" in told[0]) == adaptive
+    assert answer["guarantee"] is not adaptive, "whoever reads the field alone reads an (epsilon, delta) of the search"
+    assert ("an upper bound" in answer["text"]) is not adaptive
     assert ("results settled this figure" in (folder / "README.md").read_text()) == adaptive
+
+
+def test_a_total_that_promises_little_is_cautioned_wherever_it_stands(done, handed_on, capsys):
+    answer = export_epsilon(handed_on[0])
+    print_sweep(done.answer)
+    for text in (*((handed_on[0] / name).read_text() for name in ("privacy.md", "README.md")), capsys.readouterr().out):
+        assert ("a weak guarantee" in text) == (answer["epsilon"] > 10)
+    assert len(answer["cautions"]) == (answer["epsilon"] > 10)
 
 
 def test_lines_about_the_run_do_not_stand_for_the_total(done, handed_on):

@@ -167,7 +167,7 @@ def test_the_example_of_the_card_runs_also_where_the_text_fills_the_model(export
             assert printed
     text = (out / "README.md").read_text()
     assert "Sentences begin and end with `</s>`; " in text
-    assert "reads 12 tokens at most" in text
+    assert "reads at most 12 tokens" in text
 
 
 def test_the_example_of_a_network_of_our_own(corpora, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""What is legal and yet no use: a delta that protects nobody, noise under which nothing can be learnt.
+"""What is legal and yet no use: an epsilon or a delta that protects nobody, noise under which nothing can be learnt.
 
     cautions(mechanism, delta=1e-5, num_users=1000)     # [] or sentences that name the remedy
 
@@ -7,7 +7,23 @@ Inputs are public.
 
 from __future__ import annotations
 
+import math
+
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+
+LARGE_EPSILON = 10.0
+"""Above it a guarantee is weak to none (Ponomareva et al., arXiv 2303.00654, section 5.2)."""
+
+
+def weakness(epsilon: float) -> list[str]:
+    """Says what an epsilon above ``LARGE_EPSILON`` allows; empty for a smaller one, and for infinity."""
+    if not LARGE_EPSILON < epsilon < math.inf:
+        return []
+    factor = f"{math.exp(epsilon):,.0f}" if epsilon < 14 else f"10^{epsilon / math.log(10):.1f}"
+    return [
+        f"epsilon = {math.ceil(epsilon * 1000) / 1000:g} is above {LARGE_EPSILON:g}: a weak guarantee, which allows what is "
+        f"published to raise the odds of a guess about the protected unit by a factor of {factor}"
+    ]
 
 
 def cautions(mechanism: RoundMechanism, *, delta: float, num_users: int) -> list[str]:

@@ -101,6 +101,7 @@ def state(
     note: str = "",
     kind: str = "both",
     chosen: bool = False,
+    settled: bool = False,
 ) -> Statement:
     """The statement of ``epsilon``.
 
@@ -109,18 +110,20 @@ def state(
     published claims nothing: ``unit`` says which its figure was printed for. ``nothing``: why there is no guarantee.
     ``note``: a further sentence. ``kind``: of entities, where it is one (``dominating.kinds``): that is a part of the unit,
     and no guarantee of it. ``chosen``: whether the run is one of several, whose choice ``epsilon`` leaves out: no guarantee
-    of the model then.
+    of the model then. ``settled``: whether results settled ``epsilon`` (``odometer.SETTLED_BY_RESULTS``): it bounds what
+    ``note`` says, and is no (epsilon, delta) of the search whatever its outcome.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     part = _PARTS.get(kind, "") if accountant != "published" and unit != "user" else ""
-    guarantee = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
+    bounded = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
+    guarantee = bounded and not settled
     rule = "none" if mechanism is None else mechanism.selection_rule
     if accountant == "published":
         claim = "as published, not a guarantee"
     elif not private:
         claim = "not private: noise by a test seed, or as published"
-    elif guarantee:
-        claim = "an upper bound"
+    elif bounded:
+        claim = "settled by results, to be read as said below" if settled else "an upper bound"
     else:
         less = [f"of {part} alone"] * bool(part) + [OF_ONE_RUN] * chosen
         claim = nothing or ": ".join([", ".join(less), "no guarantee"] if less else ["no guarantee"])

@@ -95,7 +95,7 @@ def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes")
 
 
 def _claim(total: Total) -> str:
-    return "yes, read as explained below" if total.settled_by_results else "yes"
+    return "as explained below" if total.settled_by_results else "yes"
 
 
 def _course(rounds: int, planned: int) -> str:
@@ -165,7 +165,8 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
-    lines += [line for caution in cautions(config) for line in (f"**Caution: {caution}.**", "")]
+    stated = total.epsilon if total else spent.get(privacy.unit, 0.0)
+    lines += [line for caution in cautions(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]
     alone = "this run alone: " if total or part_of(events) else ""
