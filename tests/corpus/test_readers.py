@@ -95,6 +95,12 @@ def test_files_that_are_not_utf8_and_paths_that_are_not_there(tmp_path: Path) ->
         read_file(tmp_path / "absent", "text")
 
 
+def test_a_field_of_ag_news_may_be_as_long_as_any_row(tmp_path):
+    """The limit of Python's module is 131,072 characters."""
+    [sentence, *_] = read_file(write_file(tmp_path, f'"1","","{"word " * 40_000}"'), "ag-news")
+    assert sentence.text.startswith("word word")
+
+
 @pytest.mark.parametrize("format_", ["jsonl", "conll", "ag-news", "speeches", "text"])
 def test_hostile_lines_are_refused_in_one_line(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "file"

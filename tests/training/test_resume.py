@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,6 +29,7 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.training.host import train
 
 
@@ -174,6 +179,27 @@ def test_a_vocabulary_that_was_kept_and_not_charged_is_drawn_anew(killed_amid_it
     train(config, out, workers=0, resume=True)
     assert not (out / "private" / "vocabulary" / "no-words").exists()
     assert len(events(out, "vocabulary")) == 1
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_vocabulary_drawn_in_the_place_of_a_lost_one_is_not_released_on_its_charge(killed_amid_its_words, released):
+    """One was charged, and lost; another was drawn and, as the disk was full, not charged: two releases on one event."""
+    config, out = killed_amid_its_words
+    if released:
+        train(config, out, workers=0, resume=True)
+        for name in ("vocabulary", "model", "checkpoint"):
+            shutil.rmtree(out / name)
+        for name in ("result.json", "private/setup.json", "rounds.parquet"):
+            (out / name).unlink()
+    shutil.rmtree(out / "private" / "vocabulary")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(Ledger, "append", side_effect=full), pytest.raises(OSError, match="No space"):
+        train(config, out, workers=0, resume=True)
+    assert (out / "private" / "vocabulary").exists()
+    assert len(events(out, "vocabulary")) == 1
+    with suppress(InputError):  # where nothing is left of the budget
+        train(config, out, workers=0, resume=True)
+    assert len(events(out, "vocabulary")) == 2
 
 
 def test_a_vocabulary_charged_twice_is_paid_for_in_rounds(killed_amid_its_words):
@@ -351,6 +377,52 @@ def test_what_was_left_beside_a_result_goes_on_the_next_start(private_run, corpo
     train(run_config(corpora), run, workers=0, resume=True)
     assert not (run / "private" / "ray").exists()
     assert not (run / "progress.json").exists()
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_model_that_was_paid_for_is_not_trained_over(private_run, corpora, tmp_path, file):
+    """Without a checkpoint training starts over; of a finished run with nothing, which took the place of the model."""
+    run = shutil.copytree(private_run.out, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    (run / "result.json").unlink()
+    kept = shutil.move(run / "checkpoint", tmp_path / "checkpoint")
+    if file:
+        (run / "checkpoint").touch()
+        with pytest.raises(InputError, match=r"checkpoint = .* is no"):
+            train(run_config(corpora), run, workers=0, resume=True)
+        (run / "checkpoint").unlink()
+    with pytest.raises(
+        InputError, match=r"checkpoint = .* is missing, and training from scratch would replace the model"
+    ):
+        train(run_config(corpora), run, workers=0, resume=True)
+    assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
+    shutil.move(kept, run / "checkpoint")
+    train(run_config(corpora), run, workers=0, resume=True)
+    assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
+
+
+def test_tokens_are_written_where_the_run_keeps_them_whatever_its_setup_says(corpora, tmp_path):
+    """A folder anywhere was made the owner's alone, and tokens of the private text were put into it."""
+    config, out, victim = run_config(corpora), tmp_path / "run", tmp_path / "victim"
+    crash(config, out, charges=3)
+    victim.mkdir(mode=0o755)
+    setup = json.loads((out / "private" / "setup.json").read_text())
+    (out / "private" / "setup.json").write_text(json.dumps(setup | {"tokens": str(victim)}))
+    train(config, out, workers=0, resume=True)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "private/config.yaml"])
+def test_what_is_missing_is_named_with_a_remedy_or_made_again(corpora, tmp_path, name):
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=3)
+    kept = shutil.move(out / name, tmp_path / "kept")
+    if name == "vocabulary":
+        with pytest.raises(InputError, match=r"vocabulary = .* is missing: put the run's own back"):
+            train(config, out, workers=0, resume=True)
+        shutil.move(kept, out / name)
+    assert train(config, out, workers=0, resume=True)["private"]
 
 
 def test_a_finished_run_without_its_weights_says_how_to_have_them_again(private_run, corpora, tmp_path):

@@ -74,6 +74,8 @@ class RunDriver:
         self.rows = [row for row in self.rows if row["round"] <= self.state.next_round]
         self._first = self.state.next_round
         self._left = self._affordable()
+        if position is None and self._charged.num_rounds:
+            self._keep_model()
         if position is None and self._charged.num_rounds >= self._training.checkpoint_every:
             self.reporter.say(
                 f"caution: {self._charged.num_rounds} rounds were charged, and checkpoint/ is missing: training starts "
@@ -81,6 +83,15 @@ class RunDriver:
             )
         if position is not None and self._diverged():
             self._refuse_divergence()
+
+    def _keep_model(self) -> None:
+        """Raises: InputError if there is a model, which was paid for and which a start from scratch would replace."""
+        self.run.storage.get(self.run.model)
+        if self.run.model.exists():
+            remedy = "is missing, and training from scratch would replace the model that was paid for"
+            raise InputError(
+                "checkpoint", str(self.run.checkpoint), f"{remedy}: put the checkpoint back, or train in another folder"
+            )
 
     def _known_rows(self) -> list[dict[str, Any]]:
         """The rows of ``rounds.parquet``; none if it cannot be read."""

@@ -317,7 +317,7 @@ class RunDir:
         self.storage.get(
             self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
         )
-        if self.setup.exists():  # corpora and a public model may be those of the sweep
+        if self.setup.exists() and self.used.exists():  # corpora and a public model may be those of the sweep
             setup, start = self.load_setup(), load_config(self.used).model.warm_start
             shared = [self.root / setup[name] for name in ("corpus", "evaluation") if setup[name]]
             shared += [Path(start).parent] if start else []

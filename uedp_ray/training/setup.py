@@ -8,6 +8,7 @@ Each step is skipped if its outcome exists, so that a run killed during its setu
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import shutil
 from contextlib import nullcontext
@@ -32,6 +33,7 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import (
+    check_regular,
     checksum,
     make_folder,
     replacing,
@@ -185,6 +187,10 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
         check_warm_start(corpus, asked.used.model.warm_start)
     if setup["evaluation"] is not None:
         unchanged(run, setup, "evaluation")
+    tokens = _within(run, (asked.tokens or run.tokens).resolve())
+    if setup["tokens"] != tokens:  # the sweep was moved, or somebody edited it: it is made ours, and written to
+        write_json(run.setup, setup | {"tokens": tokens}, private=True)
+        run.storage.put(run.setup)
 
 
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
@@ -324,23 +330,34 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
 
 def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
     """Makes ``run.vocabulary`` from the private text. It is drawn and kept in ``private/`` before it is charged, so that a
-    start after a kill releases what was charged, and does not charge again."""
-    charged = any(event["kind"] == "vocabulary" for event in ledger.events)
-    if not (charged and run.drawn.exists()):
+    start after a kill releases what was charged, and does not charge again. The event names the draw it pays for: a draw
+    that replaced a lost one, and was never charged, is not released on the event of the other."""
+    paid = {event.get("draw") for event in ledger.events if event["kind"] == "vocabulary"}
+    if _draw_of(run.drawn) not in paid:
+        draw = secrets.token_hex(8)
         vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
         with replacing(run.drawn, private=True, made=VOCABULARY) as new:
             vocabulary.save(new)
-            (new / TRAINED_HERE).touch()
+            (new / TRAINED_HERE).write_text(draw)
             if vocabulary.size <= len(SPECIAL):
                 (new / NO_WORDS).touch()
         run.storage.put(run.drawn)
-        event = ledger.append("vocabulary", **event)
+        event = ledger.append("vocabulary", **event, draw=draw)
         run.storage.append(run.ledger)
         run.know(event["seq"] + 1)
     with replacing(run.vocabulary, made=VOCABULARY) as new:
         new.mkdir()
         for file in run.drawn.iterdir():
             shutil.copyfile(file, new / file.name)  # without its mode
+
+
+def _draw_of(folder: Path) -> str:
+    """What names the draw of a vocabulary of private text; empty if there is none."""
+    mark = folder / TRAINED_HERE
+    if not os.path.lexists(mark):
+        return ""
+    check_regular(mark, "restore the run's own", most=64)
+    return mark.read_text(errors="replace")
 
 
 def _within(run: RunDir, path: Path) -> str:
