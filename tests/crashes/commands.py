@@ -131,7 +131,8 @@ class TrainPrivate(Train):
 
     def tree(self) -> dict[str, Any]:
         noisy = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 1e-5, "public_text": []}
-        return run_tree(**PRIVATE, vocabulary=noisy)
+        transform = {"kind": "fragments", "words": 6, "share": 0.9}
+        return run_tree(**PRIVATE, vocabulary=noisy, corpus={"transform": transform})
 
     def check_end(self) -> None:
         super().check_end()
