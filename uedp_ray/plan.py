@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, vocabulary_fields
 from uedp_ray.config import RunConfig
+from uedp_ray.corpus.bounds import IncidenceGraph
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.cautions import weakness
@@ -45,19 +46,6 @@ _MOST_USERS = 1 << 31
 """Where no number of users is declared; sentence and user numbers would not fit anyway."""
 _MOST_MARGIN = 0.1
 """Of a sentence's clip, for rounding."""
-
-
-class Incidence(Protocol):
-    """Who holds what: U users, N sentences, E entities. ``corpus.store.Corpus`` is one."""
-
-    @property
-    def user_offsets(self) -> NDArray[np.int64]: ...  # (U + 1,): user u owns sentences [u] to [u + 1]
-    @property
-    def entity_offsets(self) -> NDArray[np.int64]: ...  # (N + 1,)
-    @property
-    def entity_ids(self) -> NDArray[np.int32]: ...  # sentence x holds entity_ids[entity_offsets[x] : ...[x + 1]]
-    @property
-    def num_entities(self) -> int: ...
 
 
 class UserSelection(NamedTuple):
@@ -91,7 +79,7 @@ class Plan:
     """None where no noise is added: nothing can be claimed."""
 
     @classmethod
-    def of(cls, config: RunConfig, corpus: Incidence | None = None) -> Plan:
+    def of(cls, config: RunConfig, corpus: IncidenceGraph | None = None) -> Plan:
         """Makes the plan; solves the noise multiplier where a target epsilon is given.
 
         Args:
@@ -128,7 +116,7 @@ class Plan:
         privacy = self.config.privacy
         return privacy.noise == "calibrated" and privacy.test_noise_seed is None
 
-    def weights(self, incidence: Incidence) -> Weights | None:
+    def weights(self, incidence: IncidenceGraph) -> Weights | None:
         """The published weights and normaliser; None in the calibrated mode, which uses public numbers only."""
         privacy = self.config.privacy
         if privacy.normalizer == "public":
@@ -150,7 +138,7 @@ class Plan:
 
     def select(
         self,
-        incidence: Incidence,
+        incidence: IncidenceGraph,
         users: NDArray[np.int64],
         sampler: PoissonSampler,
         *,
@@ -338,7 +326,7 @@ class Plan:
         return self.grid.value(self.grid.coarsen(total)).div_(denominator)
 
 
-def _user_weights(config: RunConfig, incidence: Incidence) -> NDArray[np.float64]:
+def _user_weights(config: RunConfig, incidence: IncidenceGraph) -> NDArray[np.float64]:
     """(U,) w_u of Algorithm 1, line 3; 1 where the normaliser is public."""
     sentences = np.diff(incidence.user_offsets)
     if config.privacy.normalizer == "public":

@@ -15,7 +15,7 @@ from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.search.finalize import conclude
+from uedp_ray.search.finalize import finalize
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Rows
 from uedp_ray.search.selection_cost import fix_terms, planned_points
@@ -90,10 +90,10 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
         points = [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in rates]
     for number, point in enumerate(points):
         _train(config, folder, number, point, lambda row: None, 0.0)
-    return conclude_here(config, out, points)
+    return finalize_here(config, out, points)
 
 
-def conclude_here(
+def finalize_here(
     config: SweepConfig, out: Path, points: list[dict[str, Any]], failed: Collection[int] = ()
 ) -> dict[str, Any]:
     """The end of a sweep that tried these points."""
@@ -103,7 +103,7 @@ def conclude_here(
         ended = {"state": TrialState.FAIL} if number in failed else {"value": 1.0}
         trials.append(create_trial(params=point, distributions=_distributions(config, point), **ended))
         trials[-1].number = number
-    return conclude(config, folder, Rows(config, folder).read(trials), Here(), SILENT)
+    return finalize(config, folder, Rows(config, folder).read(trials), Here(), SILENT)
 
 
 def _distributions(config: SweepConfig, point: dict[str, Any]) -> dict[str, Any]:

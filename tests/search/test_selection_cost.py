@@ -21,7 +21,7 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import judge
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.selection_cost import announced, fix_terms, planned_points, price
+from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.storage.files import make_folder
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
@@ -69,7 +69,7 @@ def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(cor
     assert len(points) == (4 if searcher == "grid" else 3)
     said = announced(sweep, folder)
     write_ledgers(sweep, folder, points, rounds=2)
-    found = price(sweep, folder, rows(len(points)))
+    found = cost_of_selection(sweep, folder, rows(len(points)))
     configs = [judge(sweep, point).config for point in points]
     whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
     assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, unit="user-entity"))
@@ -95,16 +95,18 @@ def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(
     assert re.search(r"will cost about epsilon = \d+\.\d+ .* each run alone is at most 8$", announced(sweep, folder))
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
-    four = price(sweep, folder, rows(4))
+    four = cost_of_selection(sweep, folder, rows(4))
     together = epsilon_of_events(all_events(folder), delta=1e-4)
     assert together < four["epsilon"] < 1.6 * together, "never below what fixed runs would cost"
-    assert price(sweep, folder, rows(1))["epsilon"] < four["epsilon"]
+    assert cost_of_selection(sweep, folder, rows(1))["epsilon"] < four["epsilon"]
     assert "8 runs" in four["text"]
     assert "ended first" not in four["text"]
     terms = json.loads(folder.terms.read_text())
     del terms["order"]
     folder.terms.write_text(json.dumps(terms))
-    assert "which of them ended first, which may depend on the text" in price(sweep, folder, rows(4))["text"]
+    assert (
+        "which of them ended first, which may depend on the text" in cost_of_selection(sweep, folder, rows(4))["text"]
+    )
 
 
 def test_a_grid_with_early_stopping_keeps_its_points_and_is_charged_by_the_odometer(corpora, tmp_path, folder):
@@ -117,7 +119,7 @@ def test_a_grid_with_early_stopping_keeps_its_points_and_is_charged_by_the_odome
     assert [point["privacy.user_sampling_prob"] for point in points] == [0.2, 0.3, 0.4, 0.5]
     assert "will cost about epsilon" in announced(sweep, folder)
     write_ledgers(sweep, folder, points, rounds=2)
-    found = price(sweep, folder, rows(4))
+    found = cost_of_selection(sweep, folder, rows(4))
     assert found["accountant"] == "Renyi odometer over all ledgers"
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
     assert found["text"].startswith("All 4 runs together cost")
@@ -129,14 +131,14 @@ def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder)
     fix_terms(sweep, folder)
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
-    four = price(sweep, folder, rows(4))
+    four = cost_of_selection(sweep, folder, rows(4))
     shutil.rmtree(folder.runs(1, 1)[0])
     for state in ("done", "stopped"):
         with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is missing, but what it pays for still counts"):
-            price(sweep, folder, rows(4, sweep, point, state))
+            cost_of_selection(sweep, folder, rows(4, sweep, point, state))
     for state in ("failed", "running"):
-        assert price(sweep, folder, rows(4, sweep, point, state))["epsilon"] == four["epsilon"]
-    assert price(sweep, folder, rows(4, state="refused"))["epsilon"] < four["epsilon"]
+        assert cost_of_selection(sweep, folder, rows(4, sweep, point, state))["epsilon"] == four["epsilon"]
+    assert cost_of_selection(sweep, folder, rows(4, state="refused"))["epsilon"] < four["epsilon"]
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
@@ -149,7 +151,7 @@ def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_p
     assert {point["privacy.user_sampling_prob"] for point in pool["points"]} == {0.02, 0.05}
     assert all(point in pool["points"] for point in planned_points(sweep, folder))
     write_ledgers(sweep, folder, planned_points(sweep, folder))
-    found = price(sweep, folder, rows(len(pool["draws"])))
+    found = cost_of_selection(sweep, folder, rows(len(pool["draws"])))
     each = [library_epsilon(sweep, point, law) for point in pool["points"]]
     assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
     assert found["rule"] == "repeat_and_select"
@@ -179,7 +181,7 @@ def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp
     ledger = Ledger.open(folder.runs(0, 1)[0] / "ledger.jsonl")
     for event in [event for event in ledger.events if event["kind"] == "round"][:3]:
         ledger.append("round", round=event["round"], attempt=1, mechanism=event["mechanism"], private=True)
-    found = price(sweep, folder, rows(len(points)))
+    found = cost_of_selection(sweep, folder, rows(len(points)))
     assert found["rule"] == "composition"
     assert "Not by repeat_and_select" in found["text"]
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
@@ -211,7 +213,7 @@ def test_a_vocabulary_that_some_points_take_from_private_text_is_in_the_announce
     points = planned_points(sweep, folder)
     assert len(points) == 2
     write_ledgers(sweep, folder, points)
-    found = price(sweep, folder, rows(2))["epsilon"]
+    found = cost_of_selection(sweep, folder, rows(2))["epsilon"]
     assert found <= announced_epsilon(sweep, folder) < found + 0.001
     dearer = folder.runs(next(i for i, point in enumerate(points) if "noisy-threshold" in point.values()), 1)[0]
     assert any(event["kind"] == "vocabulary" for event in Ledger.open(dearer / "ledger.jsonl").events)
@@ -221,7 +223,7 @@ def test_an_adaptive_search_announces_vocabularies_from_private_text(corpora, tm
     sweep = with_vocabulary(corpora, tmp_path, "noisy-threshold", RATES, trials=3)
     fix_terms(sweep, folder)
     write_ledgers(sweep, folder, [{"training.server_learning_rate": 0.01}] * 3)
-    found = price(sweep, folder, rows(3))["epsilon"]
+    found = cost_of_selection(sweep, folder, rows(3))["epsilon"]
     assert found <= announced_epsilon(sweep, folder) < found + 0.001
     more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
     assert more.digest() != sweep.digest(), "no more of delta was put aside"
@@ -232,7 +234,7 @@ def test_an_adaptive_search_that_is_given_more_trials_announces_their_price(corp
     fix_terms(sweep, folder)
     more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
     write_ledgers(more, folder, [{"training.server_learning_rate": 0.01}] * 4)
-    found = price(more, folder, rows(4))["epsilon"]
+    found = cost_of_selection(more, folder, rows(4))["epsilon"]
     assert found <= announced_epsilon(more, folder) < found + 0.001
 
 

@@ -140,10 +140,10 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
 
         monkeypatch.setattr(search, name, called)
 
-    for name in ("fix_terms", "announced", "prepared", "_search", "conclude"):
+    for name in ("fix_terms", "announced", "prepared", "_search", "finalize"):
         before(name)
     assert command.call() == 0
-    assert met == ["fix_terms", "announced", "_search", "prepared", "conclude"]
+    assert met == ["fix_terms", "announced", "_search", "prepared", "finalize"]
 
 
 def test_nor_by_one_who_does_not_see_the_lock_beside_it(tmp_path, monkeypatch, capsys):

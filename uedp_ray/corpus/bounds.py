@@ -24,14 +24,20 @@ from uedp_ray.errors import TextError
 
 
 class IncidenceGraph(Protocol):
-    """The part of ``Corpus`` that bounds may look at: no text, no category."""
+    """Who holds what: the part of ``Corpus`` that bounds and plans may look at. No text, no category."""
 
     user_offsets: NDArray[np.int64]
+    """(U + 1,): user u owns sentences [u] to [u + 1]."""
     user_hash: NDArray[np.uint64]
     entity_offsets: NDArray[np.int64]
+    """(N + 1,)."""
     entity_ids: NDArray[np.int32]
+    """Sentence x holds entity_ids[entity_offsets[x] : entity_offsets[x + 1]]."""
     entity_hash: NDArray[np.uint64]
     sentence_words: NDArray[np.int32]
+
+    @property
+    def num_entities(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)

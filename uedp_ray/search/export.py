@@ -22,7 +22,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.layout import SweepDir, sweep_above
 from uedp_ray.search.results import Row, best, read_columns, read_rows
-from uedp_ray.search.selection_cost import PART, charged_runs, planned_charges_of, price
+from uedp_ray.search.selection_cost import PART, charged_runs, cost_of_selection, planned_charges_of
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.storage.files import read_json
 from uedp_ray.storage.open import folder_only, open_storage
@@ -120,7 +120,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
         raise InputError("RUN", str(run), remedy)
     else:
         run = folder.winner if rule == "public" else best_run
-    return export_best(config, folder, rows, price(config, folder, rows, reporter), run, out)
+    return export_best(config, folder, rows, cost_of_selection(config, folder, rows, reporter), run, out)
 
 
 def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:

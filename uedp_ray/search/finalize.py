@@ -24,7 +24,7 @@ from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
-from uedp_ray.search.selection_cost import RESTORE, price
+from uedp_ray.search.selection_cost import RESTORE, cost_of_selection
 from uedp_ray.search.space import Point, settings_of
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared
@@ -38,7 +38,7 @@ from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, settle_run, unused
 
 
-def conclude(
+def finalize(
     config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, reporter: Reporter
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns its content."""
@@ -49,7 +49,7 @@ def conclude(
                 with run.driving():
                     settle_run(run)  # a restart would do this, but there is none
     warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
-    selection = price(config, folder, rows, reporter)
+    selection = cost_of_selection(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
     write_table(rows, config, folder.table)
@@ -187,7 +187,7 @@ def _exported(
 
 
 def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> list[dict[str, Any]]:
-    known = _concluded(folder, config.metric)
+    known = _finalized(folder, config.metric)
     if known is not None:
         return known
     if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
@@ -217,7 +217,7 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     ]
 
 
-def _concluded(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:
+def _finalized(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:
     """Returns the references from an earlier end of this sweep: more trials do not change them."""
     try:
         known: list[dict[str, Any]] = read_json(folder.result, {"references": list_of(_reference(metric))}, "")[

@@ -1,7 +1,7 @@
 """What the choice costs: its terms are fixed before the first trial, its epsilon is computed from the trials' ledgers.
 
     fix_terms(sweep, folder)                    # writes selection.json, and points fixed beforehand to private/
-    price(sweep, folder, rows)                  # for all trials that were asked for: {"rule": …, "epsilon": …, …}
+    cost_of_selection(sweep, folder, rows)      # for all trials asked for: {"rule": …, "epsilon": …, …}
 
 The rules are those of ``privacy.selection``; adaptive searches are charged by ``privacy.odometer``. Proofs:
 docs/accounting.md. Inputs are public, except for the pool's draws.
@@ -123,7 +123,9 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
-def price(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], reporter: Reporter = SILENT) -> dict[str, Any]:
+def cost_of_selection(
+    sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], reporter: Reporter = SILENT
+) -> dict[str, Any]:
     """Returns what reporting the best trial costs, attempts and unfinished ones included; ``rows``: all that were asked for.
 
     Raises: InputError if a ledger is missing.

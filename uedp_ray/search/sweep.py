@@ -23,7 +23,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
 from uedp_ray.search.feasibility import budget_cautions, check_reachable
-from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, conclude, marked, pretrained
+from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, finalize, marked, pretrained
 from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
@@ -109,7 +109,7 @@ def sweep(
             with Beside(config, address) as beside:
                 _search(config, base, folder, study, rows, beside, reporter)
                 study.close()
-                return conclude(config, folder, rows.read(study.trials), beside, reporter)
+                return finalize(config, folder, rows.read(study.trials), beside, reporter)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
