@@ -70,7 +70,6 @@ BY_ITSELF = {
     **dict.fromkeys(("reporting", "training.host", "training.setup"), "runs/mine"),
 }
 """Folders that an example makes."""
-"""What an example makes."""
 THERE = {"privacy.ledger": "new", "search.study": "runs/s", "storage.files": "new"}
 """Empty folders."""
 ON_RAY = ("interrupts", "reporting", "search.preflight", "search.remote", "search.sweep", "training.host")
