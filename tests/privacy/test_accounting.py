@@ -20,7 +20,7 @@ from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.composition import pld
 from uedp_ray.privacy.dominating import HolderGroups
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
-from uedp_ray.privacy.statement import state
+from uedp_ray.privacy.statement import show_epsilon, state
 
 USERS_ONLY = {"max_holders": 0, "entity_clip": 0.0, "extended_clip": 0.0}
 CALL = {"rounds": 50, "delta": 1e-5}
@@ -514,6 +514,12 @@ def test_repeated_call_is_a_lookup():
         epsilon(BASE, **CALL)
     after = accounting._epsilon.cache_info()
     assert (after.hits - before.hits, after.misses) == (20, before.misses)
+
+
+def test_what_is_shown_is_never_less():
+    shown = [show_epsilon(value) for value in (2.0, 2.0001, 2.0009999, 0.0, 1e-9)]
+    assert shown == ["2.000", "2.001", "2.001", "0.000", "0.001"]
+    assert (show_epsilon(math.inf), show_epsilon(None, "∞")) == ("no guarantee", "∞")
 
 
 def test_statement():

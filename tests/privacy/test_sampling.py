@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.privacy.sampling import Kind, PoissonSampler
 
 KEY = bytes(range(32))
 FALSE_ALARM = 1e-6
@@ -40,11 +42,15 @@ def test_cohort_size_is_binomial_not_fixed():
 
 
 @pytest.mark.parametrize(
-    "other", [{"round_index": 1}, {"attempt": 1}, {"kind": "entity"}, {"kind": "extended"}, {"owner": 7}]
+    ("one", "other"),
+    [
+        *(({}, other) for other in ({"round_index": 1}, {"attempt": 1}, {"owner": 7})),
+        *(({"kind": one}, {"kind": other}) for one, other in itertools.combinations(get_args(Kind), 2)),
+    ],
 )
-def test_streams_are_independent(other):
+def test_streams_are_independent(one, other):
     n = 100_000
-    both = (draw(0.3, n) & draw(0.3, n, **other)).sum()
+    both = (draw(0.3, n, **one) & draw(0.3, n, **other)).sum()
     low, high = stats.binom.interval(1 - FALSE_ALARM, n, 0.09)
     assert low <= both <= high
 

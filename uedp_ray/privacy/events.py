@@ -225,6 +225,10 @@ def _plan(header: Mapping[str, Any]) -> PlannedRounds | None:
     releases = []
     if plan.get("vocabulary") is not None:
         releases.append(release_of({**mapping_of(plan, "vocabulary"), "kind": "vocabulary"}))
+    others = plan.get("releases", ())
+    if not isinstance(others, list | tuple):
+        raise InputError("plan.releases", others, "must be a list")
+    releases += map(release_of, others)
     return PlannedRounds(
         count_of(plan, "rounds"), RoundMechanism.from_dict(mapping_of(plan, "mechanism")), tuple(releases)
     )

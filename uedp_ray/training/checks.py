@@ -28,7 +28,7 @@ from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.training.optimizers import OPTIMIZERS
+from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 
@@ -48,6 +48,7 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
         if source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path):
             remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
+    kept_by(config.training)
     for note in ignored(config):
         reporter.say(f"note: {note}")
 
@@ -199,7 +200,9 @@ def ignored(config: RunConfig) -> Iterator[str]:
         unused.append(("model", model, ModelConfig(), lora, f"model.trainable is {model.trainable}"))
     if training.local_update != "local_sgd":
         local = ("local_learning_rate", "local_epochs", "local_batch_size")
-        unused.append(("training", training, TrainingConfig(), local, "training.local_update is gradient"))
+        unused.append(
+            ("training", training, TrainingConfig(), local, f"training.local_update is {training.local_update}")
+        )
     for name, optimizer in OPTIMIZERS.items():
         if name != training.server_optimizer:
             reason = f"training.server_optimizer is {training.server_optimizer}"

@@ -114,7 +114,8 @@ class RunDriver:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
-        if not charged.rounds and len(charged.releases) > 1:  # a crash came between charging and keeping one
+        foreseen = () if charged.plan is None else charged.plan.releases
+        if not charged.rounds and charged.releases != foreseen:  # as a crash between charging and keeping one leaves it
             affordable = self.plan.affordable(charged)
             if affordable < planned:
                 planned = affordable

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from uedp_ray.config import TrainingConfig
+from uedp_ray.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,23 @@ OPTIMIZERS: Mapping[str, ServerOptimizer] = {
 
 def kept_by(config: TrainingConfig) -> dict[str, int]:
     """The optimizer state of its one parameter, as in a checkpoint: names, with 1 for vectors as long as it and 0 for
-    single numbers. Found by making a step."""
+    single numbers. Found by making a step.
+
+    Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise.
+    """
     parameters = torch.zeros(2)
     parameters.grad = torch.zeros(2)
     optimizer = server_optimizer(parameters, config)
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.step()
+    after = optimizer.param_groups
+    state = {name: value for name, value in optimizer.state[parameters].items() if value is not None}
+    fits = all(torch.is_tensor(value) and value.shape in ((), parameters.shape) for value in state.values())
+    if not fits or groups != [
+        {name: group.get(name) for name in before} for before, group in zip(groups, after, strict=True)
+    ]:
+        remedy = "keeps what no checkpoint holds: its state must be tensors of no dimension or one value a parameter"
+        raise InputError("training.server_optimizer", config.server_optimizer, remedy)
     return {name: value.dim() for name, value in optimizer.state[parameters].items() if torch.is_tensor(value)}
 
 
