@@ -1,6 +1,6 @@
 """Full stops that end no sentence: in ordinals (``am 16. Juni``), initials (``J. Smith``, ``z. B.``) and abbreviations.
 
-The tables are our own: spaCy's are written for its tokenizer (the Danish one holds "man." and "do."), do not tell which
+The tables are our own: spaCy's are written for its tokenizer (the Danish one holds "man." and "do."), do not say which
 abbreviations may end a sentence, and take more than a second to import.
 """
 

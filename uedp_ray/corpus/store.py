@@ -64,7 +64,7 @@ class Corpus:
     Attributes:
       statistics: what ``prepare`` returned.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
-      transformed: whether it was made of another one (``transforms``): the places of mentions are not known then.
+      transformed: whether it was made from another one (``transforms``): the places of mentions are not known then.
       names_users: whether users have names that may be found in other sources; else they were numbered.
       digest: SHA-256 over the shards: it differs for another corpus, order or set of findings, not for other categories.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
@@ -163,7 +163,7 @@ class Corpus:
         Raises: InputError for a transformed corpus, whose sentences would come without the entities that they hold.
         """
         if self.transformed:
-            raise InputError("path", str(self.path), "is a transformed corpus: name the one that it was made of")
+            raise InputError("path", str(self.path), "is a transformed corpus: name the one that it was made from")
         columns = ["user", "text", "label", "tags", "entities"]
         kept = {*(self.categories or ()), LISTED}
 

@@ -25,7 +25,7 @@ _BATCH = 4096
 
 @dataclass(frozen=True)
 class TextSize:
-    """What a vocabulary makes of a text cut at ``max_length``. As private as the text."""
+    """The size of a text, as a vocabulary cuts it up to ``max_length``. As private as the text."""
 
     ends: int
     """Sentence ends that are predicted: of sentences with a token whose end is not cut off."""

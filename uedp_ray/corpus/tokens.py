@@ -45,7 +45,7 @@ _FILES, _CHECKSUMS = ("tokens.npy", "offsets.npy", "cut.npy"), "checksums.json"
 MADE = rf"(?:{'|'.join(map(re.escape, (*_FILES, _CHECKSUMS)))})"
 """A regular expression, as for ``find_other``, of what is in a folder of tokens."""
 STORES = beneath("[0-9a-f]{16}", MADE) + r"|\.[0-9a-f]{16}\.lock"
-"""Such an expression of what ``encode_corpus`` makes."""
+"""A regular expression of what ``encode_corpus`` makes."""
 _WAIT = 3600.0
 """Seconds to wait for another process that tokenises the same text: trials of a sweep start together."""
 

@@ -157,7 +157,7 @@ class Vocabulary:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model.
 
-        Raises: InputError if the tokenizer cannot read one, such as for want of a token for unknown words.
+        Raises: InputError if the tokenizer cannot read one, for example because it has no token for unknown words.
         """
         try:
             encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -32,7 +32,7 @@ class PlannedRounds(NamedTuple):
     rounds: int
     mechanism: RoundMechanism
     releases: tuple[Mechanism, ...] = ()
-    """Those that are not rounds."""
+    """Releases that are not rounds."""
 
 
 class Charges(NamedTuple):
@@ -41,7 +41,7 @@ class Charges(NamedTuple):
     rounds: tuple[tuple[RoundMechanism, int], ...]
     """(mechanism, count) in order; a round counts as often as it was noised."""
     releases: tuple[Mechanism, ...] = ()
-    """Those that are not rounds, in order."""
+    """Releases that are not rounds, in order."""
     private: bool = True
     """False if anything was released without protection."""
     plan: PlannedRounds | None = None

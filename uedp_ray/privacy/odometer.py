@@ -32,7 +32,7 @@ from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ORDERS = renyi.ORDERS[::3]
-"""With a mixture of them, all orders were seen to gain less than 2 %."""
+"""With a mixture of them, taking all orders was seen to gain less than 2 %."""
 SETTLED_BY_RESULTS = (
     "Results decided what was trained and when it stopped, and so they settled this figure too. It is read so: for any x "
     "named beforehand, epsilon = x holds for all that the search releases at a figure of x or less, and not for what it "

@@ -27,5 +27,5 @@ class Detector(Protocol):
 
 
 def modified(path: Path) -> int:
-    """When a file was last changed: what was loaded from it before is reloaded. 0 if there is none."""
+    """When a file was last changed: anything loaded from it before is then reloaded. 0 if there is no file."""
     return path.stat().st_mtime_ns if path.is_file() else 0
