@@ -176,7 +176,7 @@ MISTAKES = {
     "parameters beside a ledger": (mistake("epsilon --ledger x --rounds 9 --q-u 0.1 --delta 1e-6"),
                                    "--ledger = 'x': cannot be combined with --q-u, --rounds: "),
     "a unit beside an export": (mistake("epsilon --export x --unit user"), "--export = 'x': cannot be combined with --unit"),
-    "a unit for an accountant": (mistake(f"{EPSILON} --accountant user"), "--accountant = 'user': is a unit: give it as that"),
+    "a unit for an accountant": (mistake(f"{EPSILON} --accountant user"), "--accountant = 'user': is a unit: pass it as unit"),
     "no such accountant": (mistake(f"{EPSILON} --accountant gdp"), "--accountant = 'gdp': choose one of pld, renyi"),
     "no such unit": (mistake(f"{EPSILON} --unit record"), "--unit = 'record': choose one of user-entity, user, entity"),
     "the paper's figures to calibrate to": (

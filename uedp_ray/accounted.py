@@ -1,6 +1,6 @@
 """What a config is accounted as: the mechanism of its rounds, its vocabulary, the noise that meets a target.
 
-    planned_charges(config, noise_multiplier=2.0)       # of a run that is not broken off; no text is read
+    planned_charges(config, noise_multiplier=2.0)       # of a run that is not stopped early; no text is read
 
 Everything here follows from public settings alone.
 """
@@ -20,7 +20,7 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
 def extended_sampling_prob(config: RunConfig) -> float:
-    """q_s; the estimator f_E leaves sentences without a detected entity out."""
+    """q_s; the estimator f_E leaves out sentences without a detected entity."""
     if config.privacy.estimator == "f_e":
         return 0.0
     if config.privacy.estimator == "f_e_plus":
@@ -29,7 +29,7 @@ def extended_sampling_prob(config: RunConfig) -> float:
 
 
 def holder_bound_of(bounds: BoundsConfig) -> SurplusRule:
-    """What becomes of an entity's holders beyond K, as the accountant knows it; nobody has more where none is enforced."""
+    """What happens to an entity's holders beyond K, as the accountant knows it; if none is enforced, nobody has more."""
     if bounds.mode == "none" or bounds.mode == "declared":
         return "truncate"
     if bounds.mode != "enforced":
@@ -85,19 +85,19 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
 
 
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
-    """What a run with calibrated noise charges if it is not broken off. Public: no text is read."""
+    """What a run with calibrated noise charges if it is not stopped early. Public: no text is read."""
     words = vocabulary_fields(config)
     releases = () if words is None else (release_of({"kind": "vocabulary", **words}),)
     return Charges(((mechanism_of(config, noise_multiplier), config.training.num_rounds),), releases)
 
 
 def vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
-    """What a vocabulary of private text is charged for; None where there is none."""
+    """What a vocabulary of private text is charged for; None if there is none."""
     if config.vocabulary.kind != "noisy-threshold":
         return None
     return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
 
 
 def vocabulary_holders(config: RunConfig) -> int:
-    """K of a noisy-threshold vocabulary; 0 where only users are protected."""
+    """K of a noisy-threshold vocabulary; 0 if only users are protected."""
     return 0 if config.bounds.mode == "none" else config.bounds.max_holders

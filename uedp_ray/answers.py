@@ -49,7 +49,7 @@ def parameter_epsilon(
     sensitive_fraction: float = 1.0,
     max_order: int = 32,
 ) -> dict[str, Any]:
-    """epsilon of ``rounds`` rounds of ``mechanism``; ``method`` and the rest matter to ``published`` only."""
+    """epsilon of ``rounds`` rounds of ``mechanism``; only ``published`` uses ``method`` and the rest."""
     if accountant == "published":
         value = published_epsilon(
             method=method,  # type: ignore[arg-type]  # checked there
@@ -79,7 +79,7 @@ def parameter_epsilon(
 
 
 def _parameters(mechanism: RoundMechanism, rounds: int) -> str:
-    """What the figure is of, as nobody has looked whether a text or a run is so."""
+    """Names the parameters that the figure is for: nothing has checked that a text or a run has them."""
     given = mechanism.to_dict() | {"rounds": rounds}
     return f" Of these parameters, if they hold: {', '.join(f'{name} {value}' for name, value in given.items())}."
 
@@ -87,7 +87,7 @@ def _parameters(mechanism: RoundMechanism, rounds: int) -> str:
 def ledger_epsilon(
     path: Path, *, delta: float, unit: str = "user-entity", accountant: str = "pld", kind: str = "both"
 ) -> dict[str, Any]:
-    """epsilon of a run, to its planned end wherever it broke off; the ledger alone is enough.
+    """epsilon of a run, to its planned end wherever it stopped; the ledger alone is enough.
 
     No guarantee for one run of a sweep or comparison: the choice among them is not in its ledger.
     """
@@ -113,7 +113,7 @@ def _of_ledger(
 ) -> dict[str, Any]:
     """epsilon of a run to its planned end, or ``least`` if that is more, in the terms of its ledger.
 
-    ``by``: what ``least`` was computed by. ``chosen``, ``settled``, ``note``: as in ``statement.state``.
+    ``by``: how ``least`` was computed. ``chosen``, ``settled``, ``note``: as in ``statement.state``.
     """
     charged = charges(events)
     whole = to_planned_end(charged)
@@ -162,7 +162,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
         raise InputError(
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
-    chosen = rule in ("none", "public") and part_of(events) is not None  # as no export of ours is
+    chosen = rule in ("none", "public") and part_of(events) is not None  # no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     settled = rule == "composition" and "odometer" in terms
@@ -176,7 +176,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
 
 
 def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, unit: str) -> float:
-    """What the rule charges; 0 where it is the run alone."""
+    """What the rule charges; 0 if that is the run alone."""
     rule = terms["rule"]
     if rule in ("none", "public"):
         return 0.0

@@ -1,12 +1,12 @@
 """The plan of a run: what is sampled, clipped, noised and charged in its rounds.
 
-One object made from one config, so that what a round samples, what it clips, what noise it adds and what the ledger says of
+One object built from one config, so that what a round samples, what it clips, what noise it adds and what the ledger says of
 it cannot disagree. A worker asks ``select`` (who and what), ``sentence_factors`` and ``add_user`` (bounds); the driver asks
 ``event`` (what to charge) and then ``release`` (noise, public normaliser). Not here: the norms that one entity and one
 sentence may move, which follow from the config (``RunConfig.entity_clip_norm``), the bounds on the text (``corpus.bounds``),
 and a vocabulary of private text, which adds its own noise and charge (``training.run_vocabulary``).
 
-    plan = Plan.of(config)                               # solves the noise multiplier where epsilon is given
+    plan = Plan.of(config)                               # solves for the noise multiplier if epsilon is given
     for drawn in plan.select(corpus, users, sampler, round_index=0, attempt=0, sentence_weight=weight):
         print(drawn.user, drawn.sentences, drawn.weights)
 
@@ -43,9 +43,9 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.units import UNITS
 
 _MOST_USERS = 1 << 31
-"""Where no number of users is declared; sentence and user numbers would not fit anyway."""
+"""Assumed if no number of users is declared; with more, sentence and user numbers would not fit anyway."""
 _MOST_MARGIN = 0.1
-"""Of a sentence's clip, for rounding."""
+"""The largest share of a sentence's clip to set aside for rounding."""
 
 
 class UserSelection(NamedTuple):
@@ -72,15 +72,15 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a round needs but the data, the keys and the parameters."""
+    """Everything a round needs except the data, the keys and the parameters."""
 
     config: RunConfig
     mechanism: RoundMechanism | None
-    """None where no noise is added: nothing can be claimed."""
+    """None if no noise is added: nothing can be claimed."""
 
     @classmethod
     def of(cls, config: RunConfig, corpus: IncidenceGraph | None = None) -> Plan:
-        """Makes the plan; solves the noise multiplier where a target epsilon is given.
+        """Builds the plan; solves for the noise multiplier if a target epsilon is given.
 
         Args:
           config: the run.
@@ -198,7 +198,7 @@ class Plan:
 
     @cached_property
     def grid(self) -> SumGrid | None:
-        """Where clipped updates are summed; None without clipping: sums are then rounded, and nothing is claimed."""
+        """The grid of the sums of clipped updates; None without clipping: sums are then rounded, and nothing is claimed."""
         privacy = self.config.privacy
         if not privacy.clip:
             return None
@@ -218,7 +218,7 @@ class Plan:
 
     def sentence_clip(self, num_params: int) -> float | None:
         """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that sentences
-        of a weight move their user's update, as it is summed on the grid, by that times ``sentence_clip_norm`` at most.
+        of a weight move their user's update, as it is summed on the grid, by at most that times ``sentence_clip_norm``.
 
         Raises: InputError if the margin is not far below it.
         """
@@ -240,13 +240,13 @@ class Plan:
         return torch.from_numpy(weights).to(norms.device) * clip_factors(norms, clip)
 
     def zeros(self, num_params: int, device: torch.device) -> torch.Tensor:
-        """What a worker's sum begins with: (P,) int64 steps of ``grid``, or float64 without clipping."""
+        """The initial value of a worker's sum: (P,) int64 steps of ``grid``, or float64 without clipping."""
         return torch.zeros(num_params, dtype=torch.float64 if self.grid is None else torch.int64, device=device)
 
     def add_user(self, total: torch.Tensor, update: torch.Tensor, weight: float = 1.0) -> bool:
         """Adds w_u times a (P,) float64 user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
 
-        One that is not finite counts as zero; returns False for it.
+        An update that is not finite counts as zero; returns False for it.
         """
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         factor = weight * float(clip_factors(wide_norms(update[None]), bound))
@@ -259,7 +259,7 @@ class Plan:
         return True
 
     def event(self, *, round_index: int, attempt: int) -> dict[str, Any]:
-        """What the ledger is told before the round's noised update is released."""
+        """What the ledger records before the round's noised update is released."""
         if self.mechanism is None:
             return {"kind": "unprotected", "round": round_index, "attempt": attempt, "reason": "no noise is added"}
         return {
@@ -271,7 +271,7 @@ class Plan:
         }
 
     def header(self) -> dict[str, Any]:
-        """What the ledger says before the first release: the plan too, as a run is charged to its planned end."""
+        """What the ledger records before the first release: also the plan, as a run is charged to its planned end."""
         config = self.config
         plan = None
         if self.mechanism is not None:
@@ -286,18 +286,18 @@ class Plan:
         }
 
     def check_header(self, header: Mapping[str, Any], setup: Path) -> None:
-        """Holds the mechanism that a run was set up with against its ledger's first line, which nobody can change unseen.
+        """Checks the mechanism a run was set up with against its ledger's first line, which nobody can change unnoticed.
 
         Raises: InputError naming the file ``setup`` if another noise would be added, or none.
         """
         if "plan" in header and header["plan"] != self.header()["plan"]:
-            remedy = "its mechanism is not that of the ledger's first line: put the run's own back"
+            remedy = "its mechanism is not that of the ledger's first line: restore the run's own"
             raise InputError(setup.name, str(setup), remedy)
 
     def affordable(self, charged: Charges) -> int:
         """How many rounds a run may charge in all: those planned.
 
-        Under a target fewer, where a crash had a vocabulary charged twice: what ``charged`` says and those rounds meet it.
+        Under a target, fewer if a crash had a vocabulary charged twice: what ``charged`` holds and those rounds meet it.
         """
         privacy, planned = self.config.privacy, self.config.training.num_rounds
         if self.mechanism is None or privacy.target_epsilon is None:

@@ -53,11 +53,11 @@ def test_marks_that_are_no_part_of_the_sentence_are_refused(
 ) -> None:
     """They name something to protect, and where it stands is lost."""
     _reading(monkeypatch, ("person", *span))
-    with pytest.raises(InputError, match=r"^detector = 'annotated': marks what is no part"):
+    with pytest.raises(InputError, match=r"^detector = 'annotated': marks what is not part"):
         prepare(source_of(tmp_path), tmp_path / "out")
     _reading(monkeypatch)
     _detecting(monkeypatch, lambda sentences: [[Mention("drug", *span)] for _ in sentences])
-    with pytest.raises(InputError, match=r"^detector = 'regex': marks what is no part"):
+    with pytest.raises(InputError, match=r"^detector = 'regex': marks what is not part"):
         prepare(source_of(tmp_path, detector=("regex",)), tmp_path / "out")
 
 
@@ -67,7 +67,7 @@ def test_a_detector_that_does_not_answer_each_sentence_is_refused(
 ) -> None:
     _reading(monkeypatch)
     _detecting(monkeypatch, lambda sentences: iter([()] * num))
-    with pytest.raises(InputError, match=r"^detector = 'regex': does not answer every sentence"):
+    with pytest.raises(InputError, match=r"^detector = 'regex': does not return one tuple of mentions"):
         prepare(source_of(tmp_path, detector=("regex",)), tmp_path / "out")
 
 

@@ -86,7 +86,7 @@ def test_parquet_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has two columns of one name: keep one"):
         read_file(tmp_path / "x", "parquet")
     pq.write_table(pa.table({"user": [5.0], "text": ["a"]}), tmp_path / "x")
-    with pytest.raises(InputError, match="user is no text and no whole number: write user ids as text"):
+    with pytest.raises(InputError, match="user is neither text nor a whole number: write user ids as text"):
         read_file(tmp_path / "x", "parquet")
     latin = pa.array([f"{SECRET} caf\xe9".encode("latin-1")]).view(pa.string())
     pq.write_table(pa.table({"user": ["u"], "text": latin}), tmp_path / "x")

@@ -153,7 +153,7 @@ def test_what_cannot_be_saved_is_not_trained(tmp_path: Path, monkeypatch: pytest
 
     save_model(tiny_llama(), tmp_path)
     monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", refuse)
-    with pytest.raises(InputError, match=r"model\.path = .*cannot save it \(no such setting\): mend"):
+    with pytest.raises(InputError, match=r"model\.path = .*but not save it \(no such setting\): fix"):
         build(architecture="pretrained", path=str(tmp_path))
 
 
@@ -265,7 +265,7 @@ def test_a_table_of_positions_that_no_memory_holds_is_refused(tmp_path: Path) ->
     AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=VOCABULARY, **sizes)).save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"n_positions": 10**8}))  # 3.2 GB that no file holds
-    with pytest.raises(InputError, match=r"config.json does not go with the weights"):
+    with pytest.raises(InputError, match=r"config.json does not match the weights"):
         build(architecture="pretrained", path=str(tmp_path))
 
 

@@ -96,7 +96,7 @@ def test_more_rounds_than_are_composed_numerically_cost_more():
 
 def test_no_noise_is_solved_for_a_delta_that_promises_nothing():
     """It would take minutes: next to none is left, and the fewer there is, the finer the grid."""
-    with pytest.raises(InputError, match=r"delta = 0\.99: 0\.9 at most"):
+    with pytest.raises(InputError, match=r"delta = 0\.99: must be at most 0\.9 to solve for noise"):
         calibrate(change(holder_bound="reweight", max_users=60), target_epsilon=8.0, rounds=6, delta=0.99)
 
 

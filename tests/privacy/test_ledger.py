@@ -118,7 +118,7 @@ def test_a_line_that_was_charged_is_not_cut(path):
 
 def test_what_is_no_ordinary_file_is_not_waited_for(path):
     os.mkfifo(path)
-    with pytest.raises(InputError, match="is no ordinary file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         read_ledger(path)
 
 
@@ -324,7 +324,7 @@ def test_an_endless_line_is_not_read_to_its_end(path):
     refused(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 100_000  # kB
     if os.path.exists("/dev/zero"):
-        with pytest.raises(InputError, match="is no ordinary file"):
+        with pytest.raises(InputError, match="is not a regular file"):
             read_ledger("/dev/zero")
 
 

@@ -1,4 +1,4 @@
-"""The seeds' printed figures."""
+"""The published figures."""
 
 from __future__ import annotations
 

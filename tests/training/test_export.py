@@ -175,7 +175,7 @@ def test_the_example_of_a_network_of_our_own(corpora, tmp_path, monkeypatch, cap
     train(run_config(corpora, model=model, training={"num_rounds": 1}), tmp_path / "run", workers=0)
     export(tmp_path / "run", tmp_path / "out")
     assert "'probability': " in run_example(tmp_path / "out", monkeypatch, capsys)[0]
-    assert "tokens at most" not in (tmp_path / "out" / "README.md").read_text()
+    assert "reads at most" not in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_every_file_has_one_date_and_is_readable_by_all(exported):

@@ -294,7 +294,7 @@ def test_a_folder_that_is_no_run_is_refused(corpora, tmp_path):
     ("tamper", "message"),
     [
         (lambda ledger: ledger.unlink(), "is missing"),
-        (lambda ledger: cut(ledger, 2), "put the run's own, complete ledger back"),
+        (lambda ledger: cut(ledger, 2), "restore the run's own, complete ledger"),
         (lambda ledger: ledger.write_text(ledger.read_text().replace('"round":1', '"round":9')), "line 3"),
     ],
     ids=["deleted", "cut", "changed"],
@@ -447,7 +447,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(crashed, corpora, private_
     """Also those behind the checkpoint: what they charge was released, and its round would be released again."""
     lines = (crashed / "ledger.jsonl").read_text().splitlines(keepends=True)
     (crashed / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"ledger.jsonl.*put the run's own, complete ledger back"):
+    with pytest.raises(InputError, match=r"ledger.jsonl.*restore the run's own, complete ledger"):
         train(run_config(corpora), crashed, workers=0, resume=True)
     (crashed / "ledger.jsonl").write_text("".join(lines))
     assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 3

@@ -346,7 +346,7 @@ def test_the_limit_of_a_composite_model_is_that_of_its_text(tmp_path):
     text |= {"vocab_size": 40, "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     Emu3Config(text_config=text).save_pretrained(tmp_path)
     config = ModelConfig(architecture="pretrained", path=str(tmp_path), max_length=17)
-    with pytest.raises(InputError, match="reads 16 tokens at most") as error:
+    with pytest.raises(InputError, match="reads at most 16 tokens") as error:
         pretrained_config(config)
     assert error.value.field == "model.max_length"
     assert longest_of(tmp_path) == 16

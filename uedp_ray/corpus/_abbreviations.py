@@ -1,6 +1,6 @@
-"""Full stops that end no sentence: of ordinals (``am 16. Juni``), initials (``J. Smith``, ``z. B.``) and abbreviations.
+"""Full stops that end no sentence: in ordinals (``am 16. Juni``), initials (``J. Smith``, ``z. B.``) and abbreviations.
 
-The tables are our own: spaCy's are written for its tokenizer (the Danish one holds "man." and "do."), do not tell which
+The tables are our own: spaCy's are written for its tokenizer (the Danish one holds "man." and "do."), do not say which
 abbreviations may end a sentence, and take more than a second to import.
 """
 
@@ -13,7 +13,7 @@ def _words(table: str) -> frozenset[str]:
     return frozenset(table.split())
 
 
-# Lower-case entries stand for any case, others for themselves: "Fig. A" goes on, a fig ends a sentence.
+# Lower-case entries stand for any case, others for themselves: "Fig. A" continues, a fig ends a sentence.
 _GO_ON = _words(
     """
     adm capt cf col gen gov lt messrs mr mrs ms dr pres prof rep rev sen sgt st supt vs viz approx incl excl Fig Figs Ft Hon
@@ -62,7 +62,7 @@ _DATE = re.compile(r"[ \t]*\d{1,2}\.[ \t]+([^\W\d_]{1,16})")
 
 
 def goes_on(text: str, stop: int, follower: int) -> bool:
-    """Whether the sentence goes on behind the full stop at ``stop``, before the capital at ``follower``."""
+    """Whether the sentence continues after the full stop at ``stop``, before the capital at ``follower``."""
     before = text[max(0, stop - _REACH) : stop]
     letters = _LETTERS.match(text, follower)
     following = letters[0] if letters else ""
@@ -80,7 +80,7 @@ def goes_on(text: str, stop: int, follower: int) -> bool:
 
 
 def goes_on_with_ordinal(above: str, line: str) -> bool:
-    """Whether ``line`` opens with an ordinal of the sentence above it: no number of an item."""
+    """Whether ``line`` opens with an ordinal of the sentence above it, and not with the number of an item."""
     if _is_before_ordinals(above[-_REACH:].split()):
         return True
     date = _DATE.match(line)

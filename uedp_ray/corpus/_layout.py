@@ -4,9 +4,9 @@ r"""Line ends of running text: those that only wrap it are joined, those that en
 
 Lines belong together until one of these: a blank line; another depth of quoting (``>``); a line that opens with a bullet,
 a number (but no ordinal of the sentence above: ``am`` / ``16. Juni``) or another mark of an item; a heading or a ruler; in
-a block that opens with ``Ann:``, ``[10:32]`` or ``<ann>``, every line that opens so too. A block of four lines or more
-stays line by line (chat, verse, a table) where most of its lines end although the next word would have fitted in: nobody
-wrapped those.
+a block that opens with ``Ann:``, ``[10:32]`` or ``<ann>``, every line that opens the same way. A block of four lines or
+more stays line by line (chat, verse, a table) if most of its lines end although the next word would have fitted: those
+were not wrapped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ALONE = re.compile(r"[ \t]*(?:#{1,6}[ \t].*|=+[ \t].*[ \t]=+[ \t]*|(?:[-=*_~][ 
 _FEW = 3  # lines whose lengths say nothing
 
 _Line = tuple[str, str, str]
-"""Marks of quotation, the rest, the line end."""
+"""Quote markers, the rest, the line end."""
 
 
 def join_lines(text: str) -> str:
-    """``text`` with blanks for the line ends within a paragraph, and for the marks of quotation behind them.
+    """``text`` with blanks for the line ends within a paragraph, and for the quote markers after them.
 
-    Guarantees: as long as ``text``, a character for a character, so that offsets hold. The line ends left are ``\\n``.
+    Guarantees: as long as ``text``, character for character, so that offsets hold. The line ends left are ``\\n``.
     """
     if "\n" not in text and "\r" not in text:
         return text
@@ -45,13 +45,13 @@ def _blocks(text: str) -> Iterator[list[_Line]]:
             yield block
             block = []
         if not block:
-            turns = _TURN.match(line[1]) is not None  # looked at once a block: its first line may be all of the row
+            turns = _TURN.match(line[1]) is not None  # once per block: its first line may be the whole row
         block.append(line)
     yield block
 
 
 def _goes_on(last: _Line, line: _Line, turns: bool) -> bool:
-    """Whether the line belongs to the block that ends with ``last``, and has opened with a turn or not."""
+    """Whether the line belongs to the block that ends with ``last``; ``turns``: whether that opened with a turn."""
     (quoted, body, _), (before, above, _) = line, last
     return not (
         not body.strip()
@@ -76,7 +76,7 @@ def _is_wrapped(block: list[_Line]) -> bool:
     lines = [body.split() for _, body, _ in block]
     lengths = [len(body.rstrip()) for _, body, _ in block[:-1]]
     widths = sorted(length for length, words in zip(lengths, lines, strict=False) if len(words) > 1)
-    if not widths:  # a word a line
+    if not widths:  # one word per line
         return False
     width = widths[9 * len(widths) // 10]  # a word longer than the width sticks out, and so may a line typed by hand
     full = sum(length + 1 + len(words[0]) > width for length, words in zip(lengths, lines[1:], strict=True))

@@ -10,16 +10,16 @@ from pathlib import Path
 from uedp_ray.errors import InputError, unreadable
 
 LONGEST = 1 << 24
-"""Characters of one row: what is in memory at once whatever the file."""
+"""The most characters of one row: what is in memory at once, for any file."""
 
 _END = re.compile(rb"\r\n|[\r\n]")
 
 
 class Lines:
-    """Iterates a UTF-8 file, whatever its line ends. ``where`` is the current place, ``file:line``.
+    """Iterates over a UTF-8 file with any line ends. ``where`` is the current place, ``file:line``.
 
     Args:
-      split: a line longer than ``longest`` characters comes in parts, cut at blanks, and is otherwise refused.
+      split: whether a line longer than ``longest`` characters comes in parts, cut at blanks; else it is refused.
     Raises: InputError if it cannot be read, is not UTF-8, or holds a NUL character.
     """
 
@@ -39,11 +39,11 @@ class Lines:
                     self._number += not rest
                     if "\0" in line:
                         raise InputError("path", self.where, "holds a NUL character: convert the file to UTF-8 text")
-                    line = rest + line.removeprefix("\ufeff")  # left within by files that were joined
+                    line = rest + line.removeprefix("\ufeff")  # left inside by joining files
                     rest = ""
                     if len(line) >= self._longest and line[-1] != "\n":
                         if not self._split:
-                            remedy = f"a line of more than {self._longest:,} characters: divide it"
+                            remedy = f"a line of more than {self._longest:,} characters: split it"
                             raise InputError("path", self.where, remedy)
                         line, _, rest = line.rpartition(" ") if " " in line else (line, "", "")
                     yield line
@@ -68,5 +68,5 @@ def _first_not_utf8(path: Path) -> int:
                 good = len(block) - (len(error.object) - error.start)
                 return number + len(_END.findall(last + block[: max(good, 0)])) - len(last)
             number += len(_END.findall(last + block)) - len(last)
-            last = block[-1:] if block.endswith(b"\r") else b""  # may go on with \n
+            last = block[-1:] if block.endswith(b"\r") else b""  # may continue with \n
     return number

@@ -1,7 +1,7 @@
 """Names of invented entities: an injective map from a number to a name for each category, without a table.
 
-The number's residue modulo ``REGIONS`` says which part of the synthetic corpus it belongs to, so that parts never meet
-each other's names by chance; the caller keeps to that.
+The number's residue modulo ``REGIONS`` says which part of the synthetic corpus it belongs to, so that two parts never share
+a name by chance; callers keep to that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _space(bases: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _digits(number: int, *bases: int) -> list[int]:
-    """Scattered mixed-radix digits of ``number``, then how often it went round all combinations."""
+    """Scattered mixed-radix digits of ``number``, then how often it went through all combinations."""
     space, stride = _space(bases)
     turns, number = divmod(number, space)
     number = number * stride % space
@@ -68,7 +68,7 @@ def place(number: int) -> Name:
 
 @functools.lru_cache(maxsize=4096)
 def company(number: int, topic: int) -> Name:
-    """A company whose last word tells its topic."""
+    """A company whose last word shows its topic."""
     kinds = lexicon.TOPICS[topic].companies
     a, b, kind, turns = _digits(number, *_SYLLABLES, len(kinds))
     return (_stem(a, b, turns), kinds[kind])

@@ -1,4 +1,4 @@
-"""Phrase lists: a trie over words, so that a text is scanned once whatever the length of the list."""
+"""Phrase lists: a trie over words, so that a text is scanned once for a list of any length."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _END = ""  # no word is empty, so this key marks the categories of a phrase that
 
 
 class PhraseTrie:
-    """Finds phrases whatever their case, spacing and Unicode composition, at word boundaries; of several from one word,
+    """Finds phrases in any case, spacing and Unicode composition, at word boundaries; of several that start at one word,
     the longest.
 
-    Time: the words of a text times the longest phrase at most. Memory: one small dict a distinct prefix.
+    Time: at most the words of a text times the longest phrase. Memory: one small dict per distinct prefix.
     """
 
     def __init__(self, phrases: Iterable[tuple[str, str]]):

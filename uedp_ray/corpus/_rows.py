@@ -22,17 +22,17 @@ from uedp_ray.errors import InputError, unreadable
 from uedp_ray.storage.tables import refusing_damage
 
 _COLUMNS = ("user", "text", "label", "tags", "entities")
-_BATCH = (64, 1 << 28)  # rows unpacked at once, fewer where they could take more bytes; no row may
+_BATCH = (64, 1 << 28)  # rows unpacked at once, and the most bytes that they, or a single row, may take
 _LISTS = 2048  # rows whose lists are read at once: Arrow copies their dictionary each time
 _BOUNDED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}  # else a row group is read as a whole
 _UNPACKED = (1 << 26, 1000)  # bytes that any file may unpack to, and how many times its size a larger one may
-_NAME = 1000  # characters of a user, label or category: each sentence and each mention holds its own
-_SEARCHED = 1 << 30  # characters of a row times entities by their text, one more every 16 characters of it: a minute
-_MARKED = 1 << 26, 64  # characters that a row's entities may cover, and how many each counts beside
+_NAME = 1000  # the most characters of a user, label or category: each sentence and each mention holds its own
+_SEARCHED = 1 << 30  # characters of a row times entities given by text, one more per 16 characters of it: a minute
+_MARKED = 1 << 26, 64  # characters that a row's entities may cover, and how many each counts in addition
 
 
 class _Twice(Exception):
-    """A key, which JSON would let the last one win: of a user, whose sentence it is."""
+    """A duplicate key. In JSON the last one wins, which for ``user`` decides whose sentence it is."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ _OBJECT = json.JSONDecoder(object_pairs_hook=_once)
 
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
-    """One JSON object a line; blank lines are passed over."""
+    """Reads one JSON object per line; blank lines are skipped."""
     lines = Lines(path)
     for line in lines:
         if not line.strip():
@@ -57,17 +57,17 @@ def read_jsonl(path: Path) -> Iterator[Sentence]:
         except _Twice as twice:
             raise InputError("path", lines.where, f"{twice} is written twice in one object: keep one") from None
         except (ValueError, RecursionError):
-            raise InputError("path", lines.where, "not JSON: write one object a line") from None
+            raise InputError("path", lines.where, "not JSON: write one object per line") from None
         if not isinstance(row, dict):
             raise InputError("path", lines.where, 'not a JSON object: write {"user": ..., "text": ...}')
         yield checked_row(row, lines.where)
 
 
 def read_parquet(path: Path) -> Iterator[Sentence]:
-    """The same columns in a Parquet file, read batch by batch.
+    """Reads the same columns of a Parquet file, batch by batch.
 
-    Text repeats itself, but not without end: what unpacks to more than 64 MiB and a thousand times the file is refused,
-    by what the file declares before anything is unpacked, and as it is read.
+    Text repeats itself only so much: what unpacks to more than 64 MiB and a thousand times the file is refused, by what
+    the file declares before anything is unpacked, and again as it is read.
     """
     try:
         with refusing_damage(InputError("path", str(path), "not a readable Parquet file")):
@@ -95,7 +95,7 @@ def _parquet_rows(path: Path) -> Iterator[Sentence]:
         inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
         plain = [name for name in _COLUMNS if name in names - inside]
         number = 0
-        for group in range(file.num_row_groups):  # Arrow joins no lists whose dictionaries differ
+        for group in range(file.num_row_groups):  # Arrow cannot join lists whose dictionaries differ
 
             def batches(columns: list[str], rows: int, group: int = group) -> Iterator[pa.RecordBatch]:
                 nonlocal most
@@ -120,7 +120,7 @@ class _NoPagesError(Exception):
 
 
 class _NoPages(io.FileIO):
-    """A file that is read no further once it is shut."""
+    """A file that refuses reads once it is shut."""
 
     shut = False
 
@@ -131,8 +131,8 @@ class _NoPages(io.FileIO):
 
 
 def _check_parts(path: Path) -> None:
-    """Begins to read each row group, and not one page: what Arrow says of a damaged part of a column where it reads one ends
-    the process, uncaught in C++, where ``_parts`` asks for it.
+    """Starts to read each row group, but no page: for a damaged part of a column Arrow raises an error here, which where
+    ``_parts`` asks for that part would end the process, uncaught in C++.
     """
     with _NoPages(path) as raw, pq.ParquetFile(raw, **_BOUNDED) as file:
         raw.shut = True
@@ -142,9 +142,9 @@ def _check_parts(path: Path) -> None:
 
 
 def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterator[dict[str, Any]]:
-    """Their rows by column, as many at once as may be; the file holds ``before`` others first.
+    """Yields their rows by column, unpacked as many at once as allowed; ``before``: how many rows of the file come first.
 
-    Raises: InputError for a cell that Python cannot hold, and for a row that takes too much to hold.
+    Raises: InputError for a cell that Python cannot hold, and for a row that takes too many bytes.
     """
     for batch in batches:
         fits = _unpacked(batch) <= _BATCH[1]
@@ -153,7 +153,7 @@ def _rows(batches: Iterable[pa.RecordBatch], path: Path, before: int) -> Iterato
             part = batch.slice(begin, step)
             if not fits and _unpacked(part) > _BATCH[1]:
                 where = f"{path}:row {before + begin + 1}"
-                raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: divide it")
+                raise InputError("path", where, f"unpacks to more than {_BATCH[1]:,} bytes: split it")
             yield from _as_python(part, path, before + begin)
         before += batch.num_rows
 
@@ -176,9 +176,9 @@ def _as_python(batch: pa.RecordBatch, path: Path, before: int) -> list[dict[str,
 
 def _listed_text(metadata: Any, path: Path) -> list[str]:
     """The columns that hold text in lists, such as tags. Read as dictionaries, they stay as small as they are in the file,
-    however long a text is that they name again and again.
+    however long a text they repeat.
 
-    Raises: InputError for the encodings that Arrow cannot read so.
+    Raises: InputError for the encodings that Arrow cannot read that way.
     """
     columns = map(metadata.schema.column, range(metadata.num_columns))
     listed = {c.path for c in columns if c.max_repetition_level and c.physical_type == "BYTE_ARRAY"}
@@ -191,7 +191,7 @@ def _listed_text(metadata: Any, path: Path) -> list[str]:
 
 
 def _unpacked(held: Any) -> int:
-    """Bytes that a batch or an array takes as Python objects, about; of a dictionary, every text as often as it is named."""
+    """About how many bytes a batch or an array takes as Python objects; dictionary texts count each time they are used."""
     if isinstance(held, pa.RecordBatch):
         return sum(map(_unpacked, held.columns))
     if isinstance(held, pa.ExtensionArray):
@@ -209,7 +209,7 @@ def _unpacked(held: Any) -> int:
 
 
 def _parts(metadata: Any) -> Iterator[Any]:
-    """Every column of every row group, as far as they are read."""
+    """Yields every column of every row group, of those that are read."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for part in map(group.column, range(group.num_columns)):
             if part.path_in_schema.partition(".")[0] in _COLUMNS:
@@ -219,20 +219,20 @@ def _parts(metadata: Any) -> Iterator[Any]:
 def _declared(metadata: Any) -> list[int]:
     """Bytes that each part of a column takes when it is unpacked: its pages, and a place for every value."""
     columns = map(metadata.schema.column, range(metadata.num_columns))
-    wide = {column.path: max(column.length, 4) for column in columns}  # of values of fixed length
+    wide = {column.path: max(column.length, 4) for column in columns}  # for values of fixed length
     return [max(part.total_uncompressed_size, wide[part.path_in_schema] * part.num_values) for part in _parts(metadata)]
 
 
 def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     """The row with its lines joined: running text, unless it carries tags or a label, which describe it as a whole.
 
-    A character NUL counts as a blank. Raises: InputError naming ``where`` and the key that is missing or wrong.
+    A NUL character counts as a blank. Raises: InputError naming ``where`` and the key that is missing or wrong.
     """
     user, text = row.get("user"), row.get("text")
     if isinstance(user, int) and not isinstance(user, bool):
         user = str(user)
     if user is not None and not isinstance(user, str):
-        raise InputError("path", where, "user is no text and no whole number: write user ids as text")
+        raise InputError("path", where, "user is neither text nor a whole number: write user ids as text")
     if not isinstance(user, str) or not user.strip():
         raise InputError(
             "path",
@@ -243,7 +243,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     if not isinstance(text, str):
         raise InputError("path", where, "text is missing or not a string")
     if len(text) > LONGEST:
-        raise InputError("path", where, f"a text of more than {LONGEST:,} characters: divide it")
+        raise InputError("path", where, f"a text of more than {LONGEST:,} characters: split it")
     text = text.replace("\0", " ")
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
@@ -254,7 +254,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
             raise InputError("path", where, "tags must be a list of strings")
         if len(tags) != len(text.split()):
             raise InputError("path", where, "tags must be as many as the words between blanks")
-        text = re.sub(r"[\r\n]", " ", text)  # marks of quotation have a tag
+        text = re.sub(r"[\r\n]", " ", text)  # quote markers have a tag
     else:
         text = join_lines(text)
     mentions = tuple(_mentions(row.get("entities"), text, where))
@@ -268,7 +268,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
 
 def _check_name(key: str, name: str, where: str) -> None:
     if len(name) > _NAME:
-        raise InputError("path", where, f"a {key} of more than {_NAME:,} characters: name it shorter")
+        raise InputError("path", where, f"a {key} of more than {_NAME:,} characters: shorten it")
 
 
 def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
@@ -279,7 +279,7 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
     placed = [type(entity.get("start")) is type(entity.get("end")) is int for entity in entities]
     forms = (entity.get("text") for entity, known in zip(entities, placed, strict=True) if not known)
     if sum(1 + len(form) // 16 for form in forms if isinstance(form, str)) * len(text) > _SEARCHED:
-        raise InputError("path", where, "too many entities for so long a text: give start and end, or divide it")
+        raise InputError("path", where, "too many entities for so long a text: give start and end, or split it")
     left, each = _MARKED
     for entity, known in zip(entities, placed, strict=True):
         category, start, end, form = (entity.get(key) for key in ("category", "start", "end", "text"))
@@ -298,7 +298,7 @@ def _mentions(entities: Any, text: str, where: str) -> Iterator[Mention]:
             raise InputError("path", where, "an entity needs start and end (whole numbers), or text")
         left -= sum(end - start + each for start, end in found)
         if left < 0:
-            raise InputError("path", where, "its entities are too many, or too long: divide it")
+            raise InputError("path", where, "its entities are too many, or too long: split it")
         yield from (Mention(category, *span) for span in found)
 
 

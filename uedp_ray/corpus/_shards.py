@@ -1,5 +1,5 @@
-"""One bucket becomes one shard of the prepared corpus: users brought together, entities found in their rows, rows cut
-into sentences, everything counted."""
+"""Turns one bucket into one shard of the prepared corpus: groups users, finds entities in their rows, cuts rows into
+sentences, and counts everything."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SHARD_SCHEMA = pa.schema(
 )
 
 PARTIAL = ".partial"
-"""Ends the names of files of the cache that are being written."""
+"""The ending of names of cache files that are being written."""
 _OTHERS = "others"
-"""The name of what a result holds beside arrays, among them."""
+"""The name, among a result's arrays, of everything else that it holds."""
 _KEPT = pa.schema({"mentions": MENTIONS})
 _ROW_GROUP = 2048  # sentences: what reading one user costs at least, and what is in memory at once when reading
 _ROWS = 256  # read, searched and cut at once
@@ -87,8 +87,8 @@ class ShardResult:
 
 
 def leave_result(task: ShardTask) -> Path:
-    """Does the task, and leaves the result in a file beside the shard, its owner's alone. It names users and entities, and
-    what Ray passes on lies open to whoever reads its object store."""
+    """Runs the task, and writes the result to a file beside the shard that only its owner can read. It names users and
+    entities, and anyone who can read Ray's object store can read what Ray passes on."""
     path, result = task.shard.with_suffix(".result"), vars(prepare_shard(task))
     arrays = {name: value for name, value in result.items() if isinstance(value, np.ndarray)}
     others = json.dumps({name: value for name, value in result.items() if name not in arrays})
@@ -98,7 +98,7 @@ def leave_result(task: ShardTask) -> Path:
 
 
 def take_result(path: Path) -> ShardResult:
-    """What ``leave_result`` of this very call of ``prepare`` left; the file goes."""
+    """Reads and deletes what ``leave_result`` wrote in this very call of ``prepare``."""
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     others = json.loads(arrays.pop(_OTHERS).tobytes())
@@ -109,7 +109,7 @@ def take_result(path: Path) -> ShardResult:
 
 
 def prepare_shard(task: ShardTask) -> ShardResult:
-    """Writes the shard and deletes the bucket. Users stand in the order of their first sentence in the bucket, a
+    """Writes the shard and deletes the bucket. Users come in the order of their first sentence in the bucket, a
     user's sentences in the order they were read."""
     table = read_bucket(task.bucket)
     rows_of: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ def prepare_shard(task: ShardTask) -> ShardResult:
         for begin in range(0, table.num_rows, _ROWS):
             batch = _rows_of(table.slice(begin, _ROWS))
             for row, *findings in zip(batch, *(finder.find(batch) for finder in finders), strict=True):
-                # All that was found decides where to cut: the sentences are the same whatever is protected.
+                # Everything that was found decides where to cut: sentences are the same whatever is protected.
                 for pieces in cut(row, unite(findings, None), task.max_words):
                     for sentence in pieces:
                         mentions = sentence.mentions if task.keep is None else unite([sentence.mentions], task.keep)
@@ -140,7 +140,7 @@ def prepare_shard(task: ShardTask) -> ShardResult:
 
 
 class ShardBuilder:
-    """Writes a shard, sentence by sentence, a user's together, and counts what is in it."""
+    """Writes a shard, sentence by sentence, each user's together, and counts what is in it."""
 
     def __init__(self, path: Path):
         self._path, self._writer = path, _ShardWriter(path)
@@ -183,12 +183,12 @@ class ShardBuilder:
         self._has_tags |= sentence.tags is not None
 
     def divided(self, pieces: int) -> None:
-        """Notes that the last ``pieces`` sentences were one, too long."""
+        """Records that the last ``pieces`` sentences were a single one that was too long."""
         self._divided += 1
         self._divided_words += sum(self._words[-pieces:])
 
     def result(self, found: list[int]) -> ShardResult:
-        """``found``: mentions by detector."""
+        """What was counted. ``found``: mentions by detector."""
         users = self._sentences_of_user
         sentences_per_user = np.array(list(users.values()), np.int64)
         owner = np.repeat(np.arange(len(users)), sentences_per_user).repeat(self._entities_per_sentence)
@@ -220,8 +220,8 @@ class ShardBuilder:
 def find(spec: str, detector: Detector, rows: list[Sentence]) -> Findings:
     """What the detector finds in each row, in the windows that it reads, by place in the row.
 
-    Raises: InputError naming the detector by its ``spec``, where what it finds is not what ``Detector`` says: it would be
-    lost, or taken for the words of others, and stay unprotected.
+    Raises: InputError naming the detector by its ``spec`` if its findings are not as ``Detector`` requires: they would be
+    lost, or assigned to other words, and stay unprotected.
     """
     if detector.reads == "marks":
         return _sound(spec, rows, [row.mentions for row in rows])
@@ -237,11 +237,11 @@ def _sound(spec: str, texts: list[Sentence], answers: Iterable[Iterable[Mention]
     findings = [tuple(mentions) for mentions in answers]
     if len(findings) != len(texts):
         raise InputError(
-            "detector", spec, "does not answer every sentence with one tuple of mentions: it must, in order"
+            "detector", spec, "does not return one tuple of mentions for every sentence: it must, in order"
         )
     for sentence, mentions in zip(texts, findings, strict=True):
         if not all(0 <= m.start < m.end <= len(sentence.text) for m in mentions):
-            remedy = "marks what is no part of its sentence: start and end count characters from 0, the end exclusive"
+            remedy = "marks what is not part of its sentence: start and end count characters from 0, the end exclusive"
             raise InputError("detector", spec, remedy)
     return findings
 
@@ -263,7 +263,7 @@ def _rows_of(table: pa.Table) -> list[Sentence]:
 
 
 class _ShardWriter:
-    """Sentences to a Parquet file, row group by row group."""
+    """Writes sentences to a Parquet file, row group by row group."""
 
     def __init__(self, path: Path):
         self._file = pq.ParquetWriter(path, SHARD_SCHEMA, compression="zstd", write_page_checksum=True)
@@ -289,7 +289,7 @@ class _ShardWriter:
 
 
 class _Finder:
-    """A detector on one shard, batch after batch, or its findings kept from an earlier run on the same text."""
+    """Runs a detector on one shard, batch by batch, or returns its findings kept from an earlier run on the same text."""
 
     def __init__(self, spec: str, detector: Detector, cache: Path, rows: pa.Table):
         self._spec, self._detector, self._seen, self.found = spec, detector, 0, 0
@@ -329,7 +329,7 @@ class _Finder:
 
 
 def _kept(path: Path) -> Findings | None:
-    """The findings in a file of the cache; None if there are none, or it is damaged: they are made again."""
+    """The findings in a file of the cache; None if there are none, or it is damaged: then the detector runs again."""
     try:
         with refusing_damage(InputError("path", str(path), "is damaged: delete it")):
             if not path.is_file():

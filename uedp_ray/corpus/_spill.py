@@ -40,14 +40,14 @@ def mention_rows(mentions: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _size(sentence: Sentence) -> int:
-    """Its characters, and some for every tag and mention."""
+    """A sentence's characters, and some for every tag and mention."""
     whole = len(sentence.user) + len(sentence.text) + len(sentence.label or "")
     parts = itertools.chain(sentence.tags or (), (mention.category for mention in sentence.mentions))
     return whole + sum(16 + len(part) for part in parts)
 
 
 class Spill:
-    """Bucket files in ``folder``. Memory: what is buffered, whatever the number of buckets or sentences."""
+    """Bucket files in ``folder``. Memory: the buffer, for any number of buckets or sentences."""
 
     def __init__(self, folder: Path, num_buckets: int):
         self._folder, self._num_buckets = folder, num_buckets
@@ -63,7 +63,7 @@ class Spill:
             self.flush()
 
     def flush(self) -> None:
-        """Appends one Arrow stream to each bucket concerned: no file stays open, so buckets may be thousands."""
+        """Appends one Arrow stream to each bucket concerned: no file stays open, so there may be thousands."""
         for bucket, sentences in self._buffer.items():
             columns: dict[str, list[Any]] = {
                 "user": [s.user for s in sentences],

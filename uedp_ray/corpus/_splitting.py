@@ -1,4 +1,4 @@
-"""Rows become sentences: running text is cut at line ends that ``_layout`` left, and after ``.``, ``!`` or ``?`` before a
+"""Cuts rows into sentences: running text is cut at line ends that ``_layout`` left, and after ``.``, ``!`` or ``?`` before a
 capital (or ``<unk>``), unless the full stop is that of an ordinal, an initial or an abbreviation; what is longer than
 ``max_words`` becomes consecutive pieces. No cut falls inside a mention."""
 
@@ -12,17 +12,17 @@ from uedp_ray.corpus._abbreviations import goes_on
 from uedp_ray.corpus.records import Mention, Sentence
 
 _CUT = re.compile(r"[\r\n]+|[.!?][\"')\]”’“‘»«]*[^\S\r\n]+(?=[\"'(\[“‘„‚«»¿¡]*(\w|<unk>))|[。！？][”’」』）]*")
-_NUMBER = re.compile(r"[\W\d_]*(?:[^\W\d_]+\s[\W\d_]*\d)?")  # and a word before it at most: no sentence of its own
+_NUMBER = re.compile(r"[\W\d_]*(?:[^\W\d_]+\s[\W\d_]*\d)?")  # and at most a word before it: not a sentence of its own
 _WORD = re.compile(r"\S+")
 
 Span = tuple[int, int]
 
 
 def cut(row: Sentence, mentions: Sequence[Mention], max_words: int) -> Iterator[list[Sentence]]:
-    """Yields the row's sentences, each as its pieces: one as a rule. A piece has the row's label, its slice of the tags
+    """Yields the row's sentences, each as its pieces, usually one. A piece has the row's label, its slice of the tags
     and the mentions it holds.
 
-    Guarantees: no cut falls inside a mention, so none is lost; a piece has ``max_words`` whitespace words at most,
+    Guarantees: no cut falls inside a mention, so none is lost; a piece has at most ``max_words`` whitespace words,
     unless a mention has more. Running text without any word yields nothing.
     """
     mentions = sorted(mentions, key=lambda mention: mention.start) if len(mentions) > 1 else mentions
@@ -34,14 +34,14 @@ def cut(row: Sentence, mentions: Sequence[Mention], max_words: int) -> Iterator[
         while seen < len(mentions) and mentions[seen].start < end:
             reach = max(reach, mentions[seen].end)
             seen += 1
-        if reach <= end:  # else a mention goes on past the cut
+        if reach <= end:  # else a mention continues past the cut
             if stripped := _stripped(row.text, begin, end):
                 yield _bounded(row, stripped, mentions[first:seen], max_words)
             begin, first = end, seen
 
 
 def sentence_spans(text: str) -> Iterator[Span]:
-    """Where the sentences of a text without mentions lie, stripped."""
+    """Yields the spans of the sentences of a text without mentions, stripped."""
     begin = 0
     for end in (*_cuts(text), len(text)):
         if span := _stripped(text, begin, end):
@@ -86,7 +86,7 @@ def _bounded(row: Sentence, span: Span, mentions: Sequence[Mention], max_words: 
 
 
 def _pieces(words: list[Span], mentions: Sequence[Mention], cuts: Iterable[int], max_words: int) -> Iterator[Span]:
-    """Ranges of words: to the end of a sentence if that wastes less than half, else as even as may be."""
+    """Ranges of words: to the end of a sentence if that wastes less than half, else as even as possible."""
     open_at = [True] * len(words)  # may a piece begin with this word?
     reach, seen = 0, 0
     for number, (start, _) in enumerate(words):

@@ -1,5 +1,5 @@
-"""What detectors see of a row: its text with every run of blanks as one, whole or a sentence at a time, and the way back
-from what they find there to places in the row."""
+"""What detectors see of a row: its text with every run of blanks as one, whole or a sentence at a time; and the mapping of
+what they find back to places in the row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WINDOWS_VERSION = "2"
 """Raised when the windows of a text change: findings kept from earlier runs are then no longer those of its windows."""
 
 _BLANKS = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
-_WORD = re.compile(r"\S{1,80}")  # so that a window is bounded whatever the text
-_WORDS, _OVERLAP = 128, 16  # of a window, and of two in a row: what crosses the end of one lies within the next
+_WORD = re.compile(r"\S{1,80}")  # so that a window is bounded for any text
+_WORDS, _OVERLAP = 128, 16  # words of a window, and those shared by two in a row: what crosses one's end is in the next
 
 
 class Window:
@@ -28,7 +28,7 @@ class Window:
         self._at: list[int] = []
         self._removed: list[int] = []
         self.text = text
-        if text.count(" ") + text.count("\n") != len(text.split()) - 1:  # else one between any two words
+        if text.count(" ") + text.count("\n") != len(text.split()) - 1:  # else there is one between any two words
             self.text = self._squeezed(text)
 
     def _squeezed(self, text: str) -> str:
@@ -51,7 +51,7 @@ class Window:
 
 
 def windows(row: Sentence) -> Iterator[Window]:
-    """The sentences of a row: by rule if it is running text or carries a label, else the row as it is one already.
+    """The sentences of a row: cut by rule if it is running text or has a label; else the row, which is one already.
 
     Long ones come as windows of 128 words that overlap by 16.
     """

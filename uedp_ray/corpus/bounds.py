@@ -1,10 +1,10 @@
-"""Contribution bounds: how much one user, and one entity, may put into the corpus.
+"""Contribution bounds: how much one user, and one entity, may contribute to the corpus.
 
     bounded = apply_bounds(corpus, BoundsConfig(mode="enforced", max_holders=5), declared_num_users=1000)
     bounded.sentence_weight          # (N,) in [0, 1]: what each sentence counts
 
 ``declared`` bounds are public promises: data that break them are refused. ``enforced`` bounds are computed ONCE, on
-the incidence graph (who holds what), before any round. A sentence cut keeps its slot and weighs zero: nothing moves up,
+the incidence graph (who holds what), before any round. A cut sentence keeps its slot and weighs zero: nothing moves up,
 so the result is fixed while users and entities are taken away (the fixed-graph relation of the accounting). No cap
 is greedy: a sentence's rank among a user's sentences that hold an entity counts those another bound has cut.
 

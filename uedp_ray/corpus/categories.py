@@ -1,4 +1,4 @@
-"""Categories of sensitive entities: the names we use, other tools' labels for them, and groups.
+"""Categories of sensitive entities: our names, other tools' labels for them, and groups.
 
     canonical("PER")                    # "person"
     expand(("pii",)) >= {"person", "loc", "gpe", "phone", "email"}
@@ -68,13 +68,13 @@ _ALIASES = {
 
 
 def canonical(label: str) -> str:
-    """Our name of a label: CoNLL's, spaCy's and WNUT's are translated, any other is its own category, lower-cased."""
+    """Our name for a label: CoNLL's, spaCy's and WNUT's are translated, any other is its own category, lower-cased."""
     label = label.strip().lower()
     return _ALIASES.get(label, label)
 
 
 def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozenset[str]:
-    """The categories a request covers: aliases resolved and groups (``pii``) opened.
+    """The categories a request covers: aliases resolved and groups (``pii``) expanded.
 
     Raises: InputError for a name that is neither ours, nor an alias, nor in ``also_known``.
     """

@@ -3,18 +3,18 @@
     share = shared_text(private.text_sketch, evaluation.text_sketch)     # 0.02; None: too little text to tell
     users = shared_users(private.user_names, evaluation.user_names)      # 0; None: one of the two names no users
 
-What is compared is a user's text with everything but letters and digits taken out, composed (NFKC) and case-folded: as
-windows of ``WINDOW`` characters that run on over sentence ends, and as sentences of at least ``WORDS`` words. So neither
+What is compared is a user's text with everything but letters and digits removed, composed (NFKC) and case-folded: as
+windows of ``WINDOW`` characters that continue across sentence ends, and as sentences of at least ``WORDS`` words. So neither
 case, punctuation, white space nor tokenisation makes a copy look like another text, nor does the place where sentences are
-cut, nor, of whole sentences, their order; a short sentence that everybody writes ("Yes .") does not count. A sketch holds
-the ``SKETCH_SIZE`` smallest 64-bit hashes of distinct windows and sentences: all of them for a text of up to about 50,000
-words, else a uniform sample of them, the same ones whatever the text.
+cut, nor the order of whole sentences; a short sentence that everybody writes ("Yes .") does not count. A sketch holds the
+``SKETCH_SIZE`` smallest 64-bit hashes of distinct windows and sentences: all of them for a text of up to about 50,000
+words, else a uniform sample of them, the same ones for every text.
 
 Measured: texts of different users of one source share up to 1.3 % (CoNLL-2003, Penn Treebank), 2.7 % (AG News: agencies
 repeat themselves), 6.2 % (contracts) of their windows, and up to 3.1 % (CoNLL-2003) of their sentences; a copy shares all.
 ``MOST_SHARED`` lies between.
 
-Sketches are private: whoever has one can test whether a passage was in the text.
+Sketches are private: anyone who has one can test whether a passage was in the text.
 
 Reference: bottom-k sketches, Cohen and Kaplan, "Summarizing data using bottom-k sketches" (2007); overlap of n-grams
 against copied test text: Brown et al., "Language models are few-shot learners" (2020), appendix C.
@@ -37,11 +37,11 @@ WINDOW = 32
 WORDS = 5
 SKETCH_SIZE = 1 << 18
 MOST_SHARED = 0.1
-"""The share of common windows, or sentences, from which on one text counts as a copy of a part of the other."""
+"""The share of common windows, or sentences, at which one text starts to count as a copy of a part of the other."""
 _FEWEST = 32
 """Windows, or sentences, below which a share says too little to be relied on."""
 _KIND = np.uint64(1)
-"""The lowest bit of a hash: 0 of a window, 1 of a sentence."""
+"""The lowest bit of a hash: 0 for a window, 1 for a sentence."""
 
 Hashes = NDArray[np.uint64]
 
@@ -52,7 +52,7 @@ _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 
 class Sketch:
-    """Takes text in, sentence by sentence. Memory: some MiB, and ``WINDOW`` characters for every user."""
+    """Takes in text, sentence by sentence. Memory: some MiB, and ``WINDOW`` characters for every user."""
 
     def __init__(self) -> None:
         self._smallest = np.zeros(0, np.uint64)
@@ -62,7 +62,7 @@ class Sketch:
         self._buffered = 0
 
     def add(self, user: str, text: str) -> None:
-        """The next sentence of a user."""
+        """Adds the next sentence of a user."""
         letters = _letters(text)
         if len(text.split(maxsplit=WORDS)) >= WORDS:
             self._sentences.append(stable_hash(letters))
@@ -91,7 +91,7 @@ class Sketch:
 
 
 def union(*parts: Hashes) -> Hashes:
-    """Ascending and distinct."""
+    """All hashes of the parts, ascending and distinct."""
     hashes = np.sort(np.concatenate(parts))
     return hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]  # np.unique takes thirty times as long
 
@@ -102,8 +102,8 @@ def smallest(*sketches: Hashes) -> Hashes:
 
 
 def shared_text(one: Hashes, other: Hashes) -> float | None:
-    """Common windows as a share of the smaller text's, so that a copied part counts however long the rest is; of sentences,
-    if their share is greater.
+    """Common windows as a share of the smaller text's, so that a copied part counts however long the rest is; or common
+    sentences, if their share is greater.
 
     None: there is too little running text to tell, and what there is differs. An estimate where a text is longer than its
     sketch.
@@ -121,13 +121,13 @@ def _share(one: Hashes, other: Hashes) -> float | None:
 
 
 def user_names(users: Iterable[str]) -> Hashes:
-    """Hashes of user ids, ascending and distinct; case, composition and white space do not tell two ids apart."""
+    """Hashes of user ids, ascending and distinct; case, composition and white space do not distinguish two ids."""
     names = (" ".join(composed("NFKC", user).casefold().split()) for user in users)
     return union(np.fromiter(map(stable_hash, names), np.uint64))
 
 
 def shared_users(one: Hashes, other: Hashes) -> int | None:
-    """How many users two texts have in common; None where one of them names no users."""
+    """How many users two texts have in common; None if one of them names no users."""
     return len(np.intersect1d(one, other, assume_unique=True)) if len(one) and len(other) else None
 
 
@@ -136,7 +136,7 @@ def _letters(text: str) -> str:
 
 
 def _window_hashes(pieces: list[str]) -> Hashes:
-    """Polynomial hashes modulo 2^64 of every window within a piece, mixed so that their order is that of chance."""
+    """Polynomial hashes modulo 2^64 of every window within a piece, mixed so that their order is as if random."""
     codes = np.frombuffer("\0".join(pieces).encode("utf-32-le"), np.uint32)
     if len(codes) < WINDOW:
         return np.zeros(0, np.uint64)

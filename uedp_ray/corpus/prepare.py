@@ -1,11 +1,11 @@
-"""``prepare``: text becomes a user corpus on disk, with its sensitive entities found and its incidence graph indexed.
+"""``prepare``: turns text into a user corpus on disk, with its sensitive entities found and its incidence graph indexed.
 
     statistics = prepare(SourceConfig(path="eng.train", format="conll"), "corpora/conll")
     statistics["users"], statistics["sensitive_sentences"]["all"]
 
-An external group-by: rows are read once, spilled to buckets by a hash of the user, and each bucket becomes a shard: what
-is sensitive is found in whole rows, then they are cut into sentences. In memory are one bucket (a user is never split) and
-a few numbers for every user, distinct entity and word.
+It is an external group-by: rows are read once, spilled to buckets by a hash of the user, and each bucket becomes a shard:
+entities are found in whole rows, which are then cut into sentences. In memory are one bucket (a user is never split) and a
+few numbers for every user, distinct entity and word.
 
     corpus.json                statistics and manifest
     shards/part-00000.parquet  sentences, a user's together: user, slot, text, label, tags, entities
@@ -75,7 +75,7 @@ def prepare(
         users, so two preparations agree only if it is the same. ``workers`` decides nothing but speed.
       workers: processes that detect entities; above 1 they are Ray tasks, on the cluster the process is connected to
         (its nodes must share the file system) or on a local one started for the purpose.
-      protected: False for text that is not, of which no entity need be found.
+      protected: False for text that is not protected, in which no entity need be found.
 
     Guarantees: ``out`` is complete or unchanged. A prepared corpus already there is replaced, its cache of findings kept
     (also when this run fails), so other categories do not run spaCy again.
@@ -120,7 +120,7 @@ def prepare(
             )
             for number, bucket in enumerate(buckets)
         ]
-        with closing(Index(work)) as index:  # clearing away after a failure needs files to open
+        with closing(Index(work)) as index:  # cleaning up after a failure needs to open files
             for done, result in enumerate(_run(tasks, workers), start=1):
                 index.add(result)
                 reporter.prepared("detect", done, len(tasks))
@@ -182,7 +182,7 @@ class Index:
         self._shards: list[str] = []
         self._has_labels = self._has_tags = False
         self.found: list[int] = []
-        """Mentions by detector, before categories are looked at."""
+        """Mentions by detector, before categories are applied."""
 
     def add(self, result: ShardResult) -> None:
         ids = self._numbered(result)
@@ -227,7 +227,7 @@ class Index:
         self._open.close()
 
     def finish(self, asked: frozenset[str]) -> dict[str, Any]:
-        """Writes the arrays; returns digest, checksums and statistics (zeros for what was asked for)."""
+        """Writes the arrays; returns digest, checksums and statistics (with zeros for ``asked`` categories without any)."""
         self._entities.close()
         user_counts = np.concatenate(self._user_counts)
         self._save("user_hash", np.concatenate(self._user_hash))
@@ -274,7 +274,7 @@ class Index:
             file.flush()
             path = self._folder / name
             array = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
-        path.unlink()  # the map, if any, lives on until it is let go
+        path.unlink()  # the map, if any, stays valid until it is released
         return array
 
     def _save(self, name: str, array: NDArray[Any]) -> None:
@@ -288,7 +288,7 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
-    """Results in the order of the tasks, whatever order they finish in; at most ``workers`` run at once."""
+    """Yields results in the order of the tasks, in whatever order they finish; at most ``workers`` run at once."""
     if workers == 1:
         yield from map(prepare_shard, tasks)
         return
@@ -306,7 +306,7 @@ def _run(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
 
 
 def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
-    """The same, over the open session of Ray."""
+    """``_run`` over the open Ray session."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -325,9 +325,9 @@ def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
                 yield take_result(ray.get(finished.pop(due)))
                 due += 1
     except RayTaskError as error:
-        raise error.cause from None  # the user's mistake, not Ray's account of it
-    except RayError as error:  # Ray has tried again a few times
-        died = f"a worker died each time ({type(error).__name__}), for want of memory perhaps"
+        raise error.cause from None  # the user's mistake, not Ray's report of it
+    except RayError as error:  # after Ray's own retries
+        died = f"a worker died each time ({type(error).__name__}), perhaps for lack of memory"
         raise RuntimeError(f"{died}: prepare with fewer workers, or with --workers 1") from None
 
 
@@ -342,7 +342,7 @@ def _default_num_shards(source: SourceConfig) -> int:
 
 
 def _absolute(spec: str) -> str:
-    """Workers may run in another folder."""
+    """Makes the path in a spec absolute: workers may run in another folder."""
     kind, _, name = spec.partition(":")
     return f"{kind}:{Path(name).resolve()}" if name and Path(name).exists() else spec
 
@@ -357,14 +357,14 @@ def _check_target(out: Path) -> None:
         raise InputError("out", str(out), "the folder holds something else: name a new folder or a prepared corpus")
     other = find_other(out, MADE)
     if other is not None:
-        raise InputError("out", str(out), f"holds {other!r}, which is no part of a corpus: move it out of the folder")
+        raise InputError("out", str(out), f"holds {other!r}, which is not part of a corpus: move it out of the folder")
 
 
 @contextmanager
 def replacing_corpus(out: Path) -> Iterator[Path]:
-    """A fresh folder, renamed to ``out`` if the block ends well. ``out/cache`` is there throughout, and stays.
+    """Yields a fresh folder, renamed to ``out`` if the block succeeds. ``out/cache`` exists throughout, and stays.
 
-    One process at a time; its lock ends with it, and what a killed one left is put back or cleared away by the next.
+    One process at a time; its lock ends with it, and the next one restores or removes what a killed one left.
     """
     busy = InputError("out", str(out), "another process is at work in this folder: wait for it, or name another")
     with ExitStack() as held:
@@ -381,14 +381,14 @@ def replacing_corpus(out: Path) -> Iterator[Path]:
             yield work
             shutil.copytree(cache, work / "cache", copy_function=_link)
         except BaseException:
-            for folder in (cache, out):  # rmdir leaves alone what holds anything
+            for folder in (cache, out):  # rmdir keeps a folder that holds anything
                 with suppress(OSError):
                     folder.rmdir()
             raise
 
 
 def _link(source: str, target: str) -> None:
-    """The same file under a second name, where the file system knows such."""
+    """Links the file under a second name, or copies it where the file system has no links."""
     try:
         os.link(source, target)
     except OSError:

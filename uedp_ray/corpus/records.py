@@ -15,14 +15,14 @@ from typing import Literal
 
 from uedp_ray.corpus.categories import canonical
 
-_MARKS = re.compile("[\\W\uff9e\uff9f]{31,}")  # and other text without letters; real marks never are so many in a row
+_MARKS = re.compile("[\\W\uff9e\uff9f]{31,}")  # and other text without letters; real marks never come in such runs
 _WRAPPED = re.compile("(?<=\\w[-\u2010\u2011]) (?=\\w)")
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
     """One occurrence of an entity: ``text[start:end]``, in characters. Whatever a source or a model calls its category, it
-    is kept under our name of it: by any other it would not be found among those to protect."""
+    is stored under our name for it: under any other it would not be found among those to protect."""
 
     category: str
     start: int
@@ -34,8 +34,8 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence, or ``running`` text that is still to be cut. ``label`` is its class, ``tags`` one part of speech a
-    whitespace word, when the source has them."""
+    """One sentence, or ``running`` text that is still to be cut. ``label`` is its class, ``tags`` one part of speech per
+    whitespace word, if the source has them."""
 
     user: str
     text: str
@@ -47,12 +47,12 @@ class Sentence:
 
 def entity_form(text: str, mention: Mention) -> str:
     """The surface form that, with the category, identifies the entity: lower-cased, composed (NFC), whitespace
-    collapsed, none behind a hyphen within a word: there a line may have ended."""
+    collapsed, with none after a hyphen within a word, where a line may have ended."""
     return _WRAPPED.sub("", " ".join(folded(text[mention.start : mention.end]).split()))
 
 
 def folded(text: str) -> str:
-    """Lower-cased and composed: what does not tell entities apart."""
+    """The text lower-cased and composed: case and composition do not distinguish entities."""
     return composed("NFC", text.lower())
 
 

@@ -1,4 +1,4 @@
-"""The prepared corpus: opened without reading any text, its graph memory-mapped, texts read for the users wanted.
+"""The prepared corpus: opened without reading any text, its graph memory-mapped, texts read for the requested users.
 
     corpus = open_corpus("corpora/conll")
     for user, texts in corpus.texts([0, 7]):
@@ -48,7 +48,7 @@ MADE = "|".join(
         *map(re.escape, (INSIDE, WHOLE)),
     )
 )
-"""What is in the folder of a prepared corpus, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of what is in the folder of a prepared corpus."""
 
 T = TypeVar("T")
 
@@ -64,11 +64,11 @@ class Corpus:
     Attributes:
       statistics: what ``prepare`` returned.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
-      transformed: whether it was made of another one (``transforms``): the places of mentions are not known then.
+      transformed: whether it was made from another one (``transforms``): the places of mentions are not known then.
       names_users: whether users have names that may be found in other sources; else they were numbered.
-      digest: SHA-256 over the shards: another corpus, order or set of findings has another, other categories have not.
+      digest: SHA-256 over the shards: it differs for another corpus, order or set of findings, not for other categories.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
-      user_names, text_sketch: what tells shared users and shared text, see ``overlap``; the first empty without names.
+      user_names, text_sketch: what shows shared users and shared text, see ``overlap``; the first empty without names.
       entity_offsets: (N + 1,) int64 into entity_ids: (I,) int32, ascending and distinct within a sentence.
       entity_holders: (E,) int32, users holding the entity. entity_hash: (E,) uint64, stable hash of category and form.
       sentence_words: (N,) int32, whitespace words.
@@ -105,7 +105,7 @@ class Corpus:
             self._keep(categories)
 
     def _check_graph(self) -> None:
-        """Every offset and number is in range: what follows indexes without looking."""
+        """Checks that every offset and number is in range: later code indexes without checking."""
         users, sentences, entities = self.num_users, self.num_sentences, self.num_entities
         runs = (
             ("user_offsets", self.user_offsets, users, sentences),
@@ -142,28 +142,28 @@ class Corpus:
     def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
         """(user, texts of its sentences in slot order), users ascending and each once; None is everyone.
 
-        Memory: one row group (2,048 sentences) and one user. Only the row groups that hold the users are read, once the
-        shard is seen to be the one that was prepared. Raises: InputError if it is not.
+        Memory: one row group (2,048 sentences) and one user. Only the row groups that hold the users are read, after the
+        shard is verified to be the one that was prepared. Raises: InputError if it is not.
         """
         return self._read(users, ["text"], lambda table: table["text"].to_pylist())
 
     def labels(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str | None]]]:
-        """Classes, in the manner of ``texts``. Raises: InputError if the corpus has none."""
+        """Classes, in the form of ``texts``. Raises: InputError if the corpus has none."""
         self._need(self.has_labels, "labels")
         return self._read(users, ["label"], lambda table: table["label"].to_pylist())
 
     def tags(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[list[str] | None]]]:
-        """Parts of speech, one a whitespace word, in the manner of ``texts``. Raises: InputError if there are none."""
+        """Parts of speech, one per whitespace word, in the form of ``texts``. Raises: InputError if there are none."""
         self._need(self.has_tags, "tags")
         return self._read(users, ["tags"], lambda table: table["tags"].to_pylist())
 
     def sentences(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[Sentence]]]:
-        """Everything, protected mentions included, in the manner of ``texts``.
+        """Everything, protected mentions included, in the form of ``texts``.
 
         Raises: InputError for a transformed corpus, whose sentences would come without the entities that they hold.
         """
         if self.transformed:
-            raise InputError("path", str(self.path), "is a transformed corpus: name the one that it was made of")
+            raise InputError("path", str(self.path), "is a transformed corpus: name the one that it was made from")
         columns = ["user", "text", "label", "tags", "entities"]
         kept = {*(self.categories or ()), LISTED}
 
@@ -185,7 +185,7 @@ class Corpus:
         return table.append_column("holders", pa.array(self.entity_holders))
 
     def _keep(self, categories: Sequence[str]) -> None:
-        """Takes entities of all other categories out of the graph. Raises: InputError for a category that is not in it."""
+        """Removes entities of all other categories from the graph. Raises: InputError for a category that is not in it."""
         column = self._entities(["category"])["category"]
         if len(column) != self.num_entities:
             raise self._damaged("entities.parquet")
@@ -266,7 +266,7 @@ class Corpus:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """What Arrow says of a damaged file, in the user's words."""
+        """Turns what Arrow reports of a damaged file into an InputError for the user."""
         try:
             check_regular(self.path / name, _AGAIN)
             with refusing_damage(self._damaged(name)):
@@ -328,7 +328,7 @@ def _fixed(array: NDArray[Any]) -> NDArray[Any]:
 
 _AGAIN = "run prepare again"
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
-"""Errors that are the machine's: preparing again would not help."""
+"""Errors of the machine: preparing again would not help."""
 _MANIFEST: dict[str, Check] = {
     "statistics": record({}),
     "detectors": list_of(string()),
@@ -352,6 +352,6 @@ def _manifest(path: Path) -> dict[str, Any]:
 def open_corpus(path: str | Path, categories: Sequence[str] = ()) -> Corpus:
     """Opens what ``prepare`` wrote, with these categories protected (empty: all that were found).
 
-    Raises: InputError if ``path`` is not that, or a category is unknown or not in it.
+    Raises: InputError if ``path`` is not a prepared corpus, or a category is unknown or not in it.
     """
     return Corpus(path, categories)

@@ -3,7 +3,7 @@
     size = text_size(texts, vocabulary, max_length=64)
     size.unk_share, size.num_bytes
 
-Bytes are counted of what is predicted only, and of the words that became ``<unk>``. As private as the text.
+Bytes are counted only for what is predicted, and for the words that became ``<unk>``. As private as the text.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
 
 _MUCH = 0.1
-"""The share of a text that is unknown, or cut off, from which on a warning says so."""
+"""The share of a text that is unknown, or cut off, above which a warning says so."""
 _BATCH = 4096
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """What a vocabulary makes of a text cut at ``max_length``. As private as the text."""
+    """The size of a text, as a vocabulary cuts it up to ``max_length``. As private as the text."""
 
     ends: int
     """Sentence ends that are predicted: of sentences with a token whose end is not cut off."""
     tokens: int
-    """Predicted ones, sentence ends aside."""
+    """Predicted tokens, sentence ends aside."""
     unknown: int
     """``<unk>`` among them."""
     cut: int
     """Tokens beyond the cut, which are not predicted."""
     num_bytes: int
-    """Of what is predicted, in UTF-8, with one for each of ``ends``."""
+    """Bytes of what is predicted, in UTF-8, with one for each of ``ends``."""
     unknown_bytes: int
-    """Of the words that became ``<unk>``."""
+    """Bytes of the words that became ``<unk>``."""
 
     @property
     def unk_share(self) -> float:
@@ -46,7 +46,7 @@ class TextSize:
         return self.unknown / max(self.tokens, 1)
 
     def warn(self, reporter: Reporter) -> None:
-        """Says where a score is about less than it seems."""
+        """Warns if a score covers less than it seems to."""
         warn_unknown(self.unk_share, reporter)
         share = self.cut / max(self.cut + self.tokens, 1)
         if share > _MUCH:
@@ -57,7 +57,7 @@ class TextSize:
 
 
 def warn_unknown(unk_share: float, reporter: Reporter) -> None:
-    """Says so where much of a text is ``<unk>``."""
+    """Warns if much of a text is ``<unk>``."""
     if unk_share > _MUCH:
         reporter.say(
             f"warning: {unk_share:.0%} of the words of the evaluation text are <unk>, which are easy to predict: compare "

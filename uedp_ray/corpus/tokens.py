@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 _BATCH = 4096  # Sentences handed to the tokenizer at once, which uses all cores.
 _PART = 1 << 22
 _MOST_COUNT = 1 << 10
-"""Bytes of a file with one number."""
+"""The most bytes of a file that holds one number."""
 _FILES, _CHECKSUMS = ("tokens.npy", "offsets.npy", "cut.npy"), "checksums.json"
 MADE = rf"(?:{'|'.join(map(re.escape, (*_FILES, _CHECKSUMS)))})"
-"""What is in a folder of tokens, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of what is in a folder of tokens."""
 STORES = beneath("[0-9a-f]{16}", MADE) + r"|\.[0-9a-f]{16}\.lock"
-"""What ``encode_corpus`` makes."""
+"""A regular expression of what ``encode_corpus`` makes."""
 _WAIT = 3600.0
-"""Seconds to wait for another process that tokenises the same text: trials of a sweep begin together."""
+"""Seconds to wait for another process that tokenises the same text: trials of a sweep start together."""
 
 
 class TokenStore:
@@ -87,15 +87,15 @@ class TokenStore:
 
 
 def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> list[np.ndarray]:
-    """Token ids of each text, (T,) int32, ``max_length`` at most: one cut there has no end to predict (``NextWord``)."""
+    """Token ids of each text, (T,) int32, at most ``max_length``: one cut there has no end to predict (``NextWord``)."""
     return list(encoded(texts, vocabulary, max_length))
 
 
 def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
     """Tokenises a corpus under ``directory``, or reopens what an earlier call wrote for the same three arguments.
 
-    The folder appears complete or not at all; of several processes one writes it, and the others wait for it. What is
-    damaged is written anew. Memory is one batch of sentences.
+    The folder appears complete or not at all; of several processes one writes it, and the others wait for it. A damaged
+    one is rewritten. Memory is one batch of sentences.
     Raises: InputError if ``max_length`` leaves no room for a token.
     """
     if max_length < 2:
@@ -107,7 +107,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
     if store is None:
         make_folder(path.parent, private=True)
         busy = InputError(
-            "tokens", str(path), f"another process has been writing it for {_WAIT:.0f} s: see what it does"
+            "tokens", str(path), f"another process has been writing it for {_WAIT:.0f} s: check what it does"
         )
         with locked(lock_beside(path), wait=_WAIT, busy=busy):
             store = _whole(path, *shape)
@@ -121,7 +121,7 @@ def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path,
                     (new / _CHECKSUMS).write_text(json.dumps({name: checksum(new / name) for name in _FILES}))
                 store = _whole(path, *shape)
                 if store is None:
-                    raise InputError("tokenizer.json", str(path), "it has ids beyond its own: name another tokenizer")
+                    raise InputError("tokenizer.json", str(path), "gives ids beyond its size: name another tokenizer")
     return store
 
 
@@ -152,7 +152,7 @@ def _parts(tokens: np.ndarray) -> Iterator[np.ndarray]:
 def encoded(
     texts: Iterable[str], vocabulary: Vocabulary, max_length: int, cut: list[int] | None = None
 ) -> Iterator[np.ndarray]:
-    """``encode_texts``, one text after the other; ``cut[0]`` counts the tokens left out."""
+    """Yields what ``encode_texts`` returns, one text at a time; ``cut[0]`` counts the tokens left out."""
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, _BATCH)):
         for ids in vocabulary.encode_batch(batch):
@@ -162,7 +162,7 @@ def encoded(
 
 
 def _write(folder: Path, sentences: Iterable[np.ndarray], num_sentences: int) -> None:
-    """Both files are written front to back: a map of a file that finds the disk full kills the process."""
+    """Writes both files front to back: a full disk kills a process that writes to a memory map."""
     count, total = 0, 0
     with (folder / "tokens.npy").open("wb") as file, (folder / "offsets.npy").open("wb") as ends:
         body = _write_header(file, np.int32, 0)

@@ -4,7 +4,7 @@
     vocabulary.encode_batch(["The patient left ."])     # [array([6, 5, 4, 3], dtype=int32)]
     vocabulary.save("model")                            # AutoTokenizer.from_pretrained("model") opens it
 
-Whatever the kind, it is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third
+Every kind is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third
 reads private text and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it asks for noise.
 
 Reference for releasing the keys of a private histogram by a noisy threshold: Korolova, Kenthapadi, Mishra and Ntoulas,
@@ -36,7 +36,7 @@ UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 SPECIAL = (UNKNOWN, END, PAD)
 _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
 MOST_BYTES = 1 << 28
-"""Of one file of a tokenizer; the largest published ones take a seventh of it."""
+"""The most bytes of one file of a tokenizer; the largest published ones take a seventh of it."""
 
 MADE = "|".join(
     (
@@ -44,12 +44,12 @@ MADE = "|".join(
         r"[\w.]+\.model|vocab\.txt|merges\.txt|chat_template\.jinja",
     )
 )
-"""What ``Vocabulary.save`` makes, of whichever tokenizer, as for ``find_other``."""
+"""A regular expression, as for ``find_other``, of what ``Vocabulary.save`` makes of any tokenizer."""
 
-_OWN = "put the tokenizer's own back"
-_SOME_TEXT = "it has no tokens for some text: put the tokenizer's own file back, or name another tokenizer"
+_OWN = "restore the tokenizer's own"
+_SOME_TEXT = "it has no tokens for some text: restore the tokenizer's own file, or name another tokenizer"
 _MOST_GAPS = 1 << 20
-"""Of ids that no token has; tokenizers go through them one by one."""
+"""The most ids that no token has; tokenizers go through them one by one."""
 
 Noise = Callable[[int, float], np.ndarray]
 """``noise(size, std)``: that many independent N(0, std^2) draws, from the run's private noise source."""
@@ -90,7 +90,7 @@ class Vocabulary:
                 sound = vocabulary._sound()
         except InputError:
             raise
-        except Exception:  # tokenizers raise bare Exception, and transformers whatever a damaged file trips
+        except Exception:  # tokenizers raise bare Exception, and transformers whatever a damaged file causes
             pass
         if vocabulary is None or not sound:
             remedy = "not a tokenizer: give a folder or tokenizer.json, or a hub name while online"
@@ -98,7 +98,7 @@ class Vocabulary:
         return vocabulary
 
     def _sound(self) -> bool:
-        """Whether it does what is asked of it; of a damaged one some of that fails, in any way."""
+        """Whether it works: with a damaged one some call below fails, in any way."""
         self.encode_batch([""])
         self.decode([self.eos_id])
         if self.size > len(self.tokenizer) + _MOST_GAPS:
@@ -109,7 +109,7 @@ class Vocabulary:
         return all(isinstance(i, int) and 0 <= i < self.size for i in ids)
 
     def _reads_everything(self) -> bool:
-        """Whether it has tokens for any text. One that has not would fail on some private text, which would tell of it."""
+        """Whether it has tokens for every text. One without would fail on some private text, and so reveal something."""
         model = json.loads(self.tokenizer.backend_tokenizer.to_str())["model"]
         kind, words = model["type"], model["vocab"]
         if kind == "Unigram":  # ``byte_fallback`` alone is not enough: some bytes may have no token
@@ -118,7 +118,7 @@ class Vocabulary:
         return unknown in words or (kind == "BPE" and unknown is None)  # which leaves out what it does not know
 
     def save(self, directory: str | Path, *, longest: int | None = None) -> None:
-        """Writes tokenizer.json and its settings, beside a model if there is one, which reads ``longest`` tokens at most."""
+        """Writes tokenizer.json and its settings, beside a model if there is one, which reads at most ``longest`` tokens."""
         if longest is not None:
             self.tokenizer.model_max_length = longest
         self.tokenizer.save_pretrained(str(directory))
@@ -157,7 +157,7 @@ class Vocabulary:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model.
 
-        Raises: InputError if the tokenizer cannot read one, as where it has no token for unknown words.
+        Raises: InputError if the tokenizer cannot read one, for example because it has no token for unknown words.
         """
         try:
             encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -168,7 +168,7 @@ class Vocabulary:
         return [np.asarray(one.ids, dtype=np.int32) for one in encoded]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Where in the text each token of ``encode_batch`` stands: (first character, one beyond the last)."""
+        """Where in the text each token of ``encode_batch`` is: (first character, one beyond the last)."""
         return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -193,8 +193,8 @@ def build_vocabulary(
       max_holders: K, for ``noisy-threshold``; 0 protects users only.
       noise: for ``noisy-threshold``; see there.
 
-    Raises: InputError if the tokenizer cannot be opened, or there is no public word. That no private word is released is a
-    release too, of a vocabulary without words.
+    Raises: InputError if the tokenizer cannot be opened, or there is no public word. Releasing no private word is a release
+    too, of a vocabulary without words.
     """
     if config.kind == "tokenizer":
         return Vocabulary.load(config.path)
@@ -290,7 +290,7 @@ def _normalizer(config: VocabularyConfig) -> Any:
 
 
 def _words(normalize: Any, text: str) -> list[str]:
-    """Normalised words, exactly as the tokenizer will split them; special tokens in the text are no words."""
+    """Normalised words, exactly as the tokenizer will split them; special tokens in the text are not words."""
     return [word for word in normalize.normalize_str(text).split() if word not in SPECIAL]
 
 

@@ -1,11 +1,11 @@
 """Networks and the exact gradient of every single sentence.
 
 build.py         ModelConfig -> network, from random values or a warm start
-architecture.py  what an architecture is; gpt2.py, awd_lstm.py, pretrained.py: one each
-saved.py         saving, loading, and what is believed of a folder
+architecture.py  the interface of architectures; gpt2.py, awd_lstm.py, pretrained.py: one each
+saved.py         saving, loading, and the checks of a folder
 trainable.py     which part is trained: everything, LoRA, biases and norms, head
 parameters.py    the trainable part as one vector
 gradients.py     per-sentence norms and weighted sums without a (sentences, parameters) matrix
-isolation.py     every pass begins in the same state
+isolation.py     every pass starts in the same state
 masks.py         dropout that belongs to one sentence each
 """

@@ -1,4 +1,4 @@
-"""What ``model.architecture`` names: a module of this room with an ``ARCHITECTURE``, which says how its network is made.
+"""What ``model.architecture`` names: a module of this room with an ``ARCHITECTURE``, which says how its network is built.
 
     architecture("gpt2").build(config, Tokens(size=10_000, bos_id=0, eos_id=0))
 
@@ -32,12 +32,12 @@ class Tokens(NamedTuple):
     bos_id: int
     eos_id: int
     replaced: bool = False
-    """Of a pretrained network: its embeddings are drawn anew."""
+    """Whether a pretrained network gets newly drawn embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnNetwork:
-    """A network that transformers does not know: its settings as ``config.json`` has them, and what is made of them."""
+    """A network that transformers does not know: its settings as in ``config.json``, and how it is built from them."""
 
     settings: type
     """A dataclass with a class attribute ``model_type``, which is the name of the architecture."""
@@ -48,17 +48,17 @@ class OwnNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """How a network is made of the model section."""
+    """How a network is built from the model section."""
 
     build: Callable[[ModelConfig, Tokens], nn.Module]
-    """With random initial values, by torch's default generator, or those it comes with."""
+    """Its initial values are random, by torch's default generator, or those it comes with."""
     shape: Mapping[str, str] = field(default_factory=dict)
     """Settings that a network and its warm start share, with their names in ``config.json``."""
     uses: frozenset[str] = frozenset()
     """Those of ``init_range``, ``SHAPE`` and ``DROPOUTS`` that it reads; it ignores the others."""
     why_ignored: str = ""
     largest: Callable[[ModelConfig], Mapping[str, tuple[str, int]]] = lambda config: {}
-    """By the setting that decides on it: a part of the network, in words, and its number of parameters."""
+    """By setting, the part of the network that it decides on: its name in words, and its number of parameters."""
     own: OwnNetwork | None = None
 
 
@@ -71,7 +71,7 @@ def architecture(name: str) -> Architecture:
 
 
 def own_network(model_type: str) -> OwnNetwork | None:
-    """The network of ours that a saved model is of, or None: then transformers has it."""
+    """The network of ours that a saved model has; None if it is one of transformers."""
     return architecture(model_type).own if model_type in NAMES else None
 
 

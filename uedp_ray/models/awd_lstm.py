@@ -8,7 +8,7 @@ instead of cuDNN's two (the same functions), and whole words are dropped per sen
 
 Every product with a weight goes through a module call, so that ``gradients.py`` sees its factors. Masks belong to one
 sentence each, except the DropConnect mask, which a forward pass shares. Drawn from torch's default generator, they depend
-on which sentences pass together; under ``mask_seeds`` they depend on the seeds alone.
+on which sentences share a pass; under ``mask_seeds`` they depend on the seeds alone.
 
 Shape legend: B sentences, T positions, V vocabulary, D embedding size, H hidden size.
 """
@@ -126,7 +126,7 @@ class AWDLSTM(PerSentenceMasks):
         """``position_ids`` and ``use_cache`` are accepted for the common call convention; time is the position here."""
         s, masks = self.settings, Masks(self.mask_seeds)
         x = self.embedding(input_ids)
-        if self.training and s.dropout_embedding:  # the same word is dropped wherever it stands in the sentence
+        if self.training and s.dropout_embedding:  # a word is dropped wherever it occurs in the sentence
             x = x * masks.sentences(s.vocab_size, s.dropout_embedding, x).gather(1, input_ids)[:, :, None]
         x = self._locked(x, s.dropout_input, masks)
         for index, layer in enumerate(self.layers):

@@ -1,4 +1,4 @@
-"""Makes the network of a model section, from random values or its warm start.
+"""Builds the network of a model section, from random values or its warm start.
 
     model = build_model(ModelConfig(), vocab_size=10_000, bos_id=0, eos_id=0, seed=0)
 
@@ -32,7 +32,7 @@ def build_model(
       vocab_size: tokens of the vocabulary in use; a pretrained network may have more.
       bos_id, eos_id: tokens that sentences begin and end with, for the model's own settings.
       seed: initial values; the global generator is left alone.
-      replace_embeddings: of a pretrained network, whose token embeddings are then drawn anew for this vocabulary.
+      replace_embeddings: whether a pretrained network gets newly drawn token embeddings, for this vocabulary.
     Raises:
       InputError: a folder cannot be loaded or does not fit.
     """
@@ -50,9 +50,9 @@ def build_model(
 
 
 def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings: bool = False) -> None:
-    """Holds the model section against the settings of its warm start, and these against its files; no weights are read.
+    """Checks the model section against the settings of its warm start, and these against its files; reads no weights.
 
-    Raises: InputError if ``build_model`` would not load it, as far as that can be told so. It refuses the rest itself.
+    Raises: InputError if ``build_model`` would not load it, as far as this shows it. It refuses the rest itself.
     """
     with _as_start(config):
         hub = read_settings(Path(config.warm_start))
@@ -61,7 +61,7 @@ def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings
     ours = pretrained_config(config).model_type if pretrained else config.architecture
     if theirs != ours:
         field, value = ("path", config.path) if pretrained else ("architecture", config.architecture)
-        kind = f"is {ours}" if pretrained else "is asked for"
+        kind = f"is {ours}" if pretrained else "is requested"
         raise InputError(f"model.{field}", value, f"{kind}, but model.warm_start is {theirs}: {_AS_PRETRAINED}")
     for name, key in architecture(config.architecture).shape.items():
         value, there = getattr(config, name), getattr(hub, key)
@@ -73,7 +73,7 @@ def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings
                 {name: tensor.shape for name, tensor in network.state_dict().items()}
                 for network in (_shaped(config, vocab_size, replace_embeddings), unfilled(hub))
             ]
-    except Exception:  # a network that cannot be made without its values: build_model will tell
+    except Exception:  # a network that cannot be built without its values: build_model will report it
         return
     if shapes[0] != shapes[1]:
         raise _misfit(config)

@@ -1,4 +1,4 @@
-"""GPT-2, as transformers has it, of the sizes in the model section.
+"""GPT-2, as in transformers, with the sizes in the model section.
 
 Dropout: ``dropout_embedding``, ``dropout_hidden`` (attention) and ``dropout_output`` (residual).
 """

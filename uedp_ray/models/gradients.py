@@ -10,8 +10,8 @@ One forward and one backward pass record, for every module that owns trainable p
 of its output. A linear layer's gradient for sentence x is then ``left_x^T right_x``, a sum of T outer products; uses of
 one parameter in several places (tied embeddings, a recurrent matrix) are added up. Any other module is recomputed under
 ``vmap(vjp)``. Every sentence's gradient is formed as a vector of its own: what is clipped is what is summed, to the bit,
-whatever the precision of the passes. Every product has a shape that follows from the batch's shape and the row alone, so
-that batches of one shape treat a row alike, whatever the others hold. Sources: Goodfellow 2015 ("Efficient per-example
+at any precision of the passes. Every product has a shape that follows from the batch's shape and the row alone, so that
+batches of one shape treat a row alike, whatever the other rows hold. Sources: Goodfellow 2015 ("Efficient per-example
 gradient computations"); Bu et al. 2023 (book-keeping).
 
 The sentences, losses and gradients are private. Shape legend: B sentences, T positions, P flattened trainable parameters;
@@ -39,15 +39,15 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Batch, Task
 
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
-"""Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. One row at least."""
+"""Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. At least one row."""
 
 _ALIGNED = 16
-"""Elements from row to row are a multiple of it. Where rows begin at different places of a cache line, a product that is
-written there adds in another order from row to row (MKL)."""
+"""The elements from row to row are a multiple of it. If rows start at different places of a cache line, a product that is
+written there is summed in a different order from row to row (MKL)."""
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """float32 at least: bf16 activations are summed in float32."""
+    """The tensor in float32 or wider: bf16 activations are summed in float32."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -74,7 +74,7 @@ class _Factors:
                 setattr(self, name, [torch.cat(entries, 1)])
         if len(self.full) > 1:
             self.full = [torch.stack(self.full).sum(0)]
-        if self.ids:  # a row that is met twice is added up at its first place: adding in parallel has no fixed order
+        if self.ids:  # a row that occurs twice is summed at its first place: adding in parallel has no fixed order
             ids, rows = self.ids[0], self.rows[0]
             same = ids[:, :, None] == ids[:, None, :]
             first = ~same.tril(-1).any(2, keepdim=True)
@@ -111,8 +111,8 @@ class SentenceGradients:
     def chunks(self, num: int | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yields (x, (b, P) gradients of the sentences x to x + b - 1), in the order of ``FlatParameters``.
 
-        The tensor is overwritten by the next one. ``num``: of the first sentences only. How sentences are grouped follows
-        from B and P alone. A gradient that is not finite is the sentence's own: no other's is touched by it.
+        The tensor is overwritten by the next one. ``num``: only the first ``num`` sentences. How sentences are grouped
+        follows from B and P alone. A gradient that is not finite affects no other sentence's.
         """
         size = max(1, _CHUNK.get(self.losses.device.type, _CHUNK["cpu"]) // max(1, self._params.num))
         size = min(size, max(1, len(self.losses)))
@@ -146,7 +146,7 @@ class _Call:
     version: int = 0
 
     def current_version(self) -> int:
-        """Counts changes in place: a changed input or output would give a wrong gradient without any sign of it."""
+        """Counts changes in place: a changed input or output would silently give a wrong gradient."""
         return sum(t._version for t in (self.output, *self.args) if isinstance(t, Tensor))
 
 
@@ -303,10 +303,10 @@ def check_exact(
     isolated: Callable[[], AbstractContextManager[None]] = nullcontext,
     tolerance: float = 1e-3,
 ) -> None:
-    """Compares norms with backward passes over one sentence at a time; for networks we have not seen before.
+    """Compares norms with backward passes over one sentence at a time; for networks not seen before.
 
     Finds what the records cannot show: sentences that influence each other, masks or tables mistaken for sentences. Use a
-    public or made-up batch of two or more sentences. Each pass is made in evaluation mode, within ``isolated()``. Raises
+    public or made-up batch of two or more sentences. Each pass runs in evaluation mode, within ``isolated()``. Raises
     InputError if a norm is off by more than ``tolerance`` (relative).
     """
     with isolated():

@@ -1,19 +1,19 @@
-"""Every pass through a network begins in the same state.
+"""Every pass through a network starts in the same state.
 
     isolated = Isolation(model, params.tensors)
     with isolated(seed=0):
         losses = task.losses(model, batch)
 
 Some networks keep something from pass to pass: rotary tables that grow with the longest input so far, a kind of attention
-that a long sentence switches for good, draws from a generator that everybody shares. One user's sentence would then change
-the gradients of others', now and in later rounds, and no bound on a user's movement would hold. So what a pass leaves in
-the network is put back, and its random numbers start from a public seed. A network that writes to its weights, or visibly
-holds what cannot be watched, is refused.
+that a long sentence switches permanently, draws from a shared generator. One user's sentence would then change the gradients
+of others', now and in later rounds, and no bound on a user's movement would hold. So whatever a pass changes in the network
+is restored, and its random numbers start from a public seed. A network that writes to its weights, or visibly holds what
+cannot be watched, is refused.
 
-Seen is what Python objects that can be reached from the network hold: attributes, containers, buffers, settings, closures.
-Not seen are global variables, attributes of classes, what objects made in C keep to themselves (caches of functools,
-streams), and writes to weights, or to buffers of whole numbers, that pass by torch's version counter (through ``.data``).
-No causal language model of transformers keeps text there.
+Watched is what Python objects reachable from the network hold: attributes, containers, buffers, settings, closures.
+Not watched are global variables, attributes of classes, the internals of objects made in C (caches of functools, streams),
+and writes to weights, or to buffers of whole numbers, that bypass torch's version counter (through ``.data``). No causal
+language model of transformers keeps text there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from uedp_ray.errors import InputError
 
 ALONE = threading.RLock()
-"""Held by a thread that trains or scores: torch's generator and number of threads are the process's, and initial weights and
-a sentence's dropout masks would depend on what another thread draws."""
+"""Held by a thread that trains or scores: torch's generator and number of threads belong to the process, so initial weights
+and a sentence's dropout masks would depend on what another thread draws."""
 
 _VALUES = (
     *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, type),
@@ -47,14 +47,14 @@ _VALUES = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, np.generic, np.dtype),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
-"""What cannot change."""
+"""Types whose objects cannot change."""
 
 
 class Isolation:
-    """Puts back what passes leave in a network, and seeds torch's, NumPy's and Python's generators for each.
+    """Restores a network after each pass, and seeds torch's, NumPy's and Python's generators for it.
 
     Args:
-      trainable: parameters that are set between passes; inside of one they change only ``with isolated(..., trains=True)``.
+      trainable: parameters that are set between passes; within one they change only ``with isolated(..., trains=True)``.
     Raises: InputError for a network that holds something whose changes would not be seen.
     """
 
@@ -66,7 +66,7 @@ class Isolation:
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._mappings: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
-        self._empty: list[dict[Any, Any]] = []  # most of a network's, and quickly looked through
+        self._empty: list[dict[Any, Any]] = []  # most of a network's, and quick to check
         self._containers: list[tuple[list[Any] | set[Any] | deque[Any], list[Any]]] = []
         self._fields: list[tuple[Any, str, Any]] = []
         self._seen: dict[int, Any] = {id(tensor): tensor for tensor in self._trainable}
@@ -79,9 +79,9 @@ class Isolation:
 
     @contextmanager
     def __call__(self, seed: int = 0, *, trains: bool = False) -> Iterator[None]:
-        """A pass, or several that may know of each other.
+        """Surrounds a pass, or several that may affect each other.
 
-        Raises: InputError if a pass wrote to parameters, which are not put back.
+        Raises: InputError if a pass wrote to parameters, which are not restored.
         """
         fixed = self._weights if trains else [*self._weights, *self._trainable]
         before = [tensor._version for tensor in fixed]
@@ -163,7 +163,7 @@ class Isolation:
         for array, numbers in self._arrays:
             array[...] = numbers
         for (buffer, content), version in zip(self._buffers, versions, strict=True):
-            if buffer._version != version or buffer.is_floating_point():  # which batch_norm writes uncounted
+            if buffer._version != version or buffer.is_floating_point():  # batch_norm writes to these uncounted
                 buffer.resize_(content.shape).copy_(content)
 
 

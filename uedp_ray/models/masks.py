@@ -1,9 +1,9 @@
-"""Dropout masks that belong to one sentence each, whoever shares its pass.
+"""Dropout masks that belong to one sentence each, whichever others share its pass.
 
     network.mask_seeds = MaskSeeds(weight=1, sentences=[4, 5])     # of a batch of two
 
-A network that draws its masks from torch's default generator gives a sentence other masks in other company, and so must be
-given each sentence alone where there is dropout. One that keeps ``PerSentenceMasks`` need not.
+A network that draws its masks from torch's default generator gives a sentence different masks beside different others, so it
+must be given each sentence alone if there is dropout. One that keeps to ``PerSentenceMasks`` need not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class MaskSeeds:
-    """Seeds of one pass: of the DropConnect mask, and one for each of its (B,) sentences."""
+    """Seeds of one pass: one for the DropConnect mask, and one for each of its (B,) sentences."""
 
     weight: int
     sentences: Sequence[int]
@@ -48,7 +48,7 @@ class Masks:
 
 
 class PerSentenceMasks(nn.Module):
-    """A network whose dropout depends on ``mask_seeds`` alone, where they are given."""
+    """A network whose dropout depends on ``mask_seeds`` alone, if they are given."""
 
     mask_seeds: MaskSeeds | None = None
     layer_sizes: Sequence[int] = ()

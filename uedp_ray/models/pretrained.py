@@ -1,4 +1,4 @@
-"""A causal language model of transformers that was trained before, from a folder or the hub, with the tokens it knows.
+"""A pretrained causal language model of transformers, from a folder or the hub, with the tokens it knows.
 
 No dropout applies, whatever its configuration says.
 """
@@ -33,7 +33,7 @@ def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
     for name, value in vars(hub).items():
         if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
             setattr(hub, name, 0.0)
-    with said_by_transformers("model.path", config.path):  # attention as the architecture has it: not all have sdpa
+    with said_by_transformers("model.path", config.path):  # the architecture's own attention: not all have sdpa
         model = AutoModelForCausalLM.from_pretrained(
             config.path, config=hub, dtype=torch.float32, trust_remote_code=False
         )
@@ -59,13 +59,13 @@ def pretrained_config(config: ModelConfig) -> Any:
     with unread("model.path", folder):
         check_filled(folder, hub, stored)
     if longest < config.max_length:
-        raise InputError("model.max_length", config.max_length, f"this model reads {longest} tokens at most")
+        raise InputError("model.max_length", config.max_length, f"this model reads at most {longest} tokens")
     return hub
 
 
 def _check_saves(model: Any, path: str) -> None:
-    """Raises: InputError if the model could not be saved, before it is trained for nothing. Writes all but weights."""
-    if getattr(model, "_hf_peft_config_loaded", False):  # of a hub name: a folder's files were looked at
+    """Raises InputError if the model cannot be saved, before it is trained in vain. Writes all but weights."""
+    if getattr(model, "_hf_peft_config_loaded", False):  # from a hub name: a folder's files were checked
         raise InputError("model.path", path, f"{ADAPTER} {MERGE}")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,19 +73,19 @@ def _check_saves(model: Any, path: str) -> None:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        remedy = f"transformers loads this model, and cannot save it ({said(error)}): mend its settings"
+        remedy = f"transformers can load this model but not save it ({said(error)}): fix its settings"
         raise InputError("model.path", path, remedy) from error
 
 
 def check_fits(config: ModelConfig, num_rows: int, vocab_size: int) -> None:
-    """Raises: InputError if a pretrained model has no embedding for some token of the vocabulary."""
+    """Raises InputError if a pretrained model has no embedding for some token of the vocabulary."""
     if num_rows < vocab_size:
         remedy = f"it knows {num_rows} tokens, the vocabulary has {vocab_size}: use the tokenizer it came with"
         raise InputError("model.path", config.path, remedy)
 
 
 def _replace_embeddings(model: Any, tokens: Tokens) -> None:
-    """Rows for the tokens of another vocabulary, drawn as the model's were before it was trained."""
+    """Draws embeddings for the tokens of another vocabulary, as the model's were drawn before it was trained."""
     model.resize_token_embeddings(tokens.size, mean_resizing=False)
     std = getattr(model.config, "initializer_range", 0.02)
     tables = [layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer]
@@ -97,4 +97,4 @@ def _replace_embeddings(model: Any, tokens: Tokens) -> None:
         settings.pad_token_id = None
 
 
-ARCHITECTURE = Architecture(build=_build, why_ignored="a pretrained model has a shape of its own")
+ARCHITECTURE = Architecture(build=_build, why_ignored="a pretrained model has its own shape")

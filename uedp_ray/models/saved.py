@@ -1,10 +1,10 @@
-"""Saved networks: what is written, and what is believed of what is read.
+"""Saved networks: what is written, and what is checked when it is read.
 
     save_model(model, "run/model")
     model = load_model("run/model")
 
-Folders may be damaged or hostile: settings are held against the weights before a network is made of them. All arguments
-are public; a saved model is as private as the training that made it.
+Folders may be damaged or hostile: settings are checked against the weights before a network is built from them. All
+arguments are public; a saved model is as private as the training that made it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ transformers_logging.disable_progress_bar()  # our own progress line is the only
 
 ADAPTER = "adapter_config.json"
 MERGE = "adds an adapter, with which the whole model cannot be saved: give one with it merged (PEFT: merge_and_unload)"
-_OWN = "put the model's own back"
+_OWN = "restore the model's own"
 _BUFFERS = 2**30
-"""Bytes of buffers, as tables of positions, that any network may have; a large one may have more."""
+"""Bytes of buffers, such as tables of positions, that any network may have; a large one may have more."""
 _GENERATION = "generation_config.json"
 _SETTINGS = ("config.json", _GENERATION, "model.safetensors.index.json")
 _MOST_HEADER = 100_000_000
-"""Bytes of a safetensors header, by that format."""
+"""The most bytes of a safetensors header, by that format."""
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
@@ -56,22 +56,22 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_model(model, str(folder / "model.safetensors"))
         (folder / "config.json").write_text(json.dumps(model.config_dict(), indent=2))  # type: ignore[operator]
-    for weights in folder.glob("*.safetensors"):  # which safetensors writes for the owner alone
+    for weights in folder.glob("*.safetensors"):  # safetensors makes them readable for the owner alone
         weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def longest_input(model: nn.Module) -> int | None:
-    """Tokens that a network reads at most; None where it has no limit."""
+    """The most tokens that a network reads; None if it has no limit."""
     return longest_by(getattr(model, "config", None))
 
 
 def longest_of(folder: Path) -> int | None:
-    """``longest_input`` of the network that is saved in ``folder``. Raises: InputError if none is."""
+    """``longest_input`` of the network that is saved in ``folder``. Raises: InputError if there is none."""
     return longest_by(read_settings(folder))
 
 
 def longest_by(hub: Any) -> int | None:
-    """By a transformers configuration, whose text part may be a section of its own; Mamba and its like have no limit."""
+    """The same by a transformers configuration, whose text part may be a section; Mamba and its like have no limit."""
     text = hub.get_text_config() if hasattr(hub, "get_text_config") else hub
     return getattr(text, "max_position_embeddings", None)
 
@@ -82,7 +82,7 @@ def load_model(path: str | Path) -> nn.Module:
     hub = read_settings(folder)
     try:
         model = _filled(folder, hub).eval()
-        with torch.no_grad():  # settings may be wrong in ways that only a pass meets
+        with torch.no_grad():  # settings may be wrong in ways that only a pass shows
             model(input_ids=torch.zeros((1, min(2, longest_input(model) or 2)), dtype=torch.long))
     except MemoryError:
         raise
@@ -100,7 +100,7 @@ def _filled(folder: Path, hub: Any) -> nn.Module:
     model, found = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
     )
-    if found["missing_keys"]:  # which transformers would leave at random values
+    if found["missing_keys"]:  # transformers would leave them at random values
         raise ValueError("weights are missing")
     return model
 
@@ -144,7 +144,7 @@ def unfilled(hub: Any) -> nn.Module:
 
 
 def check_whole(folder: Path) -> None:
-    """Raises: InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
+    """Raises InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
     hub, stored = _read(folder)
     if sum(stored) < max(1, _size(hub)[0]):  # a tied matrix is stored once, and counted once
         raise _not_read("model", folder, "weights are missing")
@@ -153,7 +153,7 @@ def check_whole(folder: Path) -> None:
 def check_files(folder: Path) -> list[int]:
     """How many numbers each tensor in the folder's safetensors files has.
 
-    Raises: InputError for a file that is no ordinary one, or no settings, or not as long as it says; OSError.
+    Raises: InputError for a file that is not a regular one, or not settings, or not as long as it says; OSError.
     """
     stored: list[int] = []
     for file in sorted(folder.iterdir()):
@@ -196,7 +196,7 @@ def _stored(file: Path) -> list[int]:
 
 
 def check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
-    """Raises: InputError if settings ask for a far larger network than the weights are, before one is made."""
+    """Raises InputError if settings describe a far larger network than the weights, before one is built."""
     if not stored:
         return
     own = own_network(hub.model_type)
@@ -204,22 +204,22 @@ def check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
     parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else _size(hub)
     most = max(len(stored), 2 * sum(stored))  # a tied matrix is stored once
     if parameters > most or buffers > max(_BUFFERS, 4 * most):
-        raise InputError("config.json", str(folder / "config.json"), f"does not go with the weights: {_OWN}")
+        raise InputError("config.json", str(folder / "config.json"), f"does not match the weights: {_OWN}")
 
 
 def _size(hub: Any) -> tuple[int, int]:
-    """How many parameters a network has, and bytes of buffers; zeros for one that cannot be made without its values."""
+    """How many parameters a network has, and bytes of buffers; zeros for one that cannot be built without its values."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             network = unfilled(hub)
             return sum(map(Tensor.numel, network.parameters())), sum(buffer.nbytes for buffer in network.buffers())
-    except Exception:  # transformers and torch: what is wrong with it shows when it is made
+    except Exception:  # transformers and torch: what is wrong with it shows when it is built
         return 0, 0
 
 
 @contextmanager
 def said_by_transformers(field: str, path: str) -> Iterator[None]:
-    """Turns whatever a folder trips in transformers into an InputError that says what it was."""
+    """Turns any error that a folder causes in transformers into an InputError that says what it was."""
     try:
         yield
     except MemoryError:
@@ -237,7 +237,7 @@ def said(error: Exception) -> str:
 
 @contextmanager
 def unread(field: str, folder: Path) -> Iterator[None]:
-    """Names the folder, as ``field``, for what is wrong with a file in it."""
+    """Reports anything wrong with a file in the folder as an InputError on ``field`` that names the folder."""
     try:
         yield
     except InputError as error:

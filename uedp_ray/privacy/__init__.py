@@ -1,1 +1,1 @@
-"""The mechanism's two halves and its price: sampling, clipping, noise; accounting, ledger. No module sets a global seed."""
+"""The mechanism (sampling, clipping, noise) and its price (accounting, ledger). No module sets a global seed."""

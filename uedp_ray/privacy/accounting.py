@@ -32,7 +32,7 @@ from uedp_ray.units import KINDS, UNITS
 ACCOUNTANTS = ("pld", "renyi")
 """Numerical composition of privacy loss distributions, or of Renyi divergences alone: faster, and never tighter by much."""
 _MOST_DELTA = 0.9
-_MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, growing with the rounds
+_MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, and longer with more rounds
 
 
 def epsilon(
@@ -62,12 +62,12 @@ def compose(
 ) -> float:
     """epsilon of different mechanisms, each with a count, and of plain Gaussian releases (sensitivity, noise std).
 
-    ``sensitivity`` must be the one of the unit and kind. Raises: InputError for values out of range.
+    ``sensitivity`` must be that for the unit and kind. Raises: InputError for values out of range.
     """
     check_arguments(unit, kind, delta)
     check_counts(parts)
     if accountant not in ACCOUNTANTS:
-        remedy = "is a unit: give it as that" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
+        remedy = "is a unit: pass it as unit" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
         raise InputError("accountant", accountant, remedy)
     counts: dict[RoundMechanism, int] = {}
     for mechanism, count in parts:
@@ -94,7 +94,7 @@ def calibrate(
     for a delta above 0.9, at which next to no noise is left and the search takes minutes.
     """
     if delta > _MOST_DELTA:
-        raise InputError("delta", delta, f"{_MOST_DELTA:g} at most, to solve noise for: a larger one promises nothing")
+        raise InputError("delta", delta, f"must be at most {_MOST_DELTA:g} to solve for noise: more promises nothing")
     if not math.isfinite(target_epsilon) or target_epsilon <= 0:
         raise InputError("target_epsilon", target_epsilon, "must be a finite number above 0")
     if unit != "user" and kind != "extended":
@@ -122,7 +122,7 @@ def _smallest_noise(at: Callable[[float], float], target: float, low: float, hig
     least, most = math.log(1e-3), math.log(1e6)
     while at(high) > target:
         if high >= most:
-            raise InputError("target_epsilon", target, "no noise reaches it: raise it or delta, or do fewer rounds")
+            raise InputError("target_epsilon", target, "no noise reaches it: raise it or delta, or run fewer rounds")
         low, high = high, min(high + 2.0, most)
     while at(low) <= target:
         if low <= least:
@@ -139,11 +139,11 @@ def _smallest_noise(at: Callable[[float], float], target: float, low: float, hig
 
 
 def why_infinite(parts: Sequence[tuple[RoundMechanism, int]], *, unit: str, kind: str) -> str:
-    """What to say beside an epsilon of these rounds that is infinite."""
+    """Says why the epsilon of these rounds is infinite."""
     needed = [(m, each) for m, _ in parts for each in dominating.kinds(kind)]
     if any(dominating.entity_part(m, unit, each)[0] == dominating.UNBOUNDED for m, each in needed):
         return "no guarantee: entities are protected only within bounds, and none are declared or enforced"
-    return "no guarantee: a part of delta goes elsewhere, or the noise is so little that epsilon is beyond computing"
+    return "no guarantee: part of delta is spent elsewhere, or the noise is so small that epsilon cannot be computed"
 
 
 def _needed_kinds(mechanisms: Sequence[RoundMechanism], unit: str) -> tuple[str, ...]:
@@ -169,8 +169,8 @@ def _epsilon(
     kind: str,
     accountant: str,
 ) -> float:
-    """By moments where that is asked for, or composition cannot be computed; else by composition, and the less of the two
-    where rounding takes much."""
+    """epsilon by moments if requested, or if composition cannot be computed; else by composition, or the smaller of the two
+    where rounding takes much of delta."""
     total = sum(count for _, count in counts) + len(gaussians)
     if not total:
         return 0.0

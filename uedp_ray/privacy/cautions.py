@@ -1,4 +1,4 @@
-"""What is legal and yet no use: an epsilon or a delta that protects nobody, noise under which nothing can be learnt.
+"""Warns of valid but useless settings: an epsilon or a delta that protects nobody, noise under which nothing can be learnt.
 
     cautions(mechanism, delta=1e-5, num_users=1000)     # [] or sentences that name the remedy
 
@@ -30,8 +30,8 @@ def cautions(mechanism: RoundMechanism, *, delta: float, num_users: int) -> list
     """Sentences to show before anything is trained.
 
     Noise is too much where its standard deviation, in one coordinate, is above the norm of the sum of a whole expected
-    cohort whose updates all point one way: q_u ``num_users`` times the bound on one update. In P coordinates its norm is
-    sqrt(P) times as large, and T rounds make up for sqrt(T) of that.
+    cohort whose updates all point one way: q_u ``num_users`` times the bound on one update. In P coordinates the noise has
+    sqrt(P) times that norm, and T rounds make up for sqrt(T) of it.
     """
     found = []
     if num_users and delta >= 1.0 / num_users:
@@ -45,6 +45,6 @@ def cautions(mechanism: RoundMechanism, *, delta: float, num_users: int) -> list
         found.append(
             f"the noise, {mechanism.noise_multiplier:.3g} in every coordinate, is {ratio} the largest sum that an expected "
             f"cohort of {signal:.3g} users can give (both in units of l2_clip_norm): nothing can be learnt; raise epsilon "
-            "or user_sampling_prob, do fewer rounds, or bring more users"
+            "or user_sampling_prob, run fewer rounds, or bring more users"
         )
     return found

@@ -37,7 +37,7 @@ def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
 def wide_norms(rows: torch.Tensor) -> torch.Tensor:
     """(B, P) -> (B,) float64 L2 norms, without a copy of the whole.
 
-    A norm has the same bits wherever the row stands: kernels order their sums by shape and alignment, so each part of a row
+    A norm has the same bits wherever the row is: kernels order their sums by shape and alignment, so each part of a row
     is squared into a vector of its own before it is added up.
     """
     squares = [[part.to(torch.float64, copy=True).square_().sum() for part in parts(row)] for row in rows]
@@ -45,10 +45,10 @@ def wide_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def summation_shrink(num: int, share: float = 1.0) -> float:
-    """What ``num`` vectors of norm at most c are scaled by, so that float64 rounding of two of their sums costs nothing.
+    """The factor that scales ``num`` vectors of norm at most c, so that float64 rounding of two of their sums costs nothing.
 
     A float64 sum of num vectors is off by at most num 2^-53 times the sum of their norms, so by num^2 2^-53 c. ``share``:
-    the least weight of what the two sums may differ by, which is all that the scaling takes something off.
+    the least weight of what the two sums may differ by, which is all that the scaling shortens.
     """
     return max(0.0, 1.0 - num * num * 2.0**-52 / share)
 

@@ -21,15 +21,15 @@ from uedp_ray.privacy.dominating import HolderGroups, Profile, holder_intervals
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ROUNDING = 2.0**-52
-"""Of delta, for each round, times the root of the number of losses: five times the largest error that rounding in the
-convolution was seen to make, in searches for it with 2 to 1024 rounds on grids of up to four million losses."""
+"""Taken off delta for each round, times the square root of the number of losses: five times the largest error that rounding
+in the convolution was seen to make, in searches for it with 2 to 1024 rounds on grids of up to four million losses."""
 TINY = 2.0**-40
 """A delta for each round, below which rounding may take much of it."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
 _NEGLIGIBLE = 1e-6  # or by less than this: where epsilon falls to 0, no share is ever small
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
-_MAX_LOSS = 1e5  # one round's; beyond it the answer is infinity
+_MAX_LOSS = 1e5  # of one round; beyond it epsilon is given as infinite
 
 
 def pld(
@@ -54,7 +54,7 @@ def over_holders(
 ) -> float:
     """The largest epsilon over every number of holders H (fixed over rounds) that the mechanisms allow."""
     total = sum(count for _, count in counts) + len(gaussians)
-    # Of labels; well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
+    # Mass of cut labels: well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
     tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
     plain = [([dominating.gaussian(sensitivity, std)], 1) for sensitivity, std in gaussians if sensitivity]
 
@@ -80,10 +80,10 @@ def over_holders(
         ]
         return _composed_epsilon(parts, delta, enough=best * (1 + _GROUPED))
 
-    # Best first: the interval with the largest bound is split until no bound passes the best value by more than allowed.
+    # Best first: the interval with the largest bound is split until no bound exceeds the best value by more than allowed.
     queue = [(-bound(least + 1, most, 0.1, False), least + 1, most, 0.1, False)]
     while -queue[0][0] > best * (1 + _GROUPED):
-        if math.isinf(queue[0][0]) and delta < TINY * total:  # rounding's: no split mends it
+        if math.isinf(queue[0][0]) and delta < TINY * total:  # due to rounding: no split helps
             return math.inf
         value, low, high, ratio, exact = heapq.heappop(queue)
         intervals = holder_intervals(least, low, high, ratio)
@@ -116,9 +116,9 @@ def _holder_groups(mechanism: RoundMechanism, unit: str, kind: str, tail: float,
 
 
 def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enough: float = 0.0) -> float:
-    """epsilon of independent parts (profiles of which the pointwise maximum holds, count): the larger direction.
+    """epsilon of independent parts, each (profiles whose pointwise maximum holds, count), in the larger direction.
 
-    It stops early below ``enough``: a coarse grid overstates, never understates.
+    Stops early below ``enough``: a coarse grid overstates, never understates.
     """
     total = max(1, sum(count for _, count in parts))
     tail = 1e-5 * delta / total
@@ -145,7 +145,8 @@ def _one_direction(
 ) -> float:
     """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``.
 
-    ``rounding``: of delta, times the root of the number of losses. A finer grid is not taken where it would lose half.
+    ``rounding``: taken off delta, times the square root of the number of losses. A grid that would lose more than half of
+    delta this way is not used.
     """
     # Powers of 2: grids are nested, so epsilon falls with the gap. At most 64: exp(gap) must be finite.
     gap = min(64.0, 2.0 ** math.floor(math.log2(max(map(max, reach)) / 48)))
@@ -175,7 +176,7 @@ def _one_direction(
 def _epsilon_at(dense: pld_pmf.DensePLDPmf, delta: float) -> float:
     """Smallest eps >= 0 with P(infinite loss) + sum over losses l > eps of p_l (1 - exp(eps - l)) at most ``delta``.
 
-    The library's own takes exp(-l), which from a loss of 700 on is denormal, and then says infinity here and there.
+    The library's own uses exp(-l), which from a loss of 700 on is denormal, and then sometimes returns infinity.
     """
     if dense._infinity_mass > delta:
         return math.inf

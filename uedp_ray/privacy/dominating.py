@@ -5,7 +5,7 @@ entity were drawn (docs/accounting.md has the proof). Its profile is delta(eps) 
 
     add, remove = one_round(mechanism).curve(np.linspace(-1, 1, 101))
 
-Whatever is cut or rounded is cut or rounded upwards. Inputs are public. Units: beta = 1.
+Everything that is cut or rounded is cut or rounded upwards. Inputs are public. Units: beta = 1.
 References: Choquette-Choo, Ganesh, Steinke, Thakurta, arXiv 2310.15526, Cor. 4.7.
 """
 # Shape legend: R = alternatives (rows), L = labels, J = mixture components, G = grid of epsilons.
@@ -26,14 +26,14 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.units import KINDS, UNITS
 
 MIN_DELTA = 1e-12
-UNBOUNDED = 1 << 62  # holders, where nobody bounds them
+UNBOUNDED = 1 << 62  # the number of holders where there is no bound
 _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
 _LEAST = 1e-100
 
 
 def kinds(kind: str) -> tuple[str, ...]:
-    """What ``kind`` stands for."""
+    """The kinds that ``kind`` stands for."""
     return KINDS if kind == "both" else (kind,)
 
 
@@ -48,7 +48,7 @@ def check_arguments(unit: str, kind: str, delta: float) -> None:
 
 @dataclass(eq=False)
 class Family:
-    """Pairs (N(0, z^2), sum_j p_lj N(s_lj, z^2)), one a label. All shifts are 0 or more."""
+    """Pairs (N(0, z^2), sum_j p_lj N(s_lj, z^2)), one per label. All shifts are 0 or more."""
 
     shifts_LJ: np.ndarray
     probs_LJ: np.ndarray
@@ -72,7 +72,7 @@ class Family:
 
 
 class _Tables:
-    """What curves were computed last, of all families together: those of many shifts take megabytes each."""
+    """The most recently computed curves of all families together: those with many shifts take megabytes each."""
 
     def __init__(self, most_bytes: int):
         self._room = most_bytes
@@ -83,7 +83,7 @@ class _Tables:
         with self._lock:
             table = self._found.pop(key, None)
             if table is not None:
-                self._found[key] = table  # now the last to go
+                self._found[key] = table  # now the last to be evicted
             return table
 
     def put(self, key: tuple[Family, bytes], table: tuple[np.ndarray, np.ndarray]) -> None:
@@ -101,7 +101,7 @@ def _num_bytes(arrays: Sequence[np.ndarray]) -> int:
 _TABLES = _Tables(512 << 20)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # hardly any noise: what is not a number then counts as lost, at the end
+@np.errstate(over="ignore", invalid="ignore")  # with hardly any noise: NaN then counts as lost, at the end
 def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The log ratio f(x) = log(p_0 + sum_j p_j exp(u_j x - u_j^2 / 2)) increases, so thresholds solve f(x) = eps."""
     moving_LJ = np.logical_and(u_LJ > 0, p_LJ > 0)
@@ -154,13 +154,13 @@ def _hockey_sticks(u_LJ: np.ndarray, p_LJ: np.ndarray, eps_G: np.ndarray) -> tup
 
 @dataclass(eq=False)
 class Profile:
-    """The largest, at every eps, of R labelled mixtures: a dominating profile for whichever of them is true."""
+    """The largest profile, at every eps, of R labelled mixtures: it dominates whichever of them is true."""
 
     family: Family
     weights_RL: np.ndarray
     """P(label); rows sum to 1 less ``cut_R``."""
     cut_R: np.ndarray
-    """Mass of labels that were cut; counted as loss infinity."""
+    """Mass of labels that were cut; counted as infinite loss."""
 
     def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """delta(eps) with e' and u' added, and removed. ``eps_G`` symmetric about 0. Shapes (G,), (G,)."""
@@ -187,7 +187,7 @@ def entity_part(mechanism: RoundMechanism, unit: str, kind: str) -> tuple[int, f
             holders = mechanism.max_users or 0
     if unit == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
         holders = 0
-    return holders, float(prob), float(clip)  # numpy multiplies by no larger int than its own
+    return holders, float(prob), float(clip)  # numpy cannot multiply by an int larger than its own
 
 
 def _reweights(mechanism: RoundMechanism) -> bool:
@@ -215,11 +215,11 @@ class _EntityDraw(NamedTuple):
     by_each: bool
     """Whether each drawn holder draws the entity for itself."""
     for_all: float
-    """Else: the probability that the drawn holders use it."""
+    """Otherwise: the probability that the drawn holders use it."""
 
 
 def _entity_draw(mechanism: RoundMechanism, prob: float) -> _EntityDraw:
-    """``plan.Plan.select``'s rules as the accountant has them; there as here, one that is not known raises."""
+    """The rules of ``plan.Plan.select`` as the accountant sees them; both raise for an unknown rule."""
     if mechanism.entity_draw == "global":
         by_each = False
     elif mechanism.entity_draw == "per_user":
@@ -233,7 +233,7 @@ def _entity_draw(mechanism: RoundMechanism, prob: float) -> _EntityDraw:
     assert_never(mechanism.selection_rule)
 
 
-@np.errstate(over="ignore")  # of shifts beyond all numbers: they count as lost
+@np.errstate(over="ignore")  # shifts that overflow count as lost
 def one_round(
     mechanism: RoundMechanism,
     unit: str = "user-entity",
@@ -257,7 +257,7 @@ def one_round(
     user_prob = 0.0 if unit == "entity" else mechanism.user_sampling_prob
     draw = _entity_draw(mechanism, prob)
     if draw.by_each:
-        # Components that are cut count as loss infinity, like labels.
+        # Components that are cut count as infinite loss, like labels.
         values, masses, cuts = zip(*(_counts(int(n), prob, tail, _MAX_COMPONENTS) for n in count_L), strict=True)
         width = max(map(len, values))
         drawn_LJ = np.stack([np.pad(row, (0, width - len(row))) for row in values])
@@ -277,7 +277,7 @@ def _all_or_none(shift_L: np.ndarray, prob: float) -> tuple[np.ndarray, np.ndarr
 
 
 def _with_user(shifts_LJ: np.ndarray, probs_LJ: np.ndarray, prob: float) -> tuple[np.ndarray, np.ndarray]:
-    """Adds the protected user: 1 more with probability ``prob``."""
+    """Adds the protected user: a shift of 1 more with probability ``prob``."""
     if prob == 0.0:
         return shifts_LJ, probs_LJ
     return np.concatenate([shifts_LJ, shifts_LJ + 1.0], 1), np.concatenate([(1 - prob) * probs_LJ, prob * probs_LJ], 1)
@@ -288,7 +288,7 @@ def _counts(trials: int, prob: float, tail: float, limit: int) -> tuple[np.ndarr
     if trials == 0 or prob in (0.0, 1.0):
         return np.array([trials if prob else 0]), np.ones(1), 0.0
     mean, log_tail = trials * prob, -math.log(tail)
-    reach = log_tail / 3 + math.sqrt(log_tail**2 / 9 + 2 * mean * (1 - prob) * log_tail)  # Bernstein: tail at most
+    reach = log_tail / 3 + math.sqrt(log_tail**2 / 9 + 2 * mean * (1 - prob) * log_tail)  # by Bernstein at most tail
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
     mode = min(max(int(mean), low), high)
     n = np.arange(low, high)
@@ -304,7 +304,7 @@ def _counts(trials: int, prob: float, tail: float, limit: int) -> tuple[np.ndarr
     mass[begin] += mass[:begin].sum()
     mass = mass[begin:end]
     step = -(-len(mass) // limit)
-    ends = np.arange(len(mass) - 1, -1, -step)[::-1]  # a bucket is named after its largest value
+    ends = np.arange(len(mass) - 1, -1, -step)[::-1]  # a bucket takes its largest value
     return low + begin + ends, np.add.reduceat(mass, np.append(0, ends[:-1] + 1)), cut
 
 
@@ -323,7 +323,7 @@ class HolderGroups:
         self._holders, prob, clip = entity_part(mechanism, unit, kind)
         draw = _entity_draw(mechanism, prob)
         self.relaxed = draw.by_each
-        # Rounded upwards, so that no product of them is nothing.
+        # Rounded upwards, so that no product of them is 0.
         self._clip = max(clip, _LEAST)
         self._draw_prob = max(mechanism.user_sampling_prob * (prob if draw.by_each else 1.0), _LEAST)
         mean = self._draw_prob * self._holders * self._clip
@@ -338,7 +338,7 @@ class HolderGroups:
         self._family = Family(*parts, mechanism.noise_multiplier)
 
     def _largest_shift(self, most: int) -> float:
-        """No label that is kept, of any H, shifts more: checked when labels are placed."""
+        """A shift that no kept label, of any H, exceeds: checked when labels are placed."""
         sizes = np.unique(np.geomspace(self._holders, most, 64).astype(int))
         tops = [_counts(int(h), self._draw_prob, self._tail, _MAX_LABELS)[0][-1] / h for h in sizes]
         return 1.3 * max(tops) * self._holders * self._clip

@@ -1,9 +1,9 @@
-"""epsilon of what happened: from the events of a ledger, and nothing else.
+"""epsilon of what happened, from the events of a ledger and nothing else.
 
     epsilon_of_events(read_ledger("run/ledger.jsonl"), delta=1e-5, unit="user-entity")
 
-A round counts every time it was noised, and a run counts to its planned end: when it broke off may have depended on what
-it had released. Events that are not understood are refused, never skipped. Inputs are public.
+A round counts every time it was noised, and a run counts to its planned end: when it stopped may have depended on what it
+had released. Events that are not understood are refused, never skipped. Inputs are public.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, count_of, mapping_
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 _MOST_CHANGES = 64
-"""Of the mechanism within one ledger; a run has one, and each costs an accountant's work."""
+"""The most mechanisms in one ledger; a run has one, and each takes an accountant some time."""
 
 
 class PlannedRounds(NamedTuple):
-    """What a ledger said, before the first release, that its run would release."""
+    """What a ledger recorded, before the first release, as its run's planned releases."""
 
     rounds: int
     mechanism: RoundMechanism
     releases: tuple[Mechanism, ...] = ()
-    """Beside rounds."""
+    """Releases that are not rounds."""
 
 
 class Charges(NamedTuple):
     """What events charge."""
 
     rounds: tuple[tuple[RoundMechanism, int], ...]
-    """(mechanism, count) in order; a round as often as it was noised."""
+    """(mechanism, count) in order; a round counts as often as it was noised."""
     releases: tuple[Mechanism, ...] = ()
-    """Beside rounds, in order."""
+    """Releases that are not rounds, in order."""
     private: bool = True
     """False if anything was released without protection."""
     plan: PlannedRounds | None = None
     bounded: bool = True
-    """False for a ledger without a plan: nothing fixed beforehand bounds what it would have come to."""
+    """False for a ledger without a plan: nothing fixed beforehand bounds what its run would have charged."""
 
     @property
     def num_rounds(self) -> int:
         return sum(count for _, count in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values of private releases: what was planned, to write down."""
+        """Plain values of private releases: what was planned, for storage."""
         rounds = [{"mechanism": mechanism.to_dict(), "rounds": count} for mechanism, count in self.rounds]
         return {"rounds": rounds, "releases": [{"kind": each.kind, **each.to_dict()} for each in self.releases]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charges:
-        """Reads what ``to_dict`` wrote, of older versions too. Raises: InputError, KeyError, TypeError for anything else."""
+        """Reads what ``to_dict`` wrote, in older versions too. Raises: InputError, KeyError, TypeError for anything else."""
         if len(values["rounds"]) > _MOST_CHANGES:
             raise InputError("rounds", len(values["rounds"]), f"has more mechanisms than any run ({_MOST_CHANGES})")
         parts = tuple(
@@ -70,7 +70,7 @@ class Charges(NamedTuple):
         return cls(parts, tuple(release_of({**fields, "kind": "vocabulary"}) for fields in values["vocabularies"]))
 
     def with_round(self, event: Mapping[str, Any]) -> Charges:
-        """The same after one more ``round`` or ``unprotected`` event: no ledger is read again for it."""
+        """These charges after one more ``round`` or ``unprotected`` event, without reading the ledger again."""
         one = charges([event])
         rounds = (*self.rounds, *one.rounds)
         if one.rounds and self.rounds and one.rounds[0][0] == self.rounds[-1][0]:
@@ -81,10 +81,10 @@ class Charges(NamedTuple):
 
 def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     """Reads one ledger's ``open`` (header), ``plan``, ``round`` (mechanism) and ``unprotected`` events, and those of
-    ``mechanisms.RELEASES``; or a list of such events without ``open``, which stands for itself.
+    ``mechanisms.RELEASES``; or a list of such events without ``open``, which is charged as it is.
 
-    ``Charges`` stand for a ledger that is not there. Raises: UnsupportedEvent for any other event; InputError for values
-    out of range.
+    ``Charges``, which stand in for a missing ledger, are returned as they are. Raises: UnsupportedEvent for any other event;
+    InputError for values out of range.
     """
     if isinstance(events, Charges):
         return events
@@ -103,7 +103,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
         elif name == "round":
             private &= event.get("private") is True
             found = mapping_of(event, "mechanism")
-            if rounds and found == last:  # as nearly always: a ledger of many rounds is read in no time
+            if rounds and found == last:  # nearly always so: this makes long ledgers fast to read
                 rounds[-1] = (rounds[-1][0], rounds[-1][1] + 1)
             else:
                 rounds.append((RoundMechanism.from_dict(found), 1))
@@ -114,7 +114,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
                 count_of(event, "round")
         elif name == "plan":
             if plan is None or rounds:
-                raise UnsupportedEvent("kind", name, "a plan is changed before the first round, or not at all")
+                raise UnsupportedEvent("kind", name, "a plan may be changed only before the first round")
             plan = plan._replace(rounds=count_of(event, "rounds"))
         elif name == "unprotected":
             private = False
@@ -145,7 +145,7 @@ def together(charged: Iterable[Charges]) -> Charges:
 
 
 def to_planned_end(charged: Charges) -> Charges:
-    """What is to be paid for a run, wherever it is or broke off: its plan, and what was charged beyond it."""
+    """What a run is charged, wherever it is now or stopped: its plan, and what was charged beyond it."""
     if charged.plan is None:
         return charged
     rounds, mechanism, releases = charged.plan
@@ -207,7 +207,7 @@ def _counted(charged: Charges) -> Counter[RoundMechanism]:
 
 
 def _ledgers(events: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Splits what several ledgers hold, one after the other."""
+    """Splits the concatenated events of several ledgers into one list for each."""
     found: list[Mapping[str, Any]] = []
     for event in events:
         if event.get("kind") == "open" and found:
@@ -218,7 +218,7 @@ def _ledgers(events: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, 
 
 
 def _plan(header: Mapping[str, Any]) -> PlannedRounds | None:
-    """None where the header has none: an older version's ledger, or a run without noise."""
+    """The header's plan; None if there is none: an older version's ledger, or a run without noise."""
     if header.get("plan") is None:
         return None
     plan = {"kind": "plan", **mapping_of(header, "plan")}

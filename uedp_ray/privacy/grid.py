@@ -1,4 +1,4 @@
-"""Sums on a grid: exact whatever their order, and released on a coarser grid that the data cannot change.
+"""Sums on a grid: exact in any order, and released on a coarser grid that the data cannot change.
 
     grid = SumGrid.of(bound=1.0, num_vectors=1000, noise_std=2.0)
     total = torch.zeros(size, dtype=torch.int64)
@@ -7,11 +7,11 @@
     released = grid.value(grid.coarsen(total))
 
 Vectors become integer multiples of ``step``, truncated toward zero, which lengthens none. Integers add up exactly, so a sum
-does not depend on order, batches or workers, and one vector less changes it by that vector. Noise rounded to the same grid
-commutes with adding: round(sum + noise) = sum + round(noise). What is released is therefore a function of the exact sum
-plus real-valued noise, rounded; its possible values are the same multiples for every data set, which is what the attack on
-low-order bits lacks (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012; Google,
-"Secure noise generation", 2020). ``step`` and ``shift`` follow from public numbers.
+does not depend on order, batches or workers, and removing one vector changes it by that vector. Noise rounded to the same
+grid commutes with adding: round(sum + noise) = sum + round(noise). What is released is therefore a function of the exact sum
+plus real-valued noise, rounded; its possible values are the same multiples for every data set, whereas the attack on
+low-order bits needs them to differ (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012;
+Google, "Secure noise generation", 2020). ``step`` and ``shift`` follow from public numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 _BITS = 62
 """Sum and noise together stay below 2^62 steps: no int64 overflows."""
 _NOISE_LIMIT = 64.0
-"""Standard deviations at which noise is cut off; its probability, 1e-892, is none."""
+"""Standard deviations at which noise is cut off; the probability, 1e-892, counts as 0."""
 _RELEASED_BITS = 20
 """What is released is a multiple of about noise_std 2^-20."""
 
@@ -56,7 +56,7 @@ class SumGrid:
         return cls(math.ldexp(1.0, exponent), max(0, released - exponent))
 
     def add(self, total: torch.Tensor, vector: torch.Tensor, scale: float = 1.0) -> None:
-        """Adds ``scale`` times a finite (P,) float64 vector, each coordinate cut to the grid towards zero, to (P,) int64."""
+        """Adds ``scale`` times a finite (P,) float64 vector, truncated toward zero on the grid, to (P,) int64."""
         for sums, part in zip(parts(total), parts(vector), strict=True):
             sums.add_((part * (scale / self.step)).to(torch.int64))
 
@@ -71,7 +71,7 @@ class SumGrid:
             raise ValueError(f"noise for {start} of {len(total)} coordinates")
 
     def coarsen(self, total: torch.Tensor) -> torch.Tensor:
-        """Rounds (P,) int64, in place, to multiples of ``2**shift`` and counts these."""
+        """Rounds (P,) int64, in place, to multiples of ``2**shift``, and divides by it."""
         return total.add_(1 << self.shift >> 1).bitwise_right_shift_(self.shift)
 
     def value(self, steps: torch.Tensor) -> torch.Tensor:

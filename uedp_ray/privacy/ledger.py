@@ -4,7 +4,7 @@
     ledger.append("round", round=0, attempt=ledger.attempts(0), mechanism=mechanism.to_dict(), private=True)
     # only now may the noised update of round 0 be used
 
-One JSON object a line: seq, kind, fields, prev (the digest of the line before) and digest (SHA-256 of the rest). A line
+One JSON object per line: seq, kind, fields, prev (the digest of the line before) and digest (SHA-256 of the rest). A line
 without its newline is a write that never finished, so what it would have paid for was never released. Contents are public.
 """
 
@@ -23,12 +23,12 @@ from uedp_ray.storage.files import write_atomically
 FORMAT_VERSION = 1
 _START = "0" * 64
 _MAX_LINE = 1 << 16
-"""Bytes; ours have fewer than a thousand."""
+"""The most bytes of a line; ours have fewer than a thousand."""
 _RESERVED = frozenset({"seq", "kind", "prev", "digest"})
 
 
 class Ledger:
-    """Open for appending by one process. Make one with ``create`` or ``open``."""
+    """A ledger open for appending by one process. Make one with ``create`` or ``open``."""
 
     def __init__(self, path: Path, events: list[dict[str, Any]], size: int):
         self._path, self._events, self._size = path, events, size
@@ -37,7 +37,7 @@ class Ledger:
     def create(cls, path: str | Path, header: dict[str, Any]) -> Ledger:
         """Starts a ledger with an ``open`` event that holds ``header``: whole or absent, whatever happens.
 
-        Of several processes only one may be at it; who calls holds a lock. Raises: InputError if the file exists.
+        Only one process at a time may use it: callers hold a lock. Raises: InputError if the file exists.
         """
         path = Path(path)
         if path.exists():
@@ -51,10 +51,10 @@ class Ledger:
         """Verifies the whole chain and cuts off a torn last line.
 
         Args:
-          charged: lines that it is known to have had. One of them that has lost its line end only gets it back.
+          charged: how many lines it is known to have had. If one of them has only lost its line end, that is restored.
 
-        Raises: InputError naming the first line that fails, when the header's config digest is another one, or when fewer
-          lines are left than were charged. The file stays as it was.
+        Raises: InputError naming the first line that fails, when the header's config digest differs, or when fewer lines
+          are left than were charged. The file then stays as it was.
         """
         path = Path(path)
         events, size = _read(path)
@@ -85,7 +85,7 @@ class Ledger:
     def append(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Writes one event; it is on disk when this returns. Returns the event with its seq, prev and digest.
 
-        Raises: OSError if it could not be written (the file is put back; release nothing); InputError for a reserved
+        Raises: OSError if it could not be written (the file is restored; release nothing); InputError for a reserved
         field name or a file that somebody else wrote to.
         """
         for name in fields:
@@ -104,7 +104,7 @@ class Ledger:
             except OSError as error:
                 with contextlib.suppress(
                     OSError
-                ):  # a torn line is cut on opening; a whole one is charged: both are safe
+                ):  # a torn line is cut on opening; a complete one is charged: both are safe
                     os.ftruncate(descriptor, self._size)
                     os.fsync(descriptor)
                 reason = f"{error.strerror}: event not recorded, so the round was not released"
@@ -140,14 +140,14 @@ class Ledger:
             raise InputError(
                 "checkpoint.ledger_position",
                 (seq, digest[:12]),
-                f"is not in {self._path}: put the run's own, complete ledger back",
+                f"is not in {self._path}: restore the run's own, complete ledger",
             )
 
 
 def check_uncut(path: Path, num_events: int, charged: int) -> None:
     """Raises: InputError if a ledger has fewer lines than were charged."""
     if num_events < charged:
-        remedy = f"has {num_events} lines, of {charged} that were charged: put the run's own, complete ledger back"
+        remedy = f"has {num_events} lines, of {charged} that were charged: restore the run's own, complete ledger"
         raise InputError("ledger.jsonl", str(path), remedy)
 
 
@@ -167,12 +167,12 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     if path.is_dir():
         raise InputError("ledger", str(path), f"is a folder: name the file {path / 'ledger.jsonl'}")
     if not path.is_file():
-        raise InputError("ledger", str(path), "is no ordinary file" if os.path.lexists(path) else "no such file")
+        raise InputError("ledger", str(path), "is not a regular file" if os.path.lexists(path) else "no such file")
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
             if not line.endswith(b"\n"):
                 if len(line) == _MAX_LINE:
-                    raise InputError("ledger", f"{path}, line {number}", f"is longer than {_MAX_LINE} bytes: no ledger")
+                    raise InputError("ledger", f"{path}, line {number}", f"has over {_MAX_LINE} bytes: not a ledger")
                 break  # torn
             event = _event(line, len(events), prev)
             if event is None:
@@ -186,7 +186,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
         )
     header = events[0].get("header")
     if not isinstance(header, dict):
-        raise InputError("ledger.header", header, "must be a mapping: this is no ledger of uedp-ray")
+        raise InputError("ledger.header", header, "must be a mapping: this is not a ledger of uedp-ray")
     version = header.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         raise InputError("ledger.format_version", version, f"this version reads {FORMAT_VERSION}")
@@ -205,7 +205,7 @@ def _event(line: bytes, seq: int, prev: str) -> dict[str, Any] | None:
             and event["digest"] == _digest({key: value for key, value in event.items() if key != "digest"})
             and isinstance(event["kind"], str)
             and (event["kind"] == "open") == (seq == 0)
-            and line == (_canonical(event) + "\n").encode()  # no key twice, no number that reads as another one
+            and line == (_canonical(event) + "\n").encode()  # no duplicate key, no other spelling of a number
         )
     except (ValueError, KeyError, RecursionError):
         return None
@@ -213,7 +213,7 @@ def _event(line: bytes, seq: int, prev: str) -> dict[str, Any] | None:
 
 
 def _chained(seq: int, prev: str, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """The event that follows (seq, prev), as it will be read back, and its line. Raises: InputError if that is too long."""
+    """The event that follows (seq, prev), as it will be read, and its line. Raises: InputError if the line is too long."""
     event = {"seq": seq + 1, "kind": kind, **fields, "prev": prev}
     event["digest"] = _digest(event)
     line = (_canonical(event) + "\n").encode()

@@ -1,14 +1,14 @@
 """Gaussian noise, added once by the driver to the sum of clipped updates.
 
 The seed of every draw is 128 fresh bits of operating-system entropy (torch's CPU generator keeps only 32 bits of its
-seed, few enough to search, so NumPy's Philox draws the noise). A fixed seed exists for comparing runs; whatever is made
-with it must be labelled not private.
+seed, few enough to search, so NumPy's Philox draws the noise). A fixed seed exists for comparing runs; anything made with
+it must be labelled not private.
 
     noise = GaussianNoise()                       # private
     noise.require_private()
     values = noise.sample(1000, std=2.0, round_index=0)
 
-Whoever adds it rounds both to a grid (``grid``): a sum of floating-point numbers tells of its parts.
+Callers that add it round both to a grid (``grid``): a sum of floating-point numbers leaks information about its parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GaussianNoise:
         return self._test_seed is None
 
     def require_private(self) -> None:
-        """For whatever claims to be private. Raises: ValueError if a test seed fixes the noise."""
+        """Guards whatever claims to be private. Raises: ValueError if a test seed fixes the noise."""
         if not self.private:
             raise ValueError("a test seed fixes this noise, and what claims to be private needs secret noise")
 

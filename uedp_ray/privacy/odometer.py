@@ -3,10 +3,10 @@
     odometer = Odometer(planned=((mechanism, 500),), runs=32, delta=1e-5)   # before the first run
     odometer.epsilon(ledgers)                                               # of all runs so far, finished or not
 
-Losses of rounds that were chosen beforehand may be composed when all is over. Where results decide what runs next, or
+Losses of rounds that were chosen beforehand may be composed at the end. Where results decide what runs next, or
 when to stop, they may not: that sum understates what was lost. An odometer fixes beforehand how it will convert Renyi
-divergences: one weight for each order. The plan only says where weights are large: a wrong one costs some epsilon and
-no truth. docs/accounting.md has theorem and proof. Inputs are public.
+divergences: one weight for each order. The plan only says where weights are large: a wrong one costs some epsilon, and the
+figure still holds. docs/accounting.md has theorem and proof. Inputs are public.
 References: Rogers, Roth, Ullman, Vadhan, arXiv 1605.08294 (odometers); Feldman, Zrnic, arXiv 2008.11193, and Lecuyer,
 arXiv 2103.01379 (adaptive Renyi composition); Canonne, Kamath, Steinke, arXiv 2004.00010, Prop. 12 (conversion).
 """
@@ -32,20 +32,20 @@ from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ORDERS = renyi.ORDERS[::3]
-"""With a mixture of them, all orders were seen to gain less than 2 %."""
+"""With a mixture of them, taking all orders was seen to gain less than 2 %."""
 SETTLED_BY_RESULTS = (
     "Results decided what was trained and when it stopped, and so they settled this figure too. It is read so: for any x "
     "named beforehand, epsilon = x holds for all that the search releases at a figure of x or less, and not for what it "
     "releases at a larger one."
 )
-"""What goes with every figure of ``Odometer.epsilon``: it is no epsilon of the search whatever its outcome."""
+"""The note to every figure of ``Odometer.epsilon``: it is not an epsilon of the search whatever its outcome."""
 _ORDERS_A = np.array(ORDERS)
 _SLOPES_A = _ORDERS_A - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Odometer:
-    """To be fixed before the first round of a search; after it, only ``epsilon`` may look at results.
+    """The settings to fix before the first round of a search; after it, only ``epsilon`` may look at results.
 
     Raises: InputError for values out of range.
     """
@@ -58,7 +58,7 @@ class Odometer:
     unit: str = "user-entity"
     kind: str = "both"
     threshold_delta: float = 0.0
-    """Of delta, put aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
+    """The part of delta set aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
 
     def __post_init__(self) -> None:
         dominating.check_arguments(self.unit, self.kind, self.delta)
@@ -76,7 +76,7 @@ class Odometer:
 
     @property
     def _cut_delta(self) -> float:
-        """Put aside for cut labels."""
+        """The part of delta set aside for cut labels."""
         return renyi.SHARE * self.delta
 
     @property
@@ -87,8 +87,8 @@ class Odometer:
         """epsilon at ``delta`` of everything that the ``ledgers`` charge together; infinity if any of it was not private.
 
         Args:
-          ledgers: events of each run, finished or not, at a position that was fixed before the run began, such as its
-            number; no events for a run that never began.
+          ledgers: events of each run, finished or not, at a position that was fixed before the run started, such as its
+            number; no events for a run that never started.
 
         Guarantees: with this function of the releases called E, P(M(D) in A and E <= x) <= exp(x) P(M(D') in A) + delta
         for every x and A, and the same exchanged, however runs are chosen and whenever the search is stopped. Never falls
@@ -118,10 +118,10 @@ class Odometer:
         return largest
 
     def _limits(self, number: int, index: int, count: int) -> Iterator[tuple[float, int]]:
-        """The label mass that a run's rounds may cut, from ``index`` on, with how many of ``count`` may cut as much.
+        """Yields the label mass that a run's rounds may each cut, from ``index`` on, and how many of ``count`` may cut it.
 
-        It looks at nothing but the positions of run and round, and all sum to _cut_delta: 2^a runs of 2^b rounds, in units
-        of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
+        It depends on nothing but the positions of run and round, and all masses sum to _cut_delta: 2^a runs of 2^b rounds,
+        in units of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
         """
         a = (number // self.runs + 1).bit_length() - 1
         while count > 0:
@@ -141,16 +141,16 @@ class Odometer:
         return rates_A
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, complete: what to write down before the search."""
+        """Plain values, complete: what to store before the search."""
         planned = [{"mechanism": mechanism.to_dict(), "rounds": count} for mechanism, count in self.planned]
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return fields | {"planned": planned}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Odometer:
-        """Reads what ``to_dict`` wrote, of older versions too. Raises: InputError, KeyError, TypeError for anything else."""
+        """Reads what ``to_dict`` wrote, in older versions too. Raises: InputError, KeyError, TypeError for anything else."""
         if not isinstance(values, Mapping):
-            raise TypeError("an odometer is a mapping")
+            raise TypeError("an odometer must be a mapping")
         values = {_RENAMED.get(name, name): value for name, value in values.items()}
         parts = tuple((RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in values["planned"])
         return cls(**{**values, "planned": parts})
@@ -189,7 +189,7 @@ def to_epsilon(rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float) -> 
 
     low = -2.0 * math.log(_ORDERS_A[-1]) / _SLOPES_A[0]  # g < -2 log(largest order) there
     high = float(np.min(rates_A - offsets_A / _SLOPES_A))  # g >= 0 there
-    if excess(high) <= 0.0:  # terms of 1e17, of which rounding leaves nothing
+    if excess(high) <= 0.0:  # terms of 1e17, beyond what rounding resolves
         return math.inf
     loss = optimize.brentq(excess, low, high, xtol=1e-10)
     log_right = float(special.logsumexp(offsets_A + _SLOPES_A * (loss - rates_A)))

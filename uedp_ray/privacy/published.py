@@ -1,4 +1,4 @@
-"""The seeds' figures: the 2016 moments accountant with the paper's effective sampling probability. NOT a guarantee.
+"""The published figures: the 2016 moments accountant with the paper's effective sampling probability. NOT a guarantee.
 
     published_epsilon(noise_multiplier=2.0, user_sampling_prob=50 / 946, sensitive_fraction=11176 / 14040, rounds=50,
                       delta=1e-5)    # 0.52
@@ -24,12 +24,12 @@ from uedp_ray.privacy.mechanisms.base import MAX_COUNT
 Method = Literal["uedp", "uedp_fe", "user_dp"]
 
 MAX_ORDER = 1024
-"""Moments take seconds beyond it. The seeds' figures have 32 and 64."""
+"""Moments take seconds beyond it. The published figures use 32 and 64."""
 METHODS = ("uedp", "uedp_fe", "user_dp")
 
 
 def published_unit(method: str) -> str:
-    """What the seeds say that a method protects."""
+    """The unit that a method protects, as published."""
     return "user" if method == "user_dp" else "user-entity"
 
 
@@ -57,7 +57,7 @@ def published_epsilon(
         ("sensitive_fraction", sensitive_fraction),
     ):
         if not 0.0 <= value <= 1.0:
-            raise InputError(name, value, "lies in [0, 1]")
+            raise InputError(name, value, "must lie in [0, 1]")
     if not 1e-100 <= noise_multiplier <= 1e100:
         raise InputError("noise_multiplier", noise_multiplier, "must lie in [1e-100, 1e100]")
     for name, count, least, most in (("rounds", rounds, 0, MAX_COUNT), ("max_order", max_order, 1, MAX_ORDER)):

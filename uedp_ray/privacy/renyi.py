@@ -1,4 +1,4 @@
-"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules rest on.
+"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules build on.
 
     accounting.epsilon(mechanism, rounds=500, delta=1e-5, accountant="renyi")
     rates, lost = rdp([(mechanism, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta
@@ -37,12 +37,12 @@ ORDERS = tuple(
     + [*range(10, 24), *range(24, 64, 4), 64, 80, 96, 128, 192, 256, 512, 1024]
 )
 SHARE = 1e-2
-"""Of delta, what cut labels may cost. Any other choice was seen to gain less than 1 % of epsilon."""
+"""The share of delta that cut labels may cost. Any other choice was seen to gain less than 1 % of epsilon."""
 _ALIASING = 30.0  # -log of the relative error of a trapezoid sum
-_REACH = 9.0  # of the nodes beyond the last possible peak: what is left out is below exp(-40)
-_PADDING = 1e-12  # of a log moment, for all of these errors
+_REACH = 9.0  # how far nodes go beyond the last possible peak: what is left out is below exp(-40)
+_PADDING = 1e-12  # added to a log moment for all of these errors
 _MAX_NODES = 1 << 14
-_WIDTH = 0.01  # of an interval of numbers of holders
+_WIDTH = 0.01  # the width of an interval of numbers of holders
 
 
 def of_releases(parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta: float, unit: str, kind: str) -> float:
@@ -74,7 +74,8 @@ def rdp(
     """Renyi divergences at ``orders``, larger direction, and the mass they leave out: about ``lost``, to be taken off delta.
 
     Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
-    ``over``: the rounds among which ``lost`` is divided, where a run broke off those of the whole; none: all of ``parts``.
+    ``over``: the number of rounds among which ``lost`` is divided, if a run stopped early that of the whole run; None: all
+    of ``parts``.
     """
     check_counts(parts)
     if not 0.0 < lost < 1.0:
@@ -104,7 +105,7 @@ def _one_round(
     return of_profile(groups.profiles(intervals)[0], orders)
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # hardly any noise: what is not a number bounds nothing
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # with hardly any noise: NaN bounds nothing
 def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, float]:
     """Renyi divergences given that nothing cut occurs, the largest over rows and directions, and the mass cut."""
     kept_L = profile.family.probs_LJ.sum(1)
@@ -124,7 +125,7 @@ def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, f
 
 
 def _log_moments(u_LJ: np.ndarray, log_p_LJ: np.ndarray, order: float, side: int) -> np.ndarray:
-    """log E L^order (side 0) or log E L^(1 - order) (side 1), rounded up, each label.
+    """log E L^order (side 0) or log E L^(1 - order) (side 1) of each label, rounded up.
 
     L = sum_j p_j exp(u_j x - u_j^2 / 2), x standard normal. Trapezoid sums. The integrand is analytic for
     |Im x| < pi / u: all terms of L then lie in one half plane. At height a, |L| is
@@ -149,7 +150,7 @@ def _log_moments(u_LJ: np.ndarray, log_p_LJ: np.ndarray, order: float, side: int
         exponent_L -= (order - 1.0) * np.log(np.cos(u_L * a_L / 2))
     nodes_L = np.ceil((high_L - low_L) * exponent_L / (2 * np.pi * a_L))
 
-    # By convexity; close where shifts are so large that quadrature would take long.
+    # By convexity; tight where shifts are so large that quadrature would take long.
     bound_L = special.logsumexp(log_p_LJ + (order**2 - order) / 2 * u_LJ**2, axis=1)
     ranked = np.argsort(nodes_L)
     ranked = ranked[nodes_L[ranked] <= _MAX_NODES]

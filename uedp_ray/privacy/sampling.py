@@ -3,7 +3,7 @@
 Every draw is an output of SHAKE-256 keyed by (secret key, round, attempt, kind, owner); the id drawn for is the position
 in that output stream. So any worker can recompute any draw, and 1 and N workers select the same users, entities and
 sentences. Amplification by sampling holds only while the key stays secret: it comes from operating-system entropy and
-lives in the run's private folder.
+is kept in the run's private folder.
 
     sampler = PoissonSampler(os.urandom(32))
     cohort = sampler.draw(0.05, num_users, round_index=0, attempt=0, kind="user")   # (U,) bool

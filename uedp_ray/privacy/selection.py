@@ -47,7 +47,7 @@ SEARCHERS: tuple[str, ...] = get_args(Searcher)
 Event = Mapping[str, Any]
 
 PRICING_POINTS = "pricing the choice (a second or so for each point that was fixed beforehand)"
-"""What is said before ``repeat_and_select`` is priced."""
+"""The message printed before ``repeat_and_select`` is priced."""
 
 
 def is_adaptive(searcher: str, *, early_stopping: bool) -> bool:
@@ -79,7 +79,7 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
 
 
 def accountant_of(rule: str, *, adaptive: bool) -> str:
-    """What ``epsilon_of_choosing`` computes by."""
+    """The method by which ``epsilon_of_choosing`` computes."""
     if rule == "public":
         return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
@@ -106,12 +106,12 @@ def epsilon_of_choosing(
 
     Args:
       ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, or what
-        it is charged if it left none, in an order that was fixed before runs began.
+        it is charged if it left none, in an order that was fixed before runs started.
       planned: ``composition`` of a search that is not adaptive: for each ledger what its whole run charges, all fixed
-        before the first one began.
+        before the first one started.
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
       candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
-      mean, law: ``repeat_and_select``: of ``draw_trials``.
+      mean, law: ``repeat_and_select``: those of ``draw_trials``.
 
     Raises: InputError for values out of range, and where the searcher does not allow the rule.
     """
@@ -127,7 +127,7 @@ def epsilon_of_choosing(
             raise InputError("odometer", None, "an adaptive search needs one that was fixed before its first run")
         if (odometer.delta, odometer.unit, odometer.kind) != (delta, unit, kind):
             stated = f"{odometer.delta:g}, {odometer.unit}, {odometer.kind}"
-            raise InputError("odometer", stated, f"was asked for {delta:g}, {unit}, {kind}: use its own")
+            raise InputError("odometer", stated, f"differs from the requested {delta:g}, {unit}, {kind}: use its own")
         return odometer.epsilon(ledgers)
     _check_law(mean, law)
     found = 0.0
@@ -141,7 +141,7 @@ def epsilon_of_choosing(
 def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event] | Charges]) -> Charges:
     """What is charged when every run is charged to its planned end, and beyond it what its ledger says.
 
-    Runs that were not begun, or broke off, are charged in full: whether they went on may have depended on results.
+    Runs that never started, or stopped early, are charged in full: whether they continued may have depended on results.
     """
     if len(planned) != len(ledgers):
         raise InputError("ledgers", len(ledgers), f"needs one for each of {len(planned)} planned runs")
@@ -173,9 +173,9 @@ def check_trial(
     unit: str = "user-entity",
     kind: str = "both",
 ) -> None:
-    """Whether a trial's ledger, replayed rounds included, stayed within the bound common to all ``candidates``.
+    """Checks that a trial's ledger, replayed rounds included, stayed within the bound common to all ``candidates``.
 
-    A trial that broke off does: its labels are cut as those of a whole candidate are.
+    A trial that stopped early is within it: its labels are cut as those of a whole candidate are.
 
     Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
     """
@@ -221,8 +221,8 @@ def selected(rates_A: np.ndarray, *, mean: float, law: str) -> np.ndarray:
 def draw_trials(*, mean: float, law: str = "logarithmic") -> int:
     """The random number of trials, from 128 bits of operating-system entropy; to be kept secret, and run to the end.
 
-    At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may say 0: then nothing is run or reported. Never
-    truncated: the logarithmic law often says 1, and sometimes many times the mean.
+    At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may give 0: then nothing is run or reported. Never
+    truncated: the logarithmic law often gives 1, and sometimes many times the mean.
     """
     _check_law(mean, law)
     generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))

@@ -1,4 +1,4 @@
-"""What an epsilon says: its unit, relation, delta, accountant, selection rule and sampling, in one object.
+"""What an epsilon states: its unit, relation, delta, accountant, selection rule and sampling, in one object.
 
     state(mechanism, epsilon=2.01, delta=1e-5, unit="user-entity", declared=False).text
 
@@ -29,18 +29,18 @@ _PART_OF_COMPARISON = (
 
 CHECKED = (
     "The guarantee is for pairs of corpora that both pass the checks made before the first round: whether a corpus passes "
-    "them is told without noise."
+    "them is reported without noise."
 )
-"""In the definition of the relation, wherever it is stated; docs/threat-model.md lists the checks."""
+"""Part of the definition of the relation, wherever it is stated; docs/threat-model.md lists the checks."""
 
 
 def part_of(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the run of a ledger is one of several of, if it is."""
+    """What the run of a ledger is a part of (``sweep``, ``comparison``), if it is one of several."""
     return events[0]["header"].get("part_of") if events and events[0]["kind"] == "open" else None
 
 
 def covers(header: Mapping[str, Any]) -> str:
-    """What the epsilon of one run speaks of, from its ledger's header."""
+    """What the epsilon of one run covers, from its ledger's header."""
     part = header.get("part_of")
     if part is None:
         return "this run alone, as if it was not chosen among others"
@@ -48,25 +48,25 @@ def covers(header: Mapping[str, Any]) -> str:
 
 
 def narrowed(unit: str, categories: Sequence[str] | None) -> str:
-    """The unit of a total over runs that protect different categories: of entities, those that all of them protect."""
+    """The unit of a total over runs that protect different categories: its entities are those that all of them protect."""
     return unit if categories is None else f"{unit}; entities: {', '.join(categories)}, which every trial protects"
 
 
 OF_ONE_RUN = "of one run, not of its choice"
-"""Of an epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
+"""Said of the epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
 _EXACT = 2.0**53 / 1000
-"""Above it a float has no thousandths to round up, and far above its product with 1000 is infinite."""
+"""Above it a float has no thousandths to round up, and far above it the product with 1000 is infinite."""
 
 
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
-    """Three decimals, rounded up: what is printed bounds too. Infinity and None read ``nothing``."""
+    """Three decimals, rounded up, so that what is printed is a bound too. Infinity and None become ``nothing``."""
     if value is None or math.isinf(value):
         return nothing
     return f"{math.ceil(value * 1000) / 1000:.3f}" if value < _EXACT else str(math.ceil(value))
 
 
 def show_delta(delta: float) -> str:
-    """All digits that tell it from others: an epsilon bounds at its own delta, not at one that is rounded to less."""
+    """All digits that distinguish it: an epsilon holds at its own delta, not at one that is rounded to less."""
     return repr(float(delta))
 
 
@@ -108,10 +108,10 @@ def state(
     ``mechanism`` None: nothing was released. ``declared``: the bounds were declared and the data satisfy them; else they
     were enforced by cutting or weighing, and who holds what is fixed. ``private``: False for test noise. ``accountant``
     published claims nothing: ``unit`` says which its figure was printed for. ``nothing``: why there is no guarantee.
-    ``note``: a further sentence. ``kind``: of entities, where it is one (``dominating.kinds``): that is a part of the unit,
-    and no guarantee of it. ``chosen``: whether the run is one of several, whose choice ``epsilon`` leaves out: no guarantee
-    of the model then. ``settled``: whether results settled ``epsilon`` (``odometer.SETTLED_BY_RESULTS``): it bounds what
-    ``note`` says, and is no (epsilon, delta) of the search whatever its outcome.
+    ``note``: a further sentence. ``kind``: the kind of entities, if it is one (``dominating.kinds``): that is a part of the
+    unit, and not a guarantee for it. ``chosen``: whether the run is one of several, whose choice ``epsilon`` leaves out: not
+    a guarantee for the model then. ``settled``: whether results settled ``epsilon`` (``odometer.SETTLED_BY_RESULTS``): it
+    bounds what ``note`` says, and is not an (epsilon, delta) of the search whatever its outcome.
     """
     relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
     part = _PARTS.get(kind, "") if accountant != "published" and unit != "user" else ""

@@ -1,1 +1,1 @@
-"""What a network is asked to do: a module each, of targets, batches and losses, one per sentence."""
+"""What a network is trained to do, one module per task: targets, batches, and one loss per sentence."""

@@ -42,14 +42,14 @@ class Batch:
 
 
 class Task(Protocol):
-    """What a network is asked to do, and how well it did.
+    """What a network is trained to do, and how well it did.
 
-    It can be hashed, and what equals it computes the same: what was found out about one is taken to hold for the other.
+    Tasks can be hashed, and equal ones compute the same: what was found out about one is assumed of the other.
     """
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, max_length: int) -> Self:
-        """In the tokens of a vocabulary, of which a sentence has ``max_length`` at most."""
+        """The task in the tokens of a vocabulary, at most ``max_length`` per sentence."""
 
     def length(self, sentence: np.ndarray) -> int:
         """Positions that a sentence takes."""
@@ -64,10 +64,10 @@ class Task(Protocol):
         """What the metric adds up over batches, and the number of predictions; without gradients."""
 
     def value(self, total: float, count: int) -> float:
-        """The metric, of the ``sums`` over a whole text; ``count`` is 1 or more."""
+        """The metric, from the ``sums`` over a whole text; ``count`` is 1 or more."""
 
     def scores(self, value: float, size: TextSize) -> dict[str, float]:
-        """The metric with what is stated beside it (``Metric.names``), on a text of this size."""
+        """The metric and the figures beside it (``Metric.names``), on a text of this size."""
 
 
 def task_of(kind: str) -> type[Task]:
@@ -81,7 +81,7 @@ def task_of(kind: str) -> type[Task]:
 def forward_logits(model: nn.Module, input_ids: Tensor) -> Tensor:
     """Logits of a causal model: (B, T) int64 -> (B, T, V).
 
-    No attention mask: padding stands on the right, where causal attention never looks back at it. Positions are given
+    No attention mask: padding is on the right, where causal attention never looks back at it. Positions are given
     for every sentence: GPT-2's own (1, T) default would add up the position gradients of all sentences.
     """
     position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)

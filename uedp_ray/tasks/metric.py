@@ -1,4 +1,4 @@
-"""What a task is scored by: one figure that models are compared by, and those that are stated beside it.
+"""How a task is scored: the figure that models are compared by, and those reported beside it.
 
     METRICS["next_word"].name                      # 'perplexity'
     METRICS["next_word"].show(151.72)              # '151.7'
@@ -25,13 +25,13 @@ class Score:
     name: str
     """Its key in files, and the name of its column."""
     title: str
-    """The heading of a column of it."""
+    """The heading of its column."""
     explained: str
-    """The heading in long."""
+    """The long form of the heading."""
     phrase: str
-    """With the figure as ``{}``, beside others."""
+    """Its form in a sentence with others, with the figure as ``{}``."""
     format: str
-    """As ``format`` takes it."""
+    """The specification that ``format`` takes."""
     least: float = 0.0
     """No model scores less."""
 
@@ -49,12 +49,12 @@ class Metric(Score):
 
     goal: Literal["min", "max"]
     ratio: bool = False
-    """Whether it is ratios of it that count, not differences: it is above 0 then, and shown on a logarithmic scale."""
+    """Whether its ratios count, not its differences: it is then above 0, and shown on a logarithmic scale."""
     beside: tuple[Score, ...] = ()
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """All that is stated of a model, this one first."""
+        """All scores that are reported of a model, this one first."""
         return (self, *self.beside)
 
     @property
@@ -62,11 +62,11 @@ class Metric(Score):
         return tuple(score.name for score in self.scores)
 
     def checks(self, *, nothing: bool = True) -> dict[str, Check]:
-        """Of what files say of a model; ``nothing``: whether a score may be missing."""
+        """The checks of a model's scores in files; ``nothing``: whether a score may be missing."""
         return {score.name: number(score.least, nothing=nothing) for score in self.scores}
 
     def checks_of_run(self, *, nothing: bool = True) -> dict[str, Check]:
-        """Of what a run's result says: its scores, and what it began with, which may be missing."""
+        """The checks of a run's result: its scores, and the one before training, which may be missing."""
         return self.checks(nothing=nothing) | {self.initial: number(self.least, nothing=True)}
 
     @property
@@ -81,17 +81,17 @@ class Metric(Score):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What a table of trials has of it, in order."""
+        """Its columns in a table of trials, in order."""
         return (self.name, self.spread, *(score.name for score in self.beside), self.initial)
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
-        """As Optuna has it."""
+        """Optuna's word for the goal."""
         return "minimize" if self.goal == "min" else "maximize"
 
     @property
     def better(self) -> str:
-        """Which way lies the better model, in a word."""
+        """The direction of better models, in a word."""
         return "lower" if self.goal == "min" else "higher"
 
     @property
@@ -99,7 +99,7 @@ class Metric(Score):
         return math.inf if self.goal == "min" else -math.inf
 
     def cost(self, value: float) -> float:
-        """What is to be made small."""
+        """The value to minimize."""
         return value if self.goal == "min" else -value
 
 
@@ -131,16 +131,16 @@ PERPLEXITY = Metric(
 )
 
 METRICS: Mapping[str, Metric] = {"next_word": PERPLEXITY}
-"""By ``task.kind``. Those of one name are one."""
+"""The metric of each ``task.kind``. Metrics of one name are the same."""
 
 
 def metric_of(config: RunConfig) -> Metric:
-    """The one that its task is scored by."""
+    """The metric of the config's task."""
     return METRICS[config.task.kind]
 
 
 def metric_in(row: Collection[str]) -> Metric:
-    """The one that a row of a table or a result has. Raises: KeyError where it has none."""
+    """The metric that a row of a table or a result has. Raises: KeyError if it has none."""
     for metric in METRICS.values():
         if metric.name in row:
             return metric

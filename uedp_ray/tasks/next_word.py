@@ -5,14 +5,14 @@
     losses = task.losses(model, batch)  # (2,)
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of a text: words
-as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end a sentence; the sentence start is given.
+as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end per sentence; the sentence start is given.
 Of a sentence of ``max_length`` tokens or more the first ``max_length`` count, and no end; one without a token counts
-nothing. Figures with different vocabularies do not compare.
+nothing. Figures with different vocabularies are not comparable.
 
 Bits per byte = (total negative log-likelihood in bits + 8 bits for each byte of the words that became ``<unk>``) / bytes of
 the text that was predicted, in UTF-8, with one byte for each predicted sentence end. It is the length of a code from which
-the text can be read back, unknown words spelled out byte by byte, and so compares across tokenizers; not charged are the
-letter case and the punctuation that a vocabulary is set to remove.
+the text can be read back, unknown words spelled out byte by byte, and so is comparable across tokenizers; letter case and
+punctuation that a vocabulary is set to remove are not charged.
 
 ``bos_id``, ``eos_id``, ``pad_id`` and ``max_length`` are public; the sentences are private.
 Shape legend: B sentences, T positions, V vocabulary.
@@ -50,11 +50,11 @@ class NextWord:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, max_length: int) -> NextWord:
-        """In the tokens of a vocabulary."""
+        """The task in the tokens of a vocabulary."""
         return cls(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, max_length)
 
     def length(self, sentence: np.ndarray) -> int:
-        """Positions of a sentence: its words and ``bos``, ``max_length`` at most."""
+        """Positions of a sentence: its words and ``bos``, at most ``max_length``."""
         return min(len(sentence) + 1, self.max_length)
 
     def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:

@@ -1,7 +1,7 @@
-"""What a worker computes in a round: one module a way of doing it, found by its name in ``training.local_update``.
+"""What a worker computes in a round: one module per method, found by its name in ``training.local_update``.
 
 base.py        what all share: isolation, the clipped sum; what an update may claim to bound
 gradient.py    every sentence's gradient at the round's parameters
 local_sgd.py   several steps over a user's own sentences
-shapes.py      shapes of batches that let a sentence's gradient be its own
+shapes.py      shapes of batches in which a sentence's gradient is its own
 """

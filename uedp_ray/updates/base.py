@@ -1,4 +1,4 @@
-"""The sum of a worker's clipped user updates, whichever way they are computed.
+"""The sum of a worker's clipped user updates, however they are computed.
 
     update = local_update(plan, model, params, task, sentence, device)
     update.probe()                                                         # needs no data
@@ -38,13 +38,13 @@ class LocalUpdate(ABC):
 
     Shapes: (P,) float32 parameters -> (P,) int64 sum on the plan's grid (float64 without clipping). A sentence or user
     whose gradient is NaN or infinite counts as zero; ``num_non_finite`` counts them (a private figure: it never enters a
-    result). A user's update has the same bits whoever else is drawn, in whatever order, with however many workers.
+    result). A user's update has the same bits whichever others are drawn, in any order, with any number of workers.
     """
 
     bounds_sentences: ClassVar[bool] = False
-    """Whether a sentence of weight w moves its user's update by w times ``sentence_clip_norm`` at most. Only what
-    is proved to (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the user's
-    clip holds."""
+    """Whether a sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``. Only an update for
+    which this is proved (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the
+    user's clip holds."""
 
     plan: Plan
     model: torch.nn.Module
@@ -64,28 +64,28 @@ class LocalUpdate(ABC):
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self.model.train(self._dropout)
         self.isolated = Isolation(self.model, self.params.tensors)
-        """Within it, passes leave the network as they found it."""
+        """Passes within it leave the network as they found it."""
 
     @abstractmethod
     def probe(self) -> None:
-        """Tries the network on made-up tokens: does what is computed of a user follow from that user alone?
+        """Checks on made-up tokens that what is computed for a user follows from that user alone.
 
-        Takes the memory that a round needs at most: a run that stopped for want of it later would tell how many users were
+        Takes the most memory that a round needs: a run that stopped later for lack of it would reveal how many users were
         drawn, or how long their sentences are. Needs no data, and does nothing the second time.
 
-        Raises: InputError if not, for a private run.
+        Raises: InputError if it does not, for a private run.
         """
 
     @abstractmethod
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
-        """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is put back afterwards."""
+        """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards."""
 
     def each_update(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Yields each user with its update, which may be overwritten once the next one is asked for.
+        """Yields each user with its update, which may be overwritten once the next one is requested.
 
-        Whoever overrides this, to pass users' sentences together, keeps them apart itself (``gradient``).
+        An override that passes users' sentences together must keep them apart itself (``gradient``).
         """
         for selection in selections:
             self.params.set(parameters)
@@ -95,7 +95,7 @@ class LocalUpdate(ABC):
         self.params.set(parameters)
 
     def passing(self) -> AbstractContextManager[None]:
-        """Around all of a round's passes."""
+        """The context of all of a round's passes."""
         return nullcontext()
 
     def sum_updates(
@@ -103,7 +103,7 @@ class LocalUpdate(ABC):
     ) -> torch.Tensor:
         """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort.
 
-        Raises: RuntimeError if a user is added twice, or another than those that were drawn: the clip is one user's.
+        Raises: RuntimeError if a user is added twice, or one that was not drawn: the clip is one user's.
         """
         self.probe()
         self.params.set(parameters)
@@ -142,13 +142,13 @@ def local_update(
     sentence: Callable[[int], np.ndarray],
     device: torch.device,
 ) -> LocalUpdate:
-    """The one that ``training.local_update`` names. Arguments: see ``LocalUpdate``."""
+    """The update that ``training.local_update`` names. Arguments: see ``LocalUpdate``."""
     found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{plan.config.training.local_update}").Update
     return found(plan, model, params, task, sentence, device)
 
 
 def exact_arithmetic(device: torch.device) -> None:
-    """Full float32 products (an NVIDIA container may have switched TF32 on), and GPU kernels that add in a fixed order."""
+    """Sets full float32 products (NVIDIA containers may have switched TF32 on) and GPU kernels that add in a fixed order."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if device.type == "cuda":
@@ -159,6 +159,6 @@ def exact_arithmetic(device: torch.device) -> None:
 
 
 def seed_of(*address: int) -> int:
-    """A seed for what a public address names."""
+    """A seed for a public address."""
     name = ",".join(map(str, address)).encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

@@ -39,12 +39,12 @@ _MOST_AT_ONCE = 1 << 12
 _CPU_TOKENS = 512
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
-"""What earlier probes of this process found, by network, task, and all that shapes and kernels depend on."""
+"""What earlier probes of this process found, by network, task, and everything that shapes and kernels depend on."""
 
 
 @dataclass
 class Update(LocalUpdate):
-    """A sentence of weight w moves its user's update by w times ``sentence_clip_norm`` at most: docs/accounting.md."""
+    """A sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``: docs/accounting.md."""
 
     bounds_sentences = True
 
@@ -56,16 +56,16 @@ class Update(LocalUpdate):
         self._sums: torch.Tensor | None = None
 
     def probe(self) -> None:
-        """Are per-sentence gradients exact, and each its own? Fixes the numbers of rows in use (see ``shapes``).
+        """Checks that each sentence's gradient is exact and its own, and fixes the numbers of rows in use (see ``shapes``).
 
-        Raises: InputError if a gradient is not exact, or, for a private run, if not even repeating a pass gives its bits.
+        Raises: InputError if a gradient is not exact, or, for a private run, if even repeating a pass changes its bits.
         """
         if self._sums is not None:
             return
         with one_thread():
             self._probe_rows()
         size = (self._users_at_once(), self.params.num)
-        self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() takes no page
+        self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() would take no page
 
     def passing(self) -> AbstractContextManager[None]:
         return one_thread()
@@ -126,8 +126,8 @@ class Update(LocalUpdate):
     def each_update(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Users are taken a group at a time, so that their sentences share batches. A user's own are added one by one, by
-        padded length and then by number: an order that nobody else changes.
+        """Takes users a group at a time, so that their sentences share batches. A user's own are added one by one, by padded
+        length and then by number: an order that no other user changes.
         """
         assert self._sums is not None
         for group in _groups(selections, len(self._sums)):
@@ -164,7 +164,7 @@ class Update(LocalUpdate):
         return max(1, min(held // max(1, self.params.num), _MOST_AT_ONCE, math.ceil(drawn) + 8))
 
     def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-        """(Positions of a batch's sentences, ascending: users in turn; the shape to fill up to)."""
+        """Yields (positions of a batch's sentences, ascending, so users in turn; the shape to fill up to)."""
         longest = self.plan.config.model.max_length
         lengths = np.array([padded_length(self.task.length(self.sentence(int(x))), longest) for x in numbers])
         for length in np.unique(lengths).tolist():
@@ -176,9 +176,9 @@ class Update(LocalUpdate):
     def _pass(
         self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
     ) -> SentenceGradients:
-        """A row's number seeds its dropout: with whomever a sentence passes and wherever it is held, its masks are its own.
+        """Passes a batch. A row's number seeds its dropout, so its masks are the same in any batch, on any worker.
 
-        A network that draws them from one stream gets each sentence alone. In company its masks would depend on the words
+        A network that draws them from one stream gets each sentence alone. Otherwise its masks would depend on the words
         of the others, and an entity's absence would change gradients of sentences that never held it.
         """
         batch = self.task.collate(sentences, shape).to(self.device)
@@ -192,8 +192,8 @@ class Update(LocalUpdate):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """CPU kernels with a single thread. Several divide a tensor among them wherever that falls within a vector, and compute
-    the ends of the parts by other code: a row's bits would depend on its place in the batch (see ``shapes.row_counts``)."""
+    """Runs CPU kernels on a single thread. Several divide a tensor among them even within a vector, and compute the ends of
+    the parts by other code: a row's bits would depend on its place in the batch (see ``shapes.row_counts``)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
 """Several steps of plain SGD over a user's own sentences; its whole difference is clipped (FedAvg, the paper's Algorithm 1).
 
-One entity may turn all of them: nothing but the user's clip bounds what it moves.
+One entity may change all of them: nothing but the user's clip bounds what it moves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uedp_ray.updates.base import LocalUpdate
 
 @dataclass
 class Update(LocalUpdate):
-    """A user's sentences pass with no others'."""
+    """The update of each user, whose sentences share no pass with others'."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,9 +39,9 @@ class Update(LocalUpdate):
         return self.params.get().sub_(parameters).double()
 
     def _try_step(self) -> None:
-        """Steps on as many and as long sentences as there may be: does one give its bits again, after another's?
+        """Checks, on as many and as long sentences as there may be, that a step gives the same bits again after another.
 
-        Raises: InputError if not, for a private run.
+        Raises: InputError if it does not, for a private run.
         """
         here, made_up = self.params.get(), np.random.default_rng(0)
         size = self._training.local_batch_size, self.plan.config.model.max_length

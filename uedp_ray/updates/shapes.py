@@ -1,13 +1,13 @@
-"""Shapes of batches that let a sentence's gradient be its own, and the probe that shows that they do.
+"""Shapes of batches in which a sentence's gradient is its own, and the probe that shows that it is.
 
 Which kernel computes a row, and in which order it adds, follows from shapes. So a sentence is padded to a length that
-depends on it alone, and batches have few numbers of rows, fixed by public settings. ``agreeing_rows`` then tries every
-such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
+depends on it alone, and batches have one of a few numbers of rows, fixed by public settings. ``agreeing_rows`` then tries
+every such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
-every other number of rows that is used. A kernel's order of operations does not depend on the values, so that another order
-shows on most sentences, and on one of several all but surely, if no branch is too small beside another to show
-(``balanced``). Another function shows on some values alone, which the probe may not meet: CPU kernels use one for what is
-left over beyond whole vectors. ``row_counts`` leaves nothing over, given that these passes run on one thread
+every other number of rows that is used. A kernel's order of operations does not depend on the values, so a different order
+shows on most sentences, and almost surely on one of several, if no branch is too small beside another to show
+(``balanced``). A different function shows only on some values, which the probe may not meet: CPU kernels use one for the
+remainder beyond whole vectors. ``row_counts`` leaves no remainder, given that these passes run on one thread
 (``gradient.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
 """
 
@@ -55,16 +55,16 @@ ROWS_APART = frozenset(
 def rows_are_apart(model: nn.Module) -> bool:
     """Whether several sentences may share a pass: the shapes of all products are known to follow from the batch's alone.
 
-    A mixture of experts sends tokens where their values say: how many rows an expert's product has, and so in which order
-    it adds, depends on the neighbours, which made-up tokens need not show. What is not listed, and does not say so of
-    itself, passes alone.
+    A mixture of experts routes tokens by their values: how many rows an expert's product has, and so in which order it adds,
+    depends on the neighbours, which made-up tokens need not show. A network that is neither listed nor declares
+    ``rows_apart`` gets each sentence alone.
     """
     known = getattr(getattr(model, "config", None), "model_type", None)
     return getattr(type(model), "rows_apart", False) is True or known in ROWS_APART
 
 
 def padded_length(length: int, max_length: int) -> int:
-    """The least of 8, 12, 16, 24, 32, 48, ... that holds a sentence, ``max_length`` at most."""
+    """The least of 8, 12, 16, 24, 32, 48, ... that holds a sentence, at most ``max_length``."""
     padded = _SHORTEST
     while padded < length:
         padded = padded * 3 // 2 if padded & (padded - 1) == 0 else padded * 4 // 3
@@ -72,14 +72,15 @@ def padded_length(length: int, max_length: int) -> int:
 
 
 def padded_lengths(max_length: int) -> list[int]:
-    """All of them."""
+    """All padded lengths."""
     return sorted({padded_length(length, max_length) for length in range(1, max_length + 1)})
 
 
 def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[int] = ()) -> list[int]:
-    """Numbers of rows to try, falling by four from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow no other.
+    """Numbers of rows to try, each a quarter of the last, from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow
+    no other.
 
-    CPU kernels compute what is left over of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
+    CPU kernels compute the remainder of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
     ``sigmoid`` or ``gelu`` differs for some values: too few for a probe (of bfloat16's 65,280 numbers ``gelu`` differs for
     four). So tensors of one number per row and position, or per row and unit (``units``: of layers that take one position at
     a time), are whole vectors.
@@ -94,7 +95,7 @@ def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[i
 
 
 def split(num: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (sentences, rows) of batches that hold ``num`` sentences; ``counts``: of rows, falling."""
+    """Yields (sentences, rows) of batches that hold ``num`` sentences; ``counts``: numbers of rows, falling."""
     while num > 0:
         rows = next((c for c in reversed(counts) if num <= c <= 2 * num), None)
         rows = rows or next((c for c in counts if c <= num), counts[-1])
@@ -105,7 +106,7 @@ def split(num: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int], vocab_size: int) -> list[int]:
     """Those of ``counts`` (falling) in whose rows a sentence of a padded ``length`` has the same gradient, bit by bit.
 
-    Empty if it has none: not even a repeated pass gives the same.
+    Empty if there are none: then not even a repeated pass gives the same.
     """
     generator = np.random.default_rng(length)
     made_up = [generator.integers(1, vocab_size, max(1, length - 1 - n % 4)) for n in range(_SENTENCES)]
@@ -142,9 +143,9 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
 def balanced(model: nn.Module, params: FlatParameters) -> Iterator[None]:
     """Gives the network parameters with which what each of its parts computes matters to the last bit of the gradient.
 
-    As they are, frozen or fresh ones may make a branch so small that its rounding is lost where it is added to another:
-    the same kernel would show on other sentences, or after some training. So do matrices that are too large: what follows
-    is saturated. They are scaled by powers of two, which is undone exactly; what is trained is made up.
+    As they are, frozen or fresh ones may make a branch so small that its rounding is lost when it is added to another: a
+    different kernel would show only on other sentences, or after some training. Matrices that are too large do the same, as
+    what follows is saturated. They are scaled by powers of two, which is undone exactly; what is trained is made up.
     """
     here, made_up = params.get(), torch.Generator().manual_seed(0)
     scaled = [(matrix, 2.0 ** _steps_up(matrix)) for matrix in model.parameters() if matrix.dim() > 1]
@@ -181,7 +182,7 @@ def _steps_up(matrix: Tensor) -> int:
 
 @contextmanager
 def _spoilt(model: nn.Module, values: Sequence[float]) -> Iterator[None]:
-    """Adds a value to everything that the embedding says of a row: NaN and huge ones reach every kernel behind it."""
+    """Adds a value to the whole embedding of a row: NaN and huge ones reach every kernel after it."""
     embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if embedding is None:
         yield

@@ -1,4 +1,4 @@
-"""Detectors of sensitive entities. They take text and say, for each, which stretches of it are sensitive.
+"""Detectors of sensitive entities. They take texts and say which parts of each are sensitive.
 
     detectors = build_detectors(("annotated", "regex"))
     detectors[1].find([Sentence("u1", "write to ann@example.org")])      # [(Mention("email", 9, 24),)]
@@ -7,7 +7,7 @@
 |---|---|
 | annotated | what the corpus itself marks |
 | regex | email, url, iban, credit_card (Luhn), ssn, ip_address, phone |
-| list:FILE | phrases, one a line, optionally TAB category; any case, whole words |
+| list:FILE | phrases, one per line, optionally TAB category; any case, whole words |
 | spacy:MODEL | the entities of a spaCy pipeline, an installed package or a folder |
 
 What a detector misses is protected only sentence by sentence; its recall belongs in the privacy statement.
@@ -25,7 +25,7 @@ from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
 DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
-"""How each is asked for; its module is named as that: ``list_file``."""
+"""The spec of each; its module is named after that: ``list_file``."""
 
 
 def file_of(spec: str) -> Path | None:
@@ -35,9 +35,9 @@ def file_of(spec: str) -> Path | None:
 
 
 def build_detectors(specs: Sequence[str]) -> tuple[Detector, ...]:
-    """One detector a spec, in order. A process loads a model or a list once, as long as its files stay as they are.
+    """One detector per spec, in order. A process loads a model or a list once, as long as its files stay as they are.
 
-    Raises: InputError for an unknown spec, no spec at all, or whatever the detector lacks.
+    Raises: InputError for an unknown spec, no spec at all, or anything that a detector lacks.
     """
     if not specs:
         raise InputError("detector", list(specs), f"name at least one of {', '.join(DETECTORS.values())}")

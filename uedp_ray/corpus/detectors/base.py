@@ -1,4 +1,4 @@
-"""What a detector is."""
+"""The interface of detectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reads = Literal["marks", "rows", "sentences"]
 class Detector(Protocol):
     """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
     text alone and cost more than reading them back. ``reads``: whole rows, or a sentence at a time, as a model was
-    trained; see ``_windows``. ``categories``: what it may find, as far as its files tell."""
+    trained; see ``_windows``. ``categories``: what it may find, as far as its files say."""
 
     fingerprint: str
     cacheable: bool
@@ -23,9 +23,9 @@ class Detector(Protocol):
     categories: frozenset[str]
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
-        """One tuple of mentions a sentence, in order; ``start`` and ``end`` of each are places in the sentence's text."""
+        """One tuple of mentions per sentence, in order; ``start`` and ``end`` of each are places in the sentence's text."""
 
 
 def modified(path: Path) -> int:
-    """When a file was changed last: what was loaded of it is loaded anew after that. 0 if there is none."""
+    """When a file was last changed: anything loaded from it before is then reloaded. 0 if there is no file."""
     return path.stat().st_mtime_ns if path.is_file() else 0

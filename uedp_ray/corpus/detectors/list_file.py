@@ -26,15 +26,15 @@ class PhraseList:
     def __init__(self, spec: str):
         path = Path(spec.partition(":")[2])
         if not path.is_file():
-            raise InputError("detector", spec, "no such file: list one phrase a line, optionally TAB category")
+            raise InputError("detector", spec, "no such file: list one phrase per line, optionally TAB category")
         entries = [line.strip("\r\n").partition("\t") for line in Lines(path)]
         for number, (_, _, category) in enumerate(entries, start=1):
             if "\t" in category or len(category) > _LONGEST:
-                remedy = f"line {number}: a phrase, TAB, and a category of {_LONGEST} characters at most"
+                remedy = f"line {number}: a phrase, TAB, and a category of at most {_LONGEST} characters"
                 raise InputError("detector", spec, remedy)
         phrases = [(phrase, canonical(category) or LISTED) for phrase, _, category in entries if phrase.strip()]
         if not phrases:
-            raise InputError("detector", spec, "the list is empty: write one phrase a line")
+            raise InputError("detector", spec, "the list is empty: write one phrase per line")
         self._trie = PhraseTrie(phrases)
         self.fingerprint = f"list-{hashlib.sha256(repr(phrases).encode()).hexdigest()}"
         self.categories = frozenset(category for _, category in phrases)

@@ -21,7 +21,7 @@ _NOT_NER = frozenset(["tagger", "morphologizer", "parser", "senter", "attribute_
 class SpacyPipeline:
     """A spaCy pipeline. Components that entities do not depend on are left out where that is certain.
 
-    Raises: InputError if the model is not there, cannot be loaded or recognises no entities.
+    Raises: InputError if the model is missing, cannot be loaded or recognises no entities.
     """
 
     cacheable = True

@@ -4,7 +4,7 @@
         ...
 
 A user's rows need not be neighbours in the file. A folder is read file by file, in the order of the names. A row
-without a word comes out as a row without a word, for the caller to count and pass over. What is read is private;
+without a word is yielded as it is, for the caller to count and skip. What is read is private;
 an error names file and line, never their content.
 
 | format | user | row |
@@ -31,7 +31,7 @@ from uedp_ray.corpus.records import Sentence
 
 
 def reader_of(source: SourceConfig) -> Reader:
-    """The one in the module of this room that the format names."""
+    """The reader in the module of this room that the format names."""
     found: Reader = import_module(f"uedp_ray.corpus.readers.{source.format.replace('-', '_')}").READER
     return found
 
@@ -58,7 +58,7 @@ def read_rows(source: SourceConfig) -> Iterator[Sentence]:
 
 
 def names_users(source: SourceConfig) -> bool:
-    """Whether users of the source have names, so that one who is in two sources is recognised; else they are numbered."""
+    """Whether users of the source have names, so that a user in two sources is recognised; else they are numbered."""
     return reader_of(source).names_users(source)
 
 

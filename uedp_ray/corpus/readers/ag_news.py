@@ -17,11 +17,11 @@ from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError
 
 _ENTITY = re.compile(r"(?:&| |(?<!\w))(#\d{1,7}|quot|amp|lt|gt|nbsp|apos);")
-_ROWS_PER_USER = (15.0, 2.0)  # mean and standard deviation, as the seeds divide AG News
+_ROWS_PER_USER = (15.0, 2.0)  # mean and standard deviation, as the paper divides AG News
 
 
 def read_ag_news(source: SourceConfig) -> Iterator[Sentence]:
-    """AG News (class, title, description). Its articles have no owner, so users are drawn, as in the seeds.
+    """AG News (class, title, description). Its articles have no owner, so users are drawn, as in the paper.
 
     User i owns the next n_i rows, n_i ~ N(15, 2^2) rounded and at least 1, drawn from ``source.seed`` alone: rows
     stream, and the same file and seed give the same users. The last user holds what is left. The order of
@@ -40,7 +40,7 @@ def read_ag_news(source: SourceConfig) -> Iterator[Sentence]:
 
 def _ag_news_rows(path: Path) -> Iterator[tuple[str, str]]:
     lines = Lines(path)
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # the module's, of the whole process: only ever raised
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # the limit of the whole process: only ever raised
     try:
         for number, row in enumerate(csv.reader(lines, strict=True)):
             if len(row) != 3 or not row[0].isdigit():

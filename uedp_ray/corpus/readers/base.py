@@ -1,4 +1,4 @@
-"""What a reader is: how the rows of a format are found, and whether its users can be recognised in other text."""
+"""The interface of readers: how rows of a format are read, and whether its users can be recognised in other text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Reader:
 
     rows: Callable[[SourceConfig], Iterator[Sentence]]
     names_users: Callable[[SourceConfig], bool] = lambda source: True
-    """Whether users of the source have names, so that one who is in two sources is recognised. False only where they are
-    numbered: names that are not compared would let protected users evaluate."""
+    """Whether users of the source have names, so that a user in two sources is recognised. False only where they are
+    numbered: names that are not compared would let protected users into the evaluation text."""
     suffix: str = ""
-    """Of the files that are read of a folder."""
+    """The suffix of the files that are read in a folder."""
 
 
 def numbered(source: SourceConfig) -> bool:

@@ -22,7 +22,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
     """A ``-DOCSTART-`` line opens a document, which is one user. Where no document has been opened (WNUT-17 has none),
     nothing says which sentences belong together, so every sentence is a user of its own.
 
-    Raises: InputError naming file and line: one column, a tag that is none, or as many columns as no line before.
+    Raises: InputError naming file and line: a single column, an invalid tag, or another number of columns than before.
     """
     lines = Lines(path)
     tokens: list[str] = []
@@ -58,7 +58,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
         length += len(line)
         if length > LONGEST:
             raise InputError(
-                "path", lines.where, f"a sentence of more than {LONGEST:,} characters: end it by a blank line"
+                "path", lines.where, f"a sentence of more than {LONGEST:,} characters: end it with a blank line"
             )
     if tokens:
         sentence += 1
@@ -68,7 +68,7 @@ def read_conll(path: Path) -> Iterator[Sentence]:
 def decode_tags(tokens: Sequence[str], tags: Sequence[str]) -> tuple[Mention, ...]:
     """Entities as character spans of the tokens joined by spaces.
 
-    An entity goes on while the type stays and no ``B``, ``S`` or ``U`` opens another: this reads IOB1 (``B`` only
+    An entity continues while the type stays and no ``B``, ``S`` or ``U`` opens another: this reads IOB1 (``B`` only
     between neighbours of one type) and BIO alike, and takes an ``I`` after ``O`` as an opening.
     """
     mentions: list[Mention] = []

@@ -1,4 +1,4 @@
-"""Rows as JSON objects, one a line: ``_rows`` says what a row is."""
+"""Rows as JSON objects, one per line: ``_rows`` defines a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files: ``_rows`` says what a row is."""
+"""Rows of Parquet files: ``_rows`` defines a row."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def speeches(path: Path) -> Iterator[tuple[str, str]]:
             spoken.append(line)
             length += len(line)
             if length > LONGEST:
-                raise InputError("path", lines.where, f"a speech of more than {LONGEST:,} characters: divide it")
+                raise InputError("path", lines.where, f"a speech of more than {LONGEST:,} characters: split it")
         else:
             yield speaker, " ".join(spoken)
             speaker, spoken, length = None, [], 0

@@ -13,7 +13,7 @@ PUBLIC_USER = "public"
 
 
 def read_text(path: Path) -> Iterator[Sentence]:
-    """Public text: each line is a paragraph, blank ones are passed over, all belong to one user."""
+    """Public text: each line is a paragraph, blank lines are skipped, all belong to one user."""
     lines = Lines(path, longest=1 << 20, split=True)  # some public text is one line
     return (Sentence(PUBLIC_USER, line, running=True) for line in lines if line.strip())
 

@@ -1,6 +1,6 @@
-"""What a transform is: a function of one user's sentences that says which of them each of its results is made of.
+"""The interface of transforms: functions of one user's sentences that say from which of them each result is made.
 
-A piece holds every entity of the sentences it is made of, whether or not its text still shows their names. So who holds
+A piece holds every entity of the sentences it is made from, whether or not its text still shows their names. So who holds
 what follows from the original text, and the guarantee is about entities as they were found there
 (docs/accounting.md, "Transforms").
 """
@@ -44,7 +44,7 @@ class Transform(ABC):
 
         Args:
           sentences: all of the user's, with the mentions found in them.
-          generator: of this user alone, seeded by secret entropy.
+          generator: for this user alone, seeded by secret entropy.
 
         Guarantees expected: which pieces there are, and the text of each, depend on the user's sentences and the
         generator only; the text of a piece on the sentences in its ``sources`` only.

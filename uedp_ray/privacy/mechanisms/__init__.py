@@ -1,4 +1,4 @@
-"""The noised releases a run may make, one file a mechanism: sampled rounds (``poisson``), and what ``RELEASES`` lists.
+"""The noised releases a run may make, one file per mechanism: sampled rounds (``poisson``), and what ``RELEASES`` lists.
 
 Example:
 

@@ -1,4 +1,4 @@
-"""What is charged for: a mechanism as the ledger records it and as accountants bound it.
+"""Mechanisms: what is charged for, as the ledger records it and accountants bound it.
 
 A mechanism is a frozen dataclass of public parameters that subclasses ``Mechanism``. One that does not override ``cost``
 bounds nothing: every epsilon it enters is infinite.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 MAX_COUNT = 10**10
-"""Users, holders or rounds: more than there are, and what can be accounted for within seconds."""
+"""The most users, holders or rounds: more than exist, and as many as can be accounted for within seconds."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Mechanism:
     """The public parameters of a noised release."""
 
     kind: ClassVar[str]
-    """Of its ledger event."""
+    """The ``kind`` of its ledger event."""
 
     def cost(self, count: int, unit: str, kind: str) -> Cost | None:
         """The cost of ``count`` releases for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
@@ -68,7 +68,7 @@ class Mechanism:
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a number (truth values are none) that a float can hold."""
+    """Whether ``value`` is a number (a bool is not) that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # an int may be larger than any float

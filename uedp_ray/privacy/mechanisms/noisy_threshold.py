@@ -25,7 +25,7 @@ class NoisyThreshold(Mechanism):
     noise_multiplier: float
     max_holders: int | None
     threshold_delta: float
-    """Probability that a word appears which only the protected user and entity hold; to be taken off delta."""
+    """Probability that a word appears that only the protected user and entity hold; to be taken off delta."""
 
     def cost(self, count: int, unit: str, kind: str) -> Cost | None:
         sensitivity = self.sensitivity(unit, kind)

@@ -80,7 +80,7 @@ class RoundMechanism(Mechanism):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundMechanism:
-        """Reads what ``to_dict`` wrote. Raises: InputError for an unknown or a missing key: no default is read into it."""
+        """Reads what ``to_dict`` wrote. Raises: InputError for an unknown or a missing key: no default is assumed."""
         if not isinstance(values, Mapping):
             raise InputError("mechanism", values, "must be a mapping")
         known = [field.name for field in dataclasses.fields(cls)]
