@@ -27,7 +27,6 @@ from uedp_ray.config import (
     RunConfig,
     SourceConfig,
     TrainingConfig,
-    TransformConfig,
     from_dict,
     limits,
     sections,
@@ -38,10 +37,6 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import names_users, read
 from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.records import Mention, Sentence
-from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.transforms import transform_of
-from uedp_ray.corpus.transforms.base import Piece, Transform
-from uedp_ray.corpus.transforms.derive import derive
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
@@ -133,22 +128,6 @@ def test_a_detector_by_a_file(file, monkeypatch, tmp_path):
     assert outdated(source, tmp_path / "copy")
     with pytest.raises(InputError, match="matches nothing"):
         prepare(source, tmp_path / "again")
-
-
-def test_a_transform(file, tmp_path):
-    class Reversed(Transform):
-        def apply(self, sentences, generator):
-            return [Piece(" ".join(sentence.text.split()[::-1])) for sentence in sentences]
-
-    file("uedp_ray.corpus.transforms.reversed", TRANSFORM=Reversed)
-    (tmp_path / "text").write_text("ann and ben are in Oslo")
-    (tmp_path / "names").write_text("Oslo")
-    source = SourceConfig(path=str(tmp_path / "text"), format="text", detector=(f"list:{tmp_path / 'names'}",))
-    prepare(source, tmp_path / "corpus")
-    derive(open_corpus(tmp_path / "corpus"), transform_of(named(TransformConfig(), kind="reversed")), tmp_path / "out")
-    found = open_corpus(tmp_path / "out")
-    assert list(found.texts()) == [(0, ["Oslo in are ben and ann"])]
-    assert found.entity_ids.tolist() == [0], "a piece that says nothing of its sources holds all that its user does"
 
 
 @pytest.fixture

@@ -131,8 +131,7 @@ class TrainPrivate(Train):
 
     def tree(self) -> dict[str, Any]:
         noisy = {"kind": "noisy-threshold", "noise_multiplier": 0.02, "threshold_delta": 1e-5, "public_text": []}
-        transform = {"kind": "fragments", "words": 6, "share": 0.9}
-        return run_tree(**PRIVATE, vocabulary=noisy, corpus={"transform": transform})
+        return run_tree(**PRIVATE, vocabulary=noisy)
 
     def check_end(self) -> None:
         super().check_end()

@@ -18,7 +18,6 @@ from uedp_ray.config.sections import (
     SurplusRule,
     TaskConfig,
     TrainingConfig,
-    TransformConfig,
     VocabularyConfig,
 )
 
@@ -33,7 +32,6 @@ __all__ = [
     "SurplusRule",
     "TaskConfig",
     "TrainingConfig",
-    "TransformConfig",
     "VocabularyConfig",
     "dump_config",
     "from_dict",

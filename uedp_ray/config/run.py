@@ -58,9 +58,6 @@ class RunConfig:
                 "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
             )
         self._check_pretrained()
-        if private and self.corpus.transform.kind != "none" and self.bounds.mode == "declared":
-            remedy = "were declared of the text as it is, and a transform makes other sentences of it: use enforced"
-            raise InputError("bounds.mode", "declared", remedy)
         limit = 2.0 * self.privacy.l2_clip_norm
         reweighted = self.bounds.mode == "enforced" and "reweight" in (
             self.bounds.holder_bound,
@@ -166,8 +163,6 @@ def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
         tree["privacy"][earlier] = tree["privacy"].pop(name)
     if tree["task"] == to_dict(TaskConfig()):  # from before there was any other task
         del tree["task"]
-    if tree["corpus"]["transform"]["kind"] == "none":
-        del tree["corpus"]["transform"]
     return tree
 
 

@@ -18,7 +18,6 @@ SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "spee
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
-TransformKind = Literal["none", "fragments"]
 TaskKind = Literal["next_word"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
@@ -67,22 +66,6 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformConfig:
-    """What is done to the private text between finding entities and training."""
-
-    kind: TransformKind = "none"
-    words: int = 4
-    """``fragments``: words of a piece at most."""
-    share: float = 0.5
-    """``fragments``: the share of pieces that is kept, in the mean."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "corpus.transform")
-        at_least("corpus.transform.words", self.words, 1)
-        probability("corpus.transform.share", self.share)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
     """The private corpus and what may be said about it in public."""
 
@@ -94,7 +77,6 @@ class CorpusConfig:
     categories: tuple[str, ...] = ()
     """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
     prepared corpus serves every choice."""
-    transform: TransformConfig = field(default_factory=TransformConfig)
     evaluation: SourceConfig | None = None
     """Text on which the model is scored. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"

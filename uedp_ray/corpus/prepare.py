@@ -241,7 +241,6 @@ class Index:
         self._save("sentence_words", words)
         self._save("entity_holders", self._holders)
         self._save("entity_hash", self._hash[np.argsort(self._id)])
-        tokens = max(self._tokens, 1)  # a transform may leave none
         sensitive = dict.fromkeys(sorted(asked | set(self._sensitive) - {"all"}), 0) | {"all": 0} | self._sensitive
         statistics = {
             "users": len(user_counts),
@@ -253,11 +252,11 @@ class Index:
             "max_holders": int(self._holders.max(initial=0)),
             "mentions": dict(sorted(self._mentions.items())),
             "share_of_words_beyond": {  # the first 32, 64, 128 of their sentence
-                str(length): round(float(np.maximum(words - length, 0).sum() / tokens), 4) for length in _LENGTHS
+                str(length): round(float(np.maximum(words - length, 0).sum() / self._tokens), 4) for length in _LENGTHS
             },
             "divided_for_max_words": {
                 "sentences": self._divided,
-                "share_of_words": round(self._divided_words / tokens, 4),
+                "share_of_words": round(self._divided_words / self._tokens, 4),
             },
         }
         return {

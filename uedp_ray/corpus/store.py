@@ -64,7 +64,6 @@ class Corpus:
     Attributes:
       statistics: what ``prepare`` returned.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
-      transformed: whether it was made from another one (``transforms``): the places of mentions are not known then.
       names_users: whether users have names that may be found in other sources; else they were numbered.
       digest: SHA-256 over the shards: it differs for another corpus, order or set of findings, not for other categories.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
@@ -86,7 +85,6 @@ class Corpus:
         self.names_users: bool = manifest["names_users"]
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]
-        self.transformed: bool = manifest.get("transform") is not None
         self.user_offsets = self._load("user_offsets")
         self.user_hash = self._load("user_hash")
         self.shard_users = self._load("shard_users")
@@ -113,10 +111,7 @@ class Corpus:
             ("entity_offsets", self.entity_offsets, sentences, len(self.entity_ids)),
         )
         for name, offsets, number, end in runs:
-            good = offsets.dtype == np.int64 and offsets.shape == (number + 1,)
-            good = good and (
-                number > 0 or (self.transformed and offsets is self.entity_offsets)
-            )  # which may leave none
+            good = offsets.dtype == np.int64 and offsets.shape == (number + 1,) and number > 0
             if not (good and offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())):
                 raise self._damaged(name)
         good = self.entity_ids.dtype == np.int32 and len(self.entity_holders) == entities
@@ -158,12 +153,7 @@ class Corpus:
         return self._read(users, ["tags"], lambda table: table["tags"].to_pylist())
 
     def sentences(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[Sentence]]]:
-        """Everything, protected mentions included, in the form of ``texts``.
-
-        Raises: InputError for a transformed corpus, whose sentences would come without the entities that they hold.
-        """
-        if self.transformed:
-            raise InputError("path", str(self.path), "is a transformed corpus: name the one that it was made from")
+        """Everything, protected mentions included, in the form of ``texts``."""
         columns = ["user", "text", "label", "tags", "entities"]
         kept = {*(self.categories or ()), LISTED}
 

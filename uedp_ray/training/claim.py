@@ -101,7 +101,7 @@ def _check_made(run: RunDir) -> None:
     parts = (
         *(re.escape(path.name) for path in run.private_files),
         OF_WORKERS,
-        *(copy_of(folder.name) for folder in (run.corpus, run.transformed, run.evaluation)),
+        *(copy_of(folder.name) for folder in (run.corpus, run.evaluation)),
         *(beneath(run.tokens.name, tokens.STORES), beneath(run.drawn.name, VOCABULARY)),
         *(beneath(folder.name, ".*") for folder in (run.ray, run.cleared)),
     )

@@ -54,7 +54,7 @@ class Prepared:
         used = load_config(run.used)
         _check_starts(used, setup.get("starts") or {})
         vocabulary = Vocabulary.load(run.vocabulary)
-        corpus = trained_on(run, setup, config)
+        corpus = unchanged(run, setup, "corpus", config.corpus.categories)
         tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
         return cls(
             config=config,
@@ -77,21 +77,11 @@ def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:
     return Plan(config, None if mechanism is None else RoundMechanism.from_dict(mechanism))
 
 
-def trained_on(run: RunDir, setup: dict[str, Any], config: RunConfig) -> Corpus:
-    """What a run that was set up trains on. Raises: InputError if it is another, or was never transformed."""
-    if config.corpus.transform.kind == "none":
-        return unchanged(run, setup, "corpus", config.corpus.categories)
-    if not isinstance(setup.get("transformed"), str):
-        raise InputError(run.setup.name, str(run.setup), f"is damaged (transformed): {MADE_ANEW}")
-    return unchanged(run, setup, "transformed", config.corpus.categories)
-
-
 def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequence[str] = ()) -> Corpus:
     """The corpus that the run was set up with. Raises: InputError if it changed: its bounds were never checked."""
     corpus = open_corpus(run.root / setup[name], categories)
     if corpus.digest != setup.get(f"{name}_digest"):
-        keys = {"corpus": "source", "transformed": "transform", "evaluation": "evaluation"}
-        key = f"corpus.{keys[name]}"
+        key = {"corpus": "corpus.source", "evaluation": "corpus.evaluation"}[name]
         raise InputError(key, setup[name], "has changed since the run began: put it back")
     return corpus
 

@@ -213,12 +213,6 @@ def statement(
             f"{bounds.max_sentences_per_entity}{beyond['m']}; users that hold one entity: at most "
             f"{bounds.max_holders}{beyond['K']}."
         )
-    transform = config.corpus.transform
-    if transform.kind != "none":
-        lines.append(
-            f"- The text was transformed ({transform.kind}) before training. A sentence here is one that came out of it; it "
-            "holds the entities of the sentences it was made of."
-        )
     delta = show_delta(privacy.delta)
     command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --unit {privacy.unit}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"

@@ -185,11 +185,6 @@ class RunDir:
         return self.private / "corpus"
 
     @property
-    def transformed(self) -> Path:
-        """What ``corpus.transform`` made of the private text, if it names a transform."""
-        return self.private / "transformed"
-
-    @property
     def evaluation(self) -> Path:
         """A copy of the evaluation text."""
         return self.private / "evaluation"
@@ -296,7 +291,7 @@ class RunDir:
 
     def copies_told(self, reporter: Reporter) -> AbstractContextManager[None]:
         """Reports that a copy of the private text stays, if the block is refused before the first round."""
-        copies = ("corpus", "transformed", "evaluation", "tokens")
+        copies = ("corpus", "evaluation", "tokens")
         return copies_told(self.private, reporter, *copies, unless=lambda: self.played)
 
     def own(self) -> None:
@@ -313,7 +308,7 @@ class RunDir:
 
     def fetch(self) -> None:
         """Fetches what a worker opens into this node's copy."""
-        words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.transformed, self.evaluation)
+        words, corpora = (self.drawn, self.vocabulary), (self.corpus, self.evaluation)
         self.storage.get(
             self.config, self.used, self.setup, self.text, self.key, *words, self.sentence_weight, *corpora
         )

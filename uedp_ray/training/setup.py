@@ -23,8 +23,6 @@ from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, text_size
-from uedp_ray.corpus.transforms import transform_of
-from uedp_ray.corpus.transforms.derive import derive
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions
@@ -52,7 +50,7 @@ from uedp_ray.training.guard import (
     check_warm_start,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_on, unchanged
+from uedp_ray.training.prepared import checksums, encode, planned, starts_of, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
@@ -84,9 +82,6 @@ class _Text(NamedTuple):
 
     corpus_path: Path
     corpus: Corpus
-    """The private text as it is: what other text is compared with."""
-    trained: Corpus
-    """What is trained on: what ``corpus.transform`` makes of it, or the same."""
     evaluation_path: Path | None
     evaluation: Corpus | None
     compared: Compared | None
@@ -182,7 +177,6 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
     if (setup["evaluation"] is None) != (asked.named is None):
         raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
     corpus = unchanged(run, setup, "corpus")
-    trained_on(run, setup, asked.config)
     if asked.guarded:
         check_warm_start(corpus, asked.used.model.warm_start)
     if setup["evaluation"] is not None:
@@ -197,11 +191,11 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     config, reporter, storage = asked.config, asked.reporter, run.storage
     reporter.say("reading the corpus")
     text = _prepare_text(run, asked)
-    bounded = apply_bounds(text.trained, config.bounds, config.corpus.declared_num_users)
-    _tell_what_counts(config, text.trained, bounded, reporter)
+    bounded = apply_bounds(text.corpus, config.bounds, config.corpus.declared_num_users)
+    _tell_what_counts(config, text.corpus, bounded, reporter)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
-    plan = plan or Plan.of(config, text.trained)
+    plan = plan or Plan.of(config, text.corpus)
     ledger = _open_ledger(run, asked, plan)
     if not run.vocabulary.exists():
         reporter.say("building the vocabulary")
@@ -221,8 +215,6 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
         {
             "corpus": _within(run, text.corpus_path),
             "corpus_digest": text.corpus.digest,
-            "transformed": None if text.trained is text.corpus else _within(run, text.trained.path),
-            "transformed_digest": None if text.trained is text.corpus else text.trained.digest,
             "evaluation": None if text.evaluation_path is None else _within(run, text.evaluation_path),
             "evaluation_digest": None if text.evaluation is None else text.evaluation.digest,
             "evaluation_size": None if size is None else dataclasses.asdict(size),
@@ -263,26 +255,7 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
         keep_text(asked.text, corpus, evaluation, fixed=True)
     keep_text(run.text, corpus, evaluation, fixed=charged)
     storage.put(run.text)
-    trained = _transform(run, asked, corpus, fixed=charged)
-    return _Text(corpus_path, corpus, trained, evaluation_path, evaluation, compared)
-
-
-def _transform(run: RunDir, asked: _Asked, corpus: Corpus, *, fixed: bool) -> Corpus:
-    """What ``corpus.transform`` makes of the private text. It is made once: rounds that are charged are of one text.
-
-    Raises: InputError if something was charged (``fixed``), and it is missing.
-    """
-    transform = transform_of(asked.config.corpus.transform)
-    if transform is None:
-        return corpus
-    if not (run.transformed / "corpus.json").exists():
-        if fixed:
-            remedy = "is missing, and would not be the same again: put the run's own back, or train in another folder"
-            raise InputError("corpus.transform", str(run.transformed), remedy)
-        asked.reporter.say(f"transforming the corpus ({asked.config.corpus.transform.kind})")
-        derive(open_corpus(corpus.path), transform, run.transformed, test_seed=asked.config.privacy.test_noise_seed)
-        run.storage.put(run.transformed)
-    return open_corpus(run.transformed, asked.config.corpus.categories)
+    return _Text(corpus_path, corpus, evaluation_path, evaluation, compared)
 
 
 def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
@@ -301,7 +274,7 @@ def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
 def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, ledger: Ledger) -> None:
     config, used = asked.config, asked.used
     if config.words.kind == "noisy-threshold" and not config.model.warm_start:
-        _release_words(run, used, text.trained, bounded.sentence_weight, ledger)
+        _release_words(run, used, text.corpus, bounded.sentence_weight, ledger)
         return
     read = Sketch()
     vocabulary = make_vocabulary(used, read)
@@ -315,7 +288,7 @@ def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, 
 def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter) -> TextSize | None:
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
     vocabulary = Vocabulary.load(run.vocabulary)
-    cut = encode(tokens, text.trained, vocabulary, config).share_cut
+    cut = encode(tokens, text.corpus, vocabulary, config).share_cut
     if cut >= 0.0005:
         length = f"model.max_length = {config.model.max_length}"
         reporter.say(f"{cut:.1%} of the tokens are beyond {length} and not used (private: read off the text)")
