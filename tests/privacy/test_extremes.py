@@ -15,6 +15,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.cautions import cautions, weakness
+from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
 
@@ -121,15 +122,26 @@ def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
 
 def test_an_epsilon_that_promises_little_is_cautioned():
     assert weakness(10.0) == weakness(0.0) == weakness(math.inf) == []
-    assert "odds of a guess about the protected unit by a factor of 59,874" in weakness(math.nextafter(11.0, 10.0))[0]
+    assert "odds of a guess about the protected unit by a factor of 59,875" in weakness(math.nextafter(11.0, 10.0))[0]
     assert "epsilon = 27.442 is above 10" in weakness(27.4413)[0]
-    assert weakness(27.4413)[0].endswith("a factor of 10^11.9")
-    assert weakness(1e300)
+    assert weakness(27.4413)[0].endswith("a factor of 10^12.0"), "it bounds too: 10^11.918"
+    assert weakness(1234.5631)[0].startswith("epsilon = 1234.564 ")
+    assert weakness(1e300)[0].endswith("or more")
+    assert weakness(1.7e308)
     weak, strong = (change(noise_multiplier=z) for z in (0.3, 30.0))
     assert parameter_epsilon(strong, rounds=5, delta=1e-5)["cautions"] == []
     assert "weak guarantee" in parameter_epsilon(weak, rounds=500, delta=1e-5)["cautions"][0]
     figure = {"rounds": 5, "delta": 1e-5, "accountant": "published"}
     assert parameter_epsilon(change(noise_multiplier=1e-3), **figure)["cautions"] == []
+
+
+@pytest.mark.parametrize("noise_multiplier", [7e-154, 1e-160, 1e-20])
+@pytest.mark.parametrize("accountant", ["pld", "renyi"])
+def test_hardly_any_noise_is_no_error(noise_multiplier, accountant):
+    mechanism = change(user_sampling_prob=1.0, noise_multiplier=noise_multiplier)
+    assert parameter_epsilon(mechanism, rounds=1, delta=1e-5, unit="user", accountant=accountant)["epsilon"] > 1e9
+    vocabulary = {"kind": "vocabulary", "noise_multiplier": noise_multiplier, "max_holders": 0, "threshold_delta": 0.0}
+    assert epsilon_of_events([vocabulary], delta=1e-5, unit="user", accountant=accountant) > 1e9
 
 
 def test_a_figure_without_entities_says_that_it_protects_none():

@@ -145,3 +145,23 @@ def test_variants_of_a_comparison_are_of_one_text(tmp_path, part):
         compare(comparison, tmp_path / "out", workers=0)
     with pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"):
         compare(comparison, tmp_path / "out", workers=0, resume=True)
+
+
+def test_words_are_counted_again_where_the_text_changed_before_anything_was_charged(corpora, tmp_path):
+    """Public text was compared with the private text when its words were counted, and the words outlived the text."""
+    texts = {name: tmp_path / f"{name}.jsonl" for name in ("private", "public")}
+    for name, path in texts.items():
+        rows = [
+            {"user": f"{name}{n}", "text": f"{name} words of the user {name}{n} again and again"} for n in range(12)
+        ]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    prepare(SourceConfig(path=str(texts["private"]), format="jsonl"), tmp_path / "prepared")
+    public = {"public_text": [{"format": "jsonl", "path": str(texts["public"])}]}
+    source = {"source": {"path": str(tmp_path / "prepared")}, "declared_num_users": 12}
+    config, out = run_config(corpora, corpus=source, vocabulary=public), tmp_path / "run"
+    with mock.patch("uedp_ray.training.setup.text_size", side_effect=Crash), pytest.raises(Crash):
+        train(config, out, workers=0)
+    assert (out / "vocabulary").exists()
+    prepare(SourceConfig(path=str(texts["public"]), format="jsonl"), tmp_path / "prepared")
+    with pytest.raises(InputError, match=r"vocabulary.public_text .* of its running text with corpus.source"):
+        train(config, out, workers=0, resume=True)

@@ -30,6 +30,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.storage.open import open_storage
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 
 
@@ -399,6 +401,21 @@ def test_a_model_that_was_paid_for_is_not_trained_over(private_run, corpora, tmp
     shutil.move(kept, run / "checkpoint")
     train(run_config(corpora), run, workers=0, resume=True)
     assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["a folder", "a URL"])
+def test_a_budget_spent_without_a_checkpoint_ends_however_often_it_is_killed(corpora, tmp_path, node, url, place):
+    """The model that is left was trained on nothing: no start after it may take it for one that was paid for."""
+    out = url if place == "a URL" else tmp_path / "run"
+    config = run_config(corpora, training={"checkpoint_every": 50, "evaluate_every": 1})
+    with mock.patch("uedp_ray.training.driver.save_checkpoint", side_effect=runs.Crash), pytest.raises(runs.Crash):
+        train(config, out, workers=0)
+    with mock.patch.object(RunDriver, "finish", side_effect=runs.Crash), pytest.raises(runs.Crash):
+        train(config, out, workers=0, resume=True)
+    assert train(config, out, workers=0, resume=True)["rounds"] == 0
+    assert train(config, out, workers=0, resume=True)["rounds"] == 0
+    folder = open_storage(out).root
+    assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0]
 
 
 def test_tokens_are_written_where_the_run_keeps_them_whatever_its_setup_says(corpora, tmp_path):

@@ -10,18 +10,23 @@ from __future__ import annotations
 import math
 
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.statement import show_epsilon
 
 LARGE_EPSILON = 10.0
 """Above it a guarantee is weak to none (Ponomareva et al., arXiv 2303.00654, section 5.2)."""
+
+_MOST_SHOWN = 1e6
 
 
 def weakness(epsilon: float) -> list[str]:
     """Says what an epsilon above ``LARGE_EPSILON`` allows; empty for a smaller one, and for infinity."""
     if not LARGE_EPSILON < epsilon < math.inf:
         return []
-    factor = f"{math.exp(epsilon):,.0f}" if epsilon < 14 else f"10^{epsilon / math.log(10):.1f}"
+    tenths = math.ceil(min(epsilon, _MOST_SHOWN) / math.log(10) * 10)
+    factor = f"{math.ceil(math.exp(epsilon)):,}" if epsilon < 14 else f"10^{tenths / 10:.1f}"
+    factor += " or more" if epsilon > _MOST_SHOWN else ""
     return [
-        f"epsilon = {math.ceil(epsilon * 1000) / 1000:g} is above {LARGE_EPSILON:g}: a weak guarantee, which allows what is "
+        f"epsilon = {show_epsilon(epsilon)} is above {LARGE_EPSILON:g}: a weak guarantee, which allows what is "
         f"published to raise the odds of a guess about the protected unit by a factor of {factor}"
     ]
 

@@ -71,11 +71,14 @@ class RunDriver:
         )
         if position is not None:
             self._ledger.require_position(position.ledger_seq, position.ledger_digest)
-        self.rows = [row for row in self.rows if row["round"] <= self.state.next_round]
+        known, self.rows = self.rows, [row for row in self.rows if row["round"] <= self.state.next_round]
+        if len(self.rows) < len(known):
+            if position is None:
+                self._keep_model()
+            self._write_rows()  # they say how far the model got that this start may leave
+            self.run.storage.put(self.run.rounds)
         self._first = self.state.next_round
         self._left = self._affordable()
-        if position is None and self._charged.num_rounds:
-            self._keep_model()
         if position is None and self._charged.num_rounds >= self._training.checkpoint_every:
             self.reporter.say(
                 f"caution: {self._charged.num_rounds} rounds were charged, and checkpoint/ is missing: training starts "
@@ -85,13 +88,12 @@ class RunDriver:
             self._refuse_divergence()
 
     def _keep_model(self) -> None:
-        """Raises: InputError if there is a model, which was paid for and which a start from scratch would replace."""
+        """Raises: InputError if there is a model of the rounds in ``rounds.parquet``, which a new start would replace."""
         self.run.storage.get(self.run.model)
         if self.run.model.exists():
+            where = self.run.storage.address(self.run.checkpoint)
             remedy = "is missing, and training from scratch would replace the model that was paid for"
-            raise InputError(
-                "checkpoint", str(self.run.checkpoint), f"{remedy}: put the checkpoint back, or train in another folder"
-            )
+            raise InputError("checkpoint", where, f"{remedy}: put the checkpoint back, or train in another folder")
 
     def _known_rows(self) -> list[dict[str, Any]]:
         """The rows of ``rounds.parquet``; none if it cannot be read."""
@@ -220,6 +222,8 @@ class RunDriver:
         """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
         if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
             self._record()
+            self._write_rows()
+        elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
         spent, config, metric = self.spent(), self.plan.config, self._metric
         result = {

@@ -29,6 +29,7 @@ from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, epsilons
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
@@ -159,6 +160,7 @@ def export_run(
         "rule": total.rule,
         "delta": privacy.delta,
         "unit": total.unit,
+        "cautions": weakness(total.epsilon),
     }
 
 

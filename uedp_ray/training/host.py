@@ -28,6 +28,7 @@ from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_lin
 from uedp_ray.fields import Check, anything, flag, number, string
 from uedp_ray.interrupts import handlers_kept, ray_started
 from uedp_ray.models.saved import check_whole
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
@@ -130,6 +131,9 @@ def train(
                 f"caution: the model predicts worse than it did before training ({metric.say(before)}, now {now}): "
                 "try a lower training.server_learning_rate, less noise, or clip norms closer to those of the gradients"
             )
+        if result["private"] and config.privacy.target_epsilon is None:  # else it was said before training
+            for caution in weakness(result["epsilon"][config.privacy.unit] or 0.0):
+                reporter.say(f"caution: {caution}")
         return result | speed | {"run_dir": run.address}
 
 

@@ -165,7 +165,7 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
-    stated = total.epsilon if total else spent.get(privacy.unit, 0.0)
+    stated = max(filter(math.isfinite, [total.epsilon if total else 0.0, *spent.values()]), default=0.0)
     lines += [line for caution in cautions(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]

@@ -197,7 +197,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
     plan = plan or Plan.of(config, text.corpus)
     ledger = _open_ledger(run, asked, plan)
-    if not run.vocabulary.exists():
+    if not run.vocabulary.exists() or unused(run):  # of a start that ended here: the text may have changed since
         reporter.say("building the vocabulary")
         _make_vocabulary(run, asked, text, bounded, ledger)
         storage.put(run.vocabulary)
