@@ -113,7 +113,7 @@ class Odometer:
                 return math.inf
             rates_A = self._rates(parts, kind)
             for sensitivity, noise_std in cost.gaussians:
-                rates_A = rates_A + _ORDERS_A * (sensitivity / noise_std) * (sensitivity / noise_std) / 2
+                rates_A = rates_A + _ORDERS_A * ((sensitivity / noise_std) * (sensitivity / noise_std)) / 2
             largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
         return largest
 

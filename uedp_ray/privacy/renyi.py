@@ -51,7 +51,7 @@ def of_releases(parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta
     """
     rates_A, lost = rdp(parts, lost=SHARE * delta, unit=unit, kind=kind)
     for sensitivity, noise_std in gaussians:
-        rates_A = rates_A + np.array(ORDERS) * (sensitivity / noise_std) * (sensitivity / noise_std) / 2
+        rates_A = rates_A + np.array(ORDERS) * ((sensitivity / noise_std) * (sensitivity / noise_std)) / 2
     return to_epsilon(rates_A, delta - lost)
 
 
