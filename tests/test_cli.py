@@ -93,7 +93,7 @@ def test_nothing_is_written_into_a_run_or_a_comparison(command, refused, private
         refused("train", run_file, "--out", folder / "model", "--resume", parts=["--out", APART])
         refused("pretrain", run_file, "--out", folder / "again", parts=["--out", APART])
         refused("export", folder, "--out", folder / "handed-on", parts=["--out", APART])
-        refused("export", folder, "--out", folder, parts=["--out", "is what is to be exported: name a new folder"])
+        refused("export", folder, "--out", folder, parts=["--out", "is the folder to be exported: name a new one"])
     assert not {"again", "handed-on"} & {path.name for path in Path(private_run.out).iterdir()}
     text, *corpora = corpora_at(tmp_path / "compared" / "corpora")
     for corpus in corpora:

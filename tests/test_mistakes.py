@@ -93,7 +93,7 @@ MISTAKES = {
     "no such format": (mistake(TRAIN, "corpus.source.format=csv"), "corpus.source.format = 'csv': choose one of .* as jsonl, a line .*user.*text"),
     "a clip too large to reweight": (mistake(TRAIN, "bounds.max_sentences_per_entity=3", "privacy.sentence_clip_norm=0.7"),
                                      "privacy.sentence_clip_norm = 0.7: bounds.entity_bound = reweight .*"
-                                     "bounds.max_sentences_per_entity = 3 .*privacy.l2_clip_norm = 1 "),
+                                     "bounds.max_sentences_per_entity = 3 .*privacy.l2_clip_norm = 1\\b"),
     "no such evaluation": (mistake(TRAIN, "corpus.evaluation={path: held.jsonl, format: jsonl}"),
                            "corpus.evaluation.path = 'held.jsonl': no such file"),
     "the text itself as evaluation": (mistake(TRAIN, "corpus.evaluation={path: ./notes.jsonl, format: jsonl}"),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.search.sweeps import conclude_here, search_here, sweep_config, sweep_tree
+from tests.search.sweeps import finalize_here, search_here, sweep_config, sweep_tree
 from tests.told import Told
 from tests.training.test_export import FILES, files, traces
 from tests.training.test_privacy_page import table
@@ -279,7 +279,7 @@ def test_a_winner_whose_ledger_is_gone_is_not_trained_again(corpora, tmp_path, g
         else:
             path.unlink(missing_ok=True)
     before = files(out)
-    for start in (lambda: sweep(config, out, resume=True), lambda: conclude_here(config, out, points)):
+    for start in (lambda: sweep(config, out, resume=True), lambda: finalize_here(config, out, points)):
         with pytest.raises(InputError, match=r"winner = .*its ledger is missing, .*put winner/ back, or search in"):
             start()
     assert files(out) == before
@@ -308,7 +308,7 @@ def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, 
     left += [out / "trials" / "0001" / ".vocabulary.uedp_ray.new", out / "trials" / "0001" / ".theirs.uedp_ray.new"]
     for each in left:
         each.mkdir()
-    conclude_here(config, out, points, failed={1})
+    finalize_here(config, out, points, failed={1})
     assert [each.exists() for each in left] == [False, False, False, True]
 
 
@@ -320,9 +320,9 @@ def test_nothing_is_priced_while_a_worker_of_a_failed_trial_may_charge_on(corpor
     (out / "result.json").unlink()
     monkeypatch.setattr(rundir, "DRIVER_WAIT", 0.2)
     with RunDir(out / "trials" / "0001").driving(), pytest.raises(InputError, match="another process is training this"):
-        conclude_here(config, out, points, failed={1})
+        finalize_here(config, out, points, failed={1})
     assert not (out / "result.json").exists()
-    conclude_here(config, out, points, failed={1})
+    finalize_here(config, out, points, failed={1})
     assert (out / "result.json").exists()
 
 

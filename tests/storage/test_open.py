@@ -73,6 +73,7 @@ def test_a_result_that_others_charged_after_is_outdated(corpora, url, tmp_path, 
     late.unlink()
     (tmp_path / "bucket/run/result.json").unlink()
     shutil.rmtree(next((tmp_path / "bucket/run/private").glob("000001-*/checkpoint")))
+    shutil.rmtree(tmp_path / "bucket/run/model")  # else it is taken for what was paid for
     with monkeypatch.context() as older:  # a version that charged beyond the plan
         older.setattr(RunDriver, "_affordable", lambda driver: 5)
         crash(config, url, charges=2, resume=True)

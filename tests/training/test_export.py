@@ -28,6 +28,7 @@ from uedp_ray.config import from_dict, load_config
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.redact import DATE
@@ -91,6 +92,7 @@ def test_the_first_row_is_the_total_and_the_files_give_it_again(private_run, exp
         "rule": "none",
         "delta": 1e-4,
         "unit": "user-entity",
+        "cautions": weakness(epsilon),
     }
     text = (out / "privacy.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
