@@ -92,7 +92,7 @@ def prepare(
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}
     rows = read_rows(source)
-    with replacing_corpus(out) as work:
+    with _replacing(out) as work:
         spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
         skipped = 0
         for number, row in enumerate(rows, start=1):
@@ -120,7 +120,7 @@ def prepare(
             )
             for number, bucket in enumerate(buckets)
         ]
-        with closing(Index(work)) as index:  # cleaning up after a failure needs to open files
+        with closing(_Index(work)) as index:  # cleaning up after a failure needs to open files
             for done, result in enumerate(_run(tasks, workers), start=1):
                 index.add(result)
                 reporter.prepared("detect", done, len(tasks))
@@ -132,15 +132,15 @@ def prepare(
         statistics: dict[str, Any] = finished["statistics"]
         statistics["rows_without_words"] = skipped
         (work / "buckets").rmdir()
-        write_manifest(
-            work,
-            finished,
-            source_format=source.format,
-            names_users=names_users(source),
-            detectors=list(specs),
-            fingerprints=[detector.fingerprint for detector in detectors],
-            categories=sorted(keep) if keep is not None else None,
-        )
+        manifest = finished | {
+            "format_version": FORMAT_VERSION,
+            "source_format": source.format,
+            "names_users": names_users(source),
+            "detectors": list(specs),
+            "fingerprints": [detector.fingerprint for detector in detectors],
+            "categories": sorted(keep) if keep is not None else None,
+        }
+        (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
     if protected and not statistics["entities"]:
         where = source.path or source.format
         _log.warning(
@@ -149,13 +149,7 @@ def prepare(
     return statistics
 
 
-def write_manifest(work: Path, finished: dict[str, Any], **settings: Any) -> None:
-    """Writes the last file of a corpus. ``finished``: what ``Index.finish`` returned; ``settings``: how it was made."""
-    manifest = finished | settings | {"format_version": FORMAT_VERSION}
-    (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
-
-
-class Index:
+class _Index:
     """Joins shard after shard: entities get global ids in the order of their first shard, the rest goes to disk."""
 
     def __init__(self, work: Path):
@@ -360,7 +354,7 @@ def _check_target(out: Path) -> None:
 
 
 @contextmanager
-def replacing_corpus(out: Path) -> Iterator[Path]:
+def _replacing(out: Path) -> Iterator[Path]:
     """Yields a fresh folder, renamed to ``out`` if the block succeeds. ``out/cache`` exists throughout, and stays.
 
     One process at a time; its lock ends with it, and the next one restores or removes what a killed one left.
