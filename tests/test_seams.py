@@ -249,17 +249,64 @@ def test_a_local_update(file):
     alone = [update.sum_updates(worker.parameters, [each], 0) for each in selections]
     assert torch.equal(sum(alone), total), "a user's update is its own, whoever comes before"
 
-    @dataclasses.dataclass
-    class BySentence(Constant):
+
+@dataclasses.dataclass
+class Ones(LocalUpdate):
+    """The least that an update may be."""
+
+    def probe(self):
+        """Finds nothing wrong."""
+
+    def update_of(self, parameters, selection, round_index):
+        return torch.ones_like(parameters, dtype=torch.float64)
+
+
+def summed(file, update):
+    """What ``update`` sums over a tiny cohort, as ``training.local_update`` finds it."""
+    file("uedp_ray.updates.ones", Update=update)
+    worker = Worker(make("gpt2"), sentences())
+    config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
+    found = local_update(Plan.of(config), worker.model, worker.params, worker.update().task, lambda number: None, CPU)
+    return found.sum_updates(worker.parameters, worker.selections.values(), 0)
+
+
+def test_a_local_update_that_yields_a_user_twice(file):
+    class BySentence(Ones):
+        keeps_users_apart = True
+
         def each_update(self, parameters, selections, round_index):
             for selection in selections:
                 for _ in selection.sentences:
                     yield selection, torch.ones_like(parameters, dtype=torch.float64)
 
-    file("uedp_ray.updates.constant", Update=BySentence)
-    update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: np.array([1]), CPU)
     with pytest.raises(RuntimeError, match="BySentence adds a user twice"):
-        update.sum_updates(worker.parameters, selections, 0)
+        summed(file, BySentence)
+
+
+@pytest.mark.parametrize("method", ["each_update", "sum_updates"])
+def test_a_local_update_that_says_nothing_of_keeping_users_apart(method):
+    with pytest.raises(TypeError, match=r"Eager (yields|sums) updates itself"):
+        type("Eager", (Ones,), {method: lambda self, parameters, selections, round_index: None})
+
+
+def test_a_local_update_that_remembers_the_last_user(file):
+    class Momentum(Ones):
+        def update_of(self, parameters, selection, round_index):
+            self.last = super().update_of(parameters, selection, round_index)
+            return self.last
+
+    class InPlace(Ones):
+        def __post_init__(self):
+            super().__post_init__()
+            self.last = torch.zeros(self.params.num)
+
+        def update_of(self, parameters, selection, round_index):
+            return self.last.add_(1.0).double()
+
+    assert summed(file, Ones).any()
+    for update in (Momentum, InPlace):
+        with pytest.raises(RuntimeError, match=f"{update.__name__} keeps last from one user to the next"):
+            summed(file, update)
 
 
 def test_a_server_optimizer(monkeypatch):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class LocalUpdate(ABC):
     """Whether a sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``. Only an update for
     which this is proved (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the
     user's clip holds."""
+    keeps_users_apart: ClassVar[bool] = False
+    """Whether ``each_update`` is its own and keeps users apart by itself, though they share passes (``gradient``)."""
 
     plan: Plan
     model: torch.nn.Module
@@ -54,6 +56,14 @@ class LocalUpdate(ABC):
     """Sentence number -> (length,) token ids."""
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls)
+        if "sum_updates" in own:
+            raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
+        if "each_update" in own and not own.get("keeps_users_apart", False):
+            raise TypeError(f"{cls.__name__} yields updates itself, and does not state that it keeps_users_apart")
 
     def __post_init__(self) -> None:
         config = self.plan.config
@@ -85,12 +95,15 @@ class LocalUpdate(ABC):
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
         """Yields each user with its update, which may be overwritten once the next one is requested.
 
-        An override that passes users' sentences together must keep them apart itself (``gradient``).
+        Raises: RuntimeError if one user's update leaves something for the next: an attribute set, or a tensor changed.
         """
         for selection in selections:
             self.params.set(parameters)
+            before = self._attributes()
             with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
                 update = self.update_of(parameters, selection, round_index)
+            if changed := _differing(before, self._attributes()):
+                raise RuntimeError(f"{type(self).__name__} keeps {', '.join(changed)} from one user to the next")
             yield selection, update
         self.params.set(parameters)
 
@@ -98,6 +111,11 @@ class LocalUpdate(ABC):
         """The context of all of a round's passes."""
         return nullcontext()
 
+    def _attributes(self) -> dict[str, tuple[Any, Any]]:
+        """Each attribute with its version: torch counts the changes of a tensor."""
+        return {name: (value, getattr(value, "_version", None)) for name, value in vars(self).items()}
+
+    @final
     def sum_updates(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> torch.Tensor:
@@ -145,6 +163,13 @@ def local_update(
     """The update that ``training.local_update`` names. Arguments: see ``LocalUpdate``."""
     found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{plan.config.training.local_update}").Update
     return found(plan, model, params, task, sentence, device)
+
+
+def _differing(before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Names of attributes that are another object, or another version of the same one."""
+    missing = (None, None)
+    pairs = ((name, before.get(name, missing), after.get(name, missing)) for name in sorted({*before, *after}))
+    return [name for name, (was, version), (now, other) in pairs if was is not now or version != other]
 
 
 def exact_arithmetic(device: torch.device) -> None:

@@ -47,6 +47,7 @@ class Update(LocalUpdate):
     """A sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``: docs/accounting.md."""
 
     bounds_sentences = True
+    keeps_users_apart = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
