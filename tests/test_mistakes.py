@@ -70,6 +70,7 @@ def mistake(line, *settings):
 
 TRAIN, COMPARE, SWEEP = "train run.yaml --workers 0", "compare compare.yaml --workers 0", "sweep sweep.yaml"
 EPSILON = "epsilon --q-u 0.1 --noise-multiplier 1 --rounds 1"
+NOISY = "vocabulary={kind: noisy-threshold, noise_multiplier: 9, threshold_delta: 0.00001}"
 WARM = "model.warm_start=warm"
 LLAMA = ("model={architecture: pretrained, path: llama, max_length: 12}",)
 MISTAKES = {
@@ -120,6 +121,10 @@ MISTAKES = {
     "searching warm starts of another shape": (
         mistake(SWEEP, "base.pretrain.text=[]", "base.model.num_layers=2", "space={model.warm_start: {choice: [warm]}}"),
         "space.model.warm_start = 'warm': model.num_layers = 2: model.warm_start has 1"),
+    "private words for a comparison, which pre-trains": (
+        mistake(COMPARE, NOISY), "base.vocabulary.kind = 'noisy-threshold': pre-training reads no private text"),
+    "private words for a sweep that pre-trains": (
+        mistake(SWEEP, f"base.{NOISY}"), "base.vocabulary.kind = 'noisy-threshold': the model trained on base.pretrain.text"),
     "no such model": (mistake(TRAIN, "model={architecture: pretrained, path: ./gpt3}", "vocabulary={}"), "model.path = './gpt3'"),
     "a model without a tokenizer": (mistake(TRAIN, *LLAMA, "vocabulary={}"), "model.path = .*no tokenizer beside it"),
     "a model that reads less": (mistake(TRAIN, *LLAMA, "model.max_length=99", "vocabulary.kind=public-words",

@@ -331,9 +331,24 @@ def test_calibration_pays_for_a_noisy_vocabulary_too():
     assert 3.9 < spent <= 4.0
     begun = epsilons(chosen, [{"kind": "open", "header": chosen.header()}])
     assert begun["user-entity"] == pytest.approx(spent), "broken off at once, it is charged for its words too"
+    warm = tiny_config(**sections, model={"warm_start": "pretrained/model"})
+    assert Plan.of(warm).mechanism == plain.mechanism, "the warm start brings its vocabulary"
+    assert Plan.of(warm).header()["plan"]["releases"] == []
     sections["vocabulary"]["noise_multiplier"] = 1.0
     with pytest.raises(InputError, match="vocabulary alone"):
         Plan.of(tiny_config(**sections))
+
+
+def test_a_run_that_an_earlier_version_planned_goes_on(tmp_path):
+    words = {"kind": "noisy-threshold", "noise_multiplier": 60.0, "threshold_delta": 1e-6}
+    chosen = Plan.of(tiny_config(privacy={"test_noise_seed": None}, vocabulary=words))
+    header = chosen.header()
+    [release] = header["plan"].pop("releases")
+    earlier = {key: value for key, value in release.items() if key != "kind"} | {"max_words_per_user": 50}
+    chosen.check_header(header | {"plan": header["plan"] | {"vocabulary": earlier}}, tmp_path)
+    for other in (None, earlier | {"noise_multiplier": 61.0}):
+        with pytest.raises(InputError, match="restore the run's own"):
+            chosen.check_header(header | {"plan": header["plan"] | {"vocabulary": other}}, tmp_path)
 
 
 def test_rounding_stays_within_what_reweighted_sentences_may_move():

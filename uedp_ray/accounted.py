@@ -1,4 +1,4 @@
-"""What a config is accounted as: the mechanism of its rounds, its vocabulary, the noise that meets a target.
+"""What a config is accounted as: the mechanism of its rounds, its other releases, the noise that meets a target.
 
     planned_charges(config, noise_multiplier=2.0)       # of a run that is not stopped early; no text is read
 
@@ -8,7 +8,7 @@ Everything here follows from public settings alone.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, assert_never
+from typing import assert_never
 
 from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
@@ -16,6 +16,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.events import Charges, epsilon_of_charges
 from uedp_ray.privacy.mechanisms import release_of
+from uedp_ray.privacy.mechanisms.base import Mechanism
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
@@ -57,12 +58,12 @@ def mechanism_of(config: RunConfig, noise_multiplier: float) -> RoundMechanism:
 
 
 def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: float) -> RoundMechanism:
-    """The mechanism with the least noise whose rounds, and the vocabulary if it is private, meet the target."""
+    """The mechanism with the least noise whose rounds and other releases meet the target."""
     privacy, rounds = config.privacy, config.training.num_rounds
     z = accounting.calibrate(
         mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, unit=privacy.unit
     )
-    if config.vocabulary.kind == "noisy-threshold":
+    if planned_releases(config):
 
         def fits(z: float) -> bool:
             planned = planned_charges(config, z)
@@ -86,16 +87,16 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
 
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
     """What a run with calibrated noise charges if it is not stopped early. Public: no text is read."""
-    words = vocabulary_fields(config)
-    releases = () if words is None else (release_of({"kind": "vocabulary", **words}),)
-    return Charges(((mechanism_of(config, noise_multiplier), config.training.num_rounds),), releases)
+    rounds = mechanism_of(config, noise_multiplier), config.training.num_rounds
+    return Charges((rounds,), planned_releases(config))
 
 
-def vocabulary_fields(config: RunConfig) -> dict[str, Any] | None:
-    """What a vocabulary of private text is charged for; None if there is none."""
-    if config.vocabulary.kind != "noisy-threshold":
-        return None
-    return vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
+def planned_releases(config: RunConfig) -> tuple[Mechanism, ...]:
+    """What a run releases beside its rounds: a vocabulary of private text, unless its warm start brings another."""
+    if config.vocabulary.kind != "noisy-threshold" or config.model.warm_start:
+        return ()
+    words = vocabulary_event_fields(config.vocabulary, vocabulary_holders(config))
+    return (release_of({"kind": "vocabulary", **words}),)
 
 
 def vocabulary_holders(config: RunConfig) -> int:

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, vocabulary_fields
+from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.bounds import IncidenceGraph
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions as privacy_cautions
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
-from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, to_planned_end
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, planned_rounds, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
@@ -276,8 +276,8 @@ class Plan:
         plan = None
         if self.mechanism is not None:
             rounds, mechanism = config.training.num_rounds, self.mechanism.to_dict()
-            vocabulary = None if config.model.warm_start else vocabulary_fields(config)
-            plan = {"rounds": rounds, "mechanism": mechanism, "vocabulary": vocabulary}
+            releases = [release.to_event() for release in planned_releases(config)]
+            plan = {"rounds": rounds, "mechanism": mechanism, "releases": releases}
         return {
             "config_digest": config.digest(),
             "private": self.private,
@@ -290,7 +290,7 @@ class Plan:
 
         Raises: InputError naming the file ``setup`` if another noise would be added, or none.
         """
-        if "plan" in header and header["plan"] != self.header()["plan"]:
+        if "plan" in header and planned_rounds(header) != planned_rounds(self.header()):
             remedy = "its mechanism is not that of the ledger's first line: restore the run's own"
             raise InputError(setup.name, str(setup), remedy)
 

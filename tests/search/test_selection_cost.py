@@ -43,8 +43,8 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
             run.mkdir(parents=True)
             plan = Plan.of(config)
             ledger = Ledger.create(run / "ledger.jsonl", plan.header())
-            if words := plan.header()["plan"]["vocabulary"]:
-                ledger.append("vocabulary", **words)
+            for release in plan.header()["plan"]["releases"]:
+                ledger.append(**release)
             for number in range(config.training.num_rounds)[:rounds]:
                 ledger.append(**plan.event(round_index=number, attempt=0))
 

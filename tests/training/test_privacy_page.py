@@ -144,8 +144,7 @@ def of_rounds(config, charged, *, vocabularies=1):
     plan = Plan.of(config)
     header = plan.header()
     events = [{"kind": "open", "header": header}]
-    if header["plan"]["vocabulary"]:
-        events += [{"kind": "vocabulary", **header["plan"]["vocabulary"]}] * vocabularies
+    events += header["plan"]["releases"] * vocabularies
     last = config.training.num_rounds - 1
     events += [plan.event(round_index=min(i, last), attempt=max(0, i - last)) for i in range(charged)]
     return statement(plan, events, epsilons(plan, events), rounds=config.training.num_rounds)

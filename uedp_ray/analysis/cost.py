@@ -17,6 +17,7 @@ from uedp_ray.analysis.frames import Sweep
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.mechanisms import RELEASES
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 
@@ -36,7 +37,7 @@ class Spent:
     mechanism: RoundMechanism
     rounds: int
     others: tuple[Mapping[str, Any], ...]
-    """Charged events of vocabularies made from private text."""
+    """Charged events of releases that are not rounds."""
 
 
 def spent_by_best(sweep: Sweep) -> Spent | None:
@@ -49,7 +50,7 @@ def spent_by_best(sweep: Sweep) -> Spent | None:
     private = opened["header"].get("private") is True and all(event.get("private") is True for event in rounds)
     if not rounds or not private:
         return None
-    others = tuple(event for event in events if event["kind"] == "vocabulary")
+    others = tuple(event for event in events if event["kind"] in RELEASES)
     return Spent(RoundMechanism.from_dict(rounds[-1]["mechanism"]), len(rounds), others)
 
 

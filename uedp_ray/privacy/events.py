@@ -55,7 +55,7 @@ class Charges(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Plain values of private releases: what was planned, for storage."""
         rounds = [{"mechanism": mechanism.to_dict(), "rounds": count} for mechanism, count in self.rounds]
-        return {"rounds": rounds, "releases": [{"kind": each.kind, **each.to_dict()} for each in self.releases]}
+        return {"rounds": rounds, "releases": [each.to_event() for each in self.releases]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charges:
@@ -98,7 +98,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
         if name == "open":
             header = mapping_of(event, "header")
             private &= header.get("private") is True
-            plan = _plan(header)
+            plan = planned_rounds(header)
             bounded = plan is not None
         elif name == "round":
             private &= event.get("private") is True
@@ -121,6 +121,26 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
         else:
             releases.append(release_of(event))
     return Charges(tuple(rounds), tuple(releases), private, plan, bounded)
+
+
+def planned_rounds(header: Mapping[str, Any]) -> PlannedRounds | None:
+    """The plan in a ledger's header; None if there is none: an older version's ledger, or a run without noise.
+
+    Raises: as ``charges``.
+    """
+    if header.get("plan") is None:
+        return None
+    plan = {"kind": "plan", **mapping_of(header, "plan")}
+    releases = []
+    if plan.get("vocabulary") is not None:  # of an older version
+        releases.append(release_of({**mapping_of(plan, "vocabulary"), "kind": "vocabulary"}))
+    others = plan.get("releases", ())
+    if not isinstance(others, list | tuple):
+        raise InputError("plan.releases", others, "must be a list")
+    releases += map(release_of, others)
+    return PlannedRounds(
+        count_of(plan, "rounds"), RoundMechanism.from_dict(mapping_of(plan, "mechanism")), tuple(releases)
+    )
 
 
 def union(one: Charges, other: Charges) -> Charges:
@@ -215,20 +235,3 @@ def _ledgers(events: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, 
             found = []
         found.append(event)
     yield found
-
-
-def _plan(header: Mapping[str, Any]) -> PlannedRounds | None:
-    """The header's plan; None if there is none: an older version's ledger, or a run without noise."""
-    if header.get("plan") is None:
-        return None
-    plan = {"kind": "plan", **mapping_of(header, "plan")}
-    releases = []
-    if plan.get("vocabulary") is not None:
-        releases.append(release_of({**mapping_of(plan, "vocabulary"), "kind": "vocabulary"}))
-    others = plan.get("releases", ())
-    if not isinstance(others, list | tuple):
-        raise InputError("plan.releases", others, "must be a list")
-    releases += map(release_of, others)
-    return PlannedRounds(
-        count_of(plan, "rounds"), RoundMechanism.from_dict(mapping_of(plan, "mechanism")), tuple(releases)
-    )

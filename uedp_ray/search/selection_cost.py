@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.accounted import planned_charges
+from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record, string
 from uedp_ray.plan import Plan
-from uedp_ray.privacy.events import Charges, UnsupportedEvent
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
@@ -172,7 +172,7 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
         planned = planned_charges_of(sweep, folder)
         epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
     else:
-        typical = Charges(odometer.planned, planned_charges(sweep.base, 1.0).releases)
+        typical = Charges(odometer.planned, planned_releases(sweep.base))
         about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
         epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
     shown = show_epsilon(epsilon, "infinite")
@@ -312,14 +312,14 @@ def _odometer(sweep: SweepConfig) -> Odometer:
     config = sweep.base
     privacy = dataclasses.replace(config.privacy, target_epsilon=sweep.budget.target_epsilon, noise_multiplier=None)
     config = dataclasses.replace(config, privacy=privacy)
-    noisy = config.vocabulary.kind == "noisy-threshold"
     runs = sweep.num_trials * sweep.search.seeds_per_trial
+    others = cost_of(Charges((), planned_releases(config)), sweep.budget.unit, "entity")
     return Odometer(
         planned=tuple(_parts(config, 1)),
         runs=runs,
         delta=sweep.budget.delta,
         unit=sweep.budget.unit,
-        threshold_delta=runs * (config.vocabulary.threshold_delta or 0.0) if noisy else 0.0,
+        threshold_delta=runs * (0.0 if others is None else others.failure_prob),
     )
 
 

@@ -65,6 +65,8 @@ def check_pretraining(config: RunConfig) -> None:
     used = for_use(config)
     if not used.pretrain.text:
         raise InputError("pretrain.text", [], "name public text to train on")
+    if used.words.kind == "noisy-threshold":
+        raise InputError("vocabulary.kind", used.words.kind, "pre-training reads no private text: use public-words")
     check_device(used)
     check_model(used)
     for number, source in enumerate(used.pretrain.text):

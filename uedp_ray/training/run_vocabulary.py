@@ -57,7 +57,7 @@ def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabula
     if settings.kind == "tokenizer" and not config.vocabulary.path:
         return own_tokenizer(config.model.path)
     if settings.kind == "noisy-threshold":
-        raise InputError("vocabulary.kind", settings.kind, "public training has no private text: use public-words")
+        raise InputError("vocabulary.kind", settings.kind, "pre-training reads no private text: use public-words")
     field, text = public_text(config)
     return build_vocabulary(
         settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)

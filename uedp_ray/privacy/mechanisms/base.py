@@ -61,6 +61,10 @@ class Mechanism:
         """Plain values, complete and in field order."""
         return dataclasses.asdict(self)
 
+    def to_event(self) -> dict[str, Any]:
+        """``to_dict`` with the kind: what ``mechanisms.release_of`` reads."""
+        return {"kind": self.kind, **self.to_dict()}
+
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Self:
         """Reads the event of a ledger. Raises: InputError for a field that is missing or out of range."""
