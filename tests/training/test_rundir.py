@@ -206,7 +206,7 @@ def test_what_name_stands_for_is_used_and_not_published(corpora, pretrained, tmp
     private = [str(tmp_path / "one").encode(), str(corpora).encode()]
     assert not [path for path in published for text in private if text in path.read_bytes()]
     monkeypatch.delenv("UEDP_HERE")
-    with pytest.raises(InputError, match=r"corpus.evaluation.path = .*UEDP_HERE is not set"):
+    with pytest.raises(InputError, match=r"corpus.source.path = .*UEDP_HERE is not set"):
         train(run.load_config(), tmp_path / "run", workers=0, resume=True)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import pandas as pd
 
 from uedp_ray.analysis.frames import Sweep
-from uedp_ray.config import to_dict
-from uedp_ray.redact import NOT_PUBLISHED, PATH_SETTINGS
+from uedp_ray.config import RunConfig, to_dict
+from uedp_ray.config.files import names_file
+from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.redact import published as published_config
 from uedp_ray.search.space import Dimension, Space
 
@@ -29,7 +30,7 @@ def publishable(sweep: Sweep) -> Sweep:
     A searched path is ``path 1``, ``path 2``, … in the order of its choices. The name of a hub's model or tokenizer is kept
     if a finished run shows that it is one: no file of that name was there.
     """
-    names = {key: _names(sweep, sweep.space[key]) for key in PATH_SETTINGS if key in sweep.space}
+    names = {key: _names(sweep, sweep.space[key]) for key in sweep.space if names_file(RunConfig, key)}
     trials = sweep.trials.assign(
         reason=pd.Series(pd.NA, index=sweep.trials.index, dtype="string"),  # an error message may reveal text
         **{key: _shown(sweep.trials[key], shown) for key, shown in names.items()},

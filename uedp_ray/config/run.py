@@ -16,6 +16,7 @@ import yaml
 from uedp_ray.config.io import earlier_names, from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.sections import (
     BOUNDING_SENTENCES,
+    WORDS,
     BoundsConfig,
     CorpusConfig,
     ModelConfig,
@@ -32,7 +33,7 @@ from uedp_ray.errors import InputError
 class RunConfig:
     """One model: text in; checkpoint, ledger and privacy statement out."""
 
-    name: str = "run"
+    name: str = field(default="run", metadata=WORDS)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)

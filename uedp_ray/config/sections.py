@@ -29,18 +29,20 @@ ServerOptimizerName = Literal["sgd", "momentum", "adam"]
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
+WORDS = {"names": "words"}
+"""Metadata of a field of text that names no file; one that says nothing names a file (``files.map_files``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """Where text comes from and how sensitive entities are found in it."""
 
-    path: str = ""
+    path: str = field(default="", metadata={"names": "text"})
     """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
     format: SourceFormat = "prepared"
-    detector: tuple[str, ...] = ("annotated",)
+    detector: tuple[str, ...] = field(default=("annotated",), metadata={"names": "detector"})
     """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
-    categories: tuple[str, ...] = ()
+    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
     max_words: int = 128
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
@@ -74,7 +76,7 @@ class CorpusConfig:
     """Public upper bound on the number of users; the normaliser and ``reweight`` use it, the loader checks it."""
     declared_num_tokens: int | None = None
     """Public estimate of the corpus size, for throughput figures only."""
-    categories: tuple[str, ...] = ()
+    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
     prepared corpus serves every choice."""
     evaluation: SourceConfig | None = None
@@ -105,7 +107,7 @@ class VocabularyConfig:
     kind: VocabularyKind | None = None
     """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
     tokenizer that a pretrained model came with; for other models ``public-words``."""
-    path: str = ""
+    path: str = field(default="", metadata={"names": "hub"})
     """``tokenizer``: folder, ``tokenizer.json`` or hub name. For a pretrained model, empty means the model's own."""
     public_text: tuple[SourceConfig, ...] = ()
     """``public-words``: text to count words in; empty means ``pretrain.text``."""
@@ -246,7 +248,7 @@ class ModelConfig:
     """The network and which part of it is trained."""
 
     architecture: ArchitectureName = "gpt2"
-    path: str = ""
+    path: str = field(default="", metadata={"names": "hub"})
     """``pretrained``: folder or hub name for ``AutoModelForCausalLM.from_pretrained``."""
     max_length: int = 64
     """Tokens of a sentence that are used (public constant; the rest is cut)."""
@@ -269,7 +271,7 @@ class ModelConfig:
     trainable: TrainablePart = "full"
     lora_rank: int = 8
     lora_alpha: float = 16.0
-    lora_targets: tuple[str, ...] = ()
+    lora_targets: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Module-name suffixes; empty means every linear layer but the output head."""
     warm_start: str = ""
     """Checkpoint folder written by ``pretrain``."""

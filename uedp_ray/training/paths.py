@@ -7,12 +7,12 @@ Example:
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.config import RunConfig
+from uedp_ray.config.files import FileKind, map_files
 from uedp_ray.config.io import expand
 from uedp_ray.corpus.detectors import file_of
 from uedp_ray.errors import InputError
@@ -45,32 +45,12 @@ def _absolute(field: str, path: str) -> str:
 
 
 def _with_paths(config: RunConfig, change: Callable[[str, str], str]) -> RunConfig:
-    """The config with ``change(key, value)`` applied to every setting that names a file."""
+    """The config with ``change(key, path)`` applied to every path: of a detector to its file, not to a package's name."""
 
-    def source(field: str, source: SourceConfig) -> SourceConfig:
-        detector = tuple(  # list:FILE and spacy:FOLDER; the name of a spaCy package stays
-            f"{kind}:{change(f'{field}.detector', name)}" if file_of(spec) is not None or "/" in name else spec
-            for spec, (kind, _, name) in ((spec, spec.partition(":")) for spec in source.detector)
-        )
-        return dataclasses.replace(source, path=change(f"{field}.path", source.path), detector=detector)
+    def changed(key: str, value: str, kind: FileKind) -> str:
+        if kind != "detector":
+            return change(key, value)
+        name, _, file = value.partition(":")
+        return f"{name}:{change(key, file)}" if file_of(value) is not None or "/" in file else value
 
-    def sources(field: str, texts: tuple[SourceConfig, ...]) -> tuple[SourceConfig, ...]:
-        return tuple(source(f"{field}[{number}]", text) for number, text in enumerate(texts))
-
-    corpus, model, vocabulary, pretrain = config.corpus, config.model, config.vocabulary, config.pretrain
-    evaluation = corpus.evaluation and source("corpus.evaluation", corpus.evaluation)
-    return dataclasses.replace(
-        config,
-        corpus=dataclasses.replace(corpus, source=source("corpus.source", corpus.source), evaluation=evaluation),
-        model=dataclasses.replace(
-            model,
-            path=change("model.path", model.path),
-            warm_start=change("model.warm_start", model.warm_start),
-        ),
-        vocabulary=dataclasses.replace(
-            vocabulary,
-            path=change("vocabulary.path", vocabulary.path),
-            public_text=sources("vocabulary.public_text", vocabulary.public_text),
-        ),
-        pretrain=dataclasses.replace(pretrain, text=sources("pretrain.text", pretrain.text)),
-    )
+    return map_files(config, changed)
