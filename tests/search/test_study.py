@@ -13,7 +13,8 @@ from optuna.trial import TrialState
 from tests.search.sweeps import sweep_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
-from uedp_ray.search.study import _SAMPLERS, NAME, Study, _seeded_sampler, refused
+from uedp_ray.search.samplers import SAMPLERS, Sampler
+from uedp_ray.search.study import NAME, Study, _seeded_sampler, refused
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 
@@ -163,9 +164,9 @@ def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, pla
         Study.open(sweep, journal)
 
 
-def test_each_searcher_is_the_one_that_it_is_called(corpora, tmp_path):
+def test_each_searcher_is_the_one_that_it_is_called():
     """A search by chance would pass for any of them."""
-    found = {name: type(_SAMPLERS[name](sweep_config(corpora, tmp_path), 0)).__name__ for name in SEARCHERS}
+    found = {name: type(SAMPLERS[name].make(32, 0)).__name__ for name in SEARCHERS}
     assert found == {
         **dict.fromkeys(("random", "grid"), "RandomSampler"),
         "tpe": "TPESampler",
@@ -176,7 +177,7 @@ def test_each_searcher_is_the_one_that_it_is_called(corpora, tmp_path):
 
 def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatch, corpora, tmp_path):
     """An unknown name became random search without a word."""
-    assert set(_SAMPLERS) == set(typing.get_args(Searcher)) == set(SEARCHERS)
+    assert set(SAMPLERS) == set(typing.get_args(Searcher)) == set(SEARCHERS)
     sweep = sweep_config(corpora, tmp_path)
     bare = dataclasses.replace(sweep.search)
     object.__setattr__(bare, "searcher", "bare")
@@ -188,6 +189,10 @@ def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatc
         is_adaptive("bare", early_stopping=False)
     monkeypatch.setattr("uedp_ray.privacy.selection.SEARCHERS", (*SEARCHERS, "bare"))
     assert is_adaptive("bare", early_stopping=False)
+    added = Sampler(lambda trials, seed: optuna.samplers.RandomSampler(seed))
+    monkeypatch.setitem(SAMPLERS, "bare", added)
+    assert isinstance(_seeded_sampler(sweep, 0), optuna.samplers.RandomSampler)
+    assert not any((added.may_stop_early, added.may_be_refused, added.minimizes_epsilon))
 
 
 def test_what_follows_a_line_that_a_full_disk_left_torn_is_not_glued_to_it(sweep, journal):

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -35,6 +35,7 @@ from optuna.trial import FrozenTrial, TrialState
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.search.feasibility import judge
+from uedp_ray.search.samplers import SAMPLERS
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
@@ -84,7 +85,7 @@ class Study:
         """Creates the journal ``path``, or continues it."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         _mend(path)
-        multi, metric = sweep.search.searcher == "nsga2", sweep.metric
+        multi, metric = SAMPLERS[sweep.search.searcher].minimizes_epsilon, sweep.metric
         try:
             study = optuna.create_study(
                 storage=JournalStorage(_Journal(str(path))),
@@ -293,18 +294,7 @@ def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
     seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return _SAMPLERS[sweep.search.searcher](sweep, seed)
-
-
-_SAMPLERS: dict[str, Callable[[SweepConfig, int], BaseSampler]] = {
-    "random": lambda sweep, seed: RandomSampler(seed=seed),
-    "grid": lambda sweep, seed: RandomSampler(seed=seed),  # its points are listed beforehand
-    "tpe": lambda sweep, seed: TPESampler(seed=seed, multivariate=True, group=True),
-    # A generation must fit into the trials several times to be of use.
-    "nsga2": lambda sweep, seed: NSGAIISampler(seed=seed, population_size=max(4, min(50, sweep.num_trials // 4))),
-    "gp": lambda sweep, seed: GPSampler(seed=seed, warn_independent_sampling=False),
-}
-"""A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not."""
+        return SAMPLERS[sweep.search.searcher].make(sweep.num_trials, seed)
 
 
 class _Journal(JournalFileBackend):

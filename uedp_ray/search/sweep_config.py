@@ -28,6 +28,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.selection import Law, Searcher
 from uedp_ray.privacy.statement import narrowed
+from uedp_ray.search.samplers import SAMPLERS
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import write_atomically
@@ -58,10 +59,6 @@ class BudgetConfig:
         positive("budget.target_epsilon", self.target_epsilon)
         if not 0.0 < self.delta < 1.0:
             raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
-
-
-_STOPPED = ("random", "grid", "tpe")
-"""Searchers that learn from trials that were stopped early, or from no trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ class SearchConfig:
         at_least("search.seed", self.seed, 0)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
-        if self.stops_early and self.searcher not in _STOPPED:
+        if self.stops_early and not SAMPLERS[self.searcher].may_stop_early:
             raise InputError(
                 "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
             )
@@ -239,11 +236,13 @@ class SweepConfig:
         if target and any(value > self.budget.target_epsilon for value in target.values):
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
-        if self.search.searcher == "nsga2" and not (noise or target):
+        if SAMPLERS[self.search.searcher].minimizes_epsilon and not (noise or target):
             remedy = "trades the score for epsilon: put privacy.target_epsilon into the space, or use tpe"
-            raise InputError("search.searcher", "nsga2", remedy)
-        if self.search.searcher == "gp" and free:
-            raise InputError("search.searcher", "gp", "does not learn which points are refused: use calibrated noise")
+            raise InputError("search.searcher", self.search.searcher, remedy)
+        if free and not SAMPLERS[self.search.searcher].may_be_refused:
+            raise InputError(
+                "search.searcher", self.search.searcher, "does not learn which points are refused: use calibrated noise"
+            )
 
     @functools.cached_property
     def parsed_space(self) -> Space:

@@ -1,0 +1,46 @@
+"""How each searcher chooses points, and what else it can do. One entry per name in ``privacy.selection.Searcher``.
+
+    SAMPLERS["tpe"].make(32, 0)        # Optuna's sampler for a search of 32 trials, with seed 0
+
+A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A searcher's sampler, and what else it can do: nothing that is not stated here."""
+
+    make: Callable[[int, int], BaseSampler]
+    """(number of trials, seed) -> a sampler, the same for the same two."""
+    minimizes_epsilon: bool = False
+    """Whether epsilon is a second objective, beside the score."""
+    may_stop_early: bool = False
+    """Whether it learns from trials that were stopped early, or from no trials."""
+    may_be_refused: bool = False
+    """Whether it learns which points the budget refuses, or from no points."""
+
+
+_BY_CHANCE = Sampler(lambda trials, seed: RandomSampler(seed=seed), may_stop_early=True, may_be_refused=True)
+
+SAMPLERS = {
+    "random": _BY_CHANCE,
+    "grid": _BY_CHANCE,  # its points are listed beforehand
+    "tpe": Sampler(
+        lambda trials, seed: TPESampler(seed=seed, multivariate=True, group=True),
+        may_stop_early=True,
+        may_be_refused=True,
+    ),
+    "nsga2": Sampler(  # a generation must fit into the trials several times to be of use
+        lambda trials, seed: NSGAIISampler(seed=seed, population_size=max(4, min(50, trials // 4))),
+        minimizes_epsilon=True,
+        may_be_refused=True,
+    ),
+    "gp": Sampler(lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False)),
+}
