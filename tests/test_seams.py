@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import sys
+import typing
 from types import ModuleType
 from typing import Any, Literal
 
@@ -31,11 +32,12 @@ from uedp_ray.config import (
     limits,
     sections,
 )
+from uedp_ray.config.sections import GENERATED, SourceFormat
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.readers import names_users, read
-from uedp_ray.corpus.readers.base import of_files
+from uedp_ray.corpus.readers import names_users, read, reader_of, source_bytes, source_files
+from uedp_ray.corpus.readers.base import Reader, of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
@@ -97,6 +99,19 @@ def test_a_reader(file, tmp_path):
         ("ben", "so we did"),
     ]
     assert names_users(source), "users of a reader that says nothing of them are compared with those of other text"
+
+
+def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):
+    def count(source):
+        return (Sentence(f"u{number}", "we met in Oslo") for number in range(source.num_users))
+
+    file("uedp_ray.corpus.readers.counted", READER=Reader(count, generated_bytes=lambda source: source.num_users * 14))
+    source = named(SourceConfig(path="x"), format="counted", path="", num_users=3)
+    assert (source_files(source), source_bytes(source)) == ([], 42)
+    generated = {
+        name for name in typing.get_args(SourceFormat) if reader_of(SourceConfig(path="x", format=name)).generated_bytes
+    }
+    assert generated == GENERATED, "a format that is not listed needs a path"
 
 
 def test_a_detector(file, monkeypatch):

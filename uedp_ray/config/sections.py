@@ -15,6 +15,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.units import Unit
 
 SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
+GENERATED = frozenset({"synthetic"})
+"""Formats whose reader reads no file; any other needs a path."""
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
@@ -59,7 +61,7 @@ class SourceConfig:
             line = '{"user": "ann", "text": "..."}'
             remedy = f"choose one of {formats}; rewrite other files as jsonl, a line {line} for each text"
             raise InputError("format", self.format, f"{remedy} (docs/your-own-text.md)")
-        if self.format != "synthetic" and not self.path:
+        if self.format not in GENERATED and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("max_words", self.max_words, 2)
         at_least("num_users", self.num_users, 1)

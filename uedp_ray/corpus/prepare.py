@@ -41,7 +41,7 @@ from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
 from uedp_ray.corpus.overlap import smallest, union
-from uedp_ray.corpus.readers import names_users, read_rows, source_files
+from uedp_ray.corpus.readers import names_users, read_rows, source_bytes
 from uedp_ray.corpus.store import FORMAT_VERSION, MADE
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
@@ -327,11 +327,7 @@ def _spread(tasks: Sequence[ShardTask], workers: int) -> Iterator[ShardResult]:
 def _default_num_shards(source: SourceConfig) -> int:
     if source.format == "prepared":
         return len(list(Path(source.path, "shards").iterdir()))
-    if source.format == "synthetic":
-        size = source.num_users << 10  # about 1 KiB of text each
-    else:
-        size = sum(path.stat().st_size for path in source_files(source))
-    return min(max(-(-size // _BYTES_PER_SHARD), _SHARDS[0]), _SHARDS[1])
+    return min(max(-(-source_bytes(source) // _BYTES_PER_SHARD), _SHARDS[0]), _SHARDS[1])
 
 
 def _absolute(spec: str) -> str:

@@ -76,8 +76,6 @@ def check_pretraining(config: RunConfig) -> None:
 def check_source(field: str, source: SourceConfig) -> None:
     """Raises InputError if the text or what its detectors need is missing. ``field``: the setting that names it, if any."""
     with within(field) if field else nullcontext():
-        if source.format == "synthetic":
-            return
         if source.format == "prepared":
             open_corpus(source.path)
             return

@@ -119,7 +119,7 @@ def _files_of(source: SourceConfig) -> list[list[str | int]] | None:
     """(Path, bytes, time of change) of every file of a source and of its entity lists; None if one cannot be read."""
     lists = [file for file in map(file_of, source.detector) if file is not None]
     try:
-        files = [*([] if source.format == "synthetic" else source_files(source)), *lists]
+        files = [*source_files(source), *lists]
         return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     except (InputError, OSError):
         return None

@@ -63,5 +63,12 @@ def names_users(source: SourceConfig) -> bool:
 
 
 def source_files(source: SourceConfig) -> list[Path]:
-    """The file, or the visible files of the folder, by name. Raises: InputError if there is none."""
-    return files_of(source, reader_of(source).suffix)
+    """The file, or the visible files of the folder, by name; none of generated text. Raises: InputError if there is none."""
+    reader = reader_of(source)
+    return [] if reader.generated_bytes else files_of(source, reader.suffix)
+
+
+def source_bytes(source: SourceConfig) -> int:
+    """The size of the text, about. Raises: as ``source_files``."""
+    generated = reader_of(source).generated_bytes
+    return generated(source) if generated else sum(path.stat().st_size for path in source_files(source))

@@ -23,6 +23,8 @@ class Reader:
     numbered: names that are not compared would let protected users into the evaluation text."""
     suffix: str = ""
     """The suffix of the files that are read in a folder."""
+    generated_bytes: Callable[[SourceConfig], int] | None = None
+    """About how much text is generated, for a format that reads no file; ``sections.GENERATED`` names it too."""
 
 
 def numbered(source: SourceConfig) -> bool:

@@ -14,4 +14,4 @@ def _rows(source: SourceConfig) -> Iterator[Sentence]:
     return generate(source.num_users, seed=source.seed, part=source.part)
 
 
-READER = Reader(_rows, numbered)
+READER = Reader(_rows, numbered, generated_bytes=lambda source: source.num_users << 10)
