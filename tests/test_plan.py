@@ -347,7 +347,7 @@ def test_a_run_that_an_earlier_version_planned_goes_on(tmp_path):
     earlier = {key: value for key, value in release.items() if key != "kind"} | {"max_words_per_user": 50}
     chosen.check_header(header | {"plan": header["plan"] | {"vocabulary": earlier}}, tmp_path)
     for other in (None, earlier | {"noise_multiplier": 61.0}):
-        with pytest.raises(InputError, match="restore the run's own"):
+        with pytest.raises(InputError, match="restore the run's copy"):
             chosen.check_header(header | {"plan": header["plan"] | {"vocabulary": other}}, tmp_path)
 
 

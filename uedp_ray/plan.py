@@ -291,7 +291,7 @@ class Plan:
         Raises: InputError naming the file ``setup`` if another noise would be added, or none.
         """
         if "plan" in header and planned_rounds(header) != planned_rounds(self.header()):
-            remedy = "its mechanism is not that of the ledger's first line: restore the run's own"
+            remedy = "its mechanism is not that of the ledger's first line: restore the run's copy"
             raise InputError(setup.name, str(setup), remedy)
 
     def affordable(self, charged: Charges) -> int:

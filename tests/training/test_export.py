@@ -312,7 +312,7 @@ def damaged(run: Path, what: str) -> None:
         ("no result", "holds no finished run"),
         ("a copy", "has no private/, so it is a copy"),
         ("no model", "holds no model"),
-        ("half a character", "tokenizer_config.json.*is damaged: restore the run's own"),
+        ("half a character", "tokenizer_config.json.*is damaged: restore the run's copy"),
         ("no weights", "no model can be read here .weights are missing.: restore the model's own files"),
         ("not all weights", "no model can be read here .weights are missing.: restore the model's own files"),
         ("a ledger without its end", "has 3 lines, of 6 that were charged"),

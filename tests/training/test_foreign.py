@@ -183,7 +183,7 @@ def test_nothing_is_charged_where_something_else_is_in_the_place_of_ours(corpora
         if kind == "link":
             outside.write_text("abc")
     charged = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"is not a (regular file|folder): restore the run's own"):
+    with pytest.raises(InputError, match=r"is not a (regular file|folder): restore the run's copy"):
         train(config, out, workers=0, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == charged
     assert not outside.exists() or outside.read_text() == "abc"

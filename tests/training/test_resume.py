@@ -296,7 +296,7 @@ def test_a_folder_that_is_no_run_is_refused(corpora, tmp_path):
     ("tamper", "message"),
     [
         (lambda ledger: ledger.unlink(), "is missing"),
-        (lambda ledger: cut(ledger, 2), "restore the run's own, complete ledger"),
+        (lambda ledger: cut(ledger, 2), "restore the run's copy, complete ledger"),
         (lambda ledger: ledger.write_text(ledger.read_text().replace('"round":1', '"round":9')), "line 3"),
     ],
     ids=["deleted", "cut", "changed"],
@@ -436,7 +436,7 @@ def test_what_is_missing_is_named_with_a_remedy_or_made_again(corpora, tmp_path,
     crash(config, out, charges=3)
     kept = shutil.move(out / name, tmp_path / "kept")
     if name == "vocabulary":
-        with pytest.raises(InputError, match=r"vocabulary = .* is missing: put the run's own back"):
+        with pytest.raises(InputError, match=r"vocabulary = .* is missing: restore the run's copy"):
             train(config, out, workers=0, resume=True)
         shutil.move(kept, out / name)
     assert train(config, out, workers=0, resume=True)["private"]
@@ -464,7 +464,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(crashed, corpora, private_
     """Also those behind the checkpoint: what they charge was released, and its round would be released again."""
     lines = (crashed / "ledger.jsonl").read_text().splitlines(keepends=True)
     (crashed / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"ledger.jsonl.*restore the run's own, complete ledger"):
+    with pytest.raises(InputError, match=r"ledger.jsonl.*restore the run's copy, complete ledger"):
         train(run_config(corpora), crashed, workers=0, resume=True)
     (crashed / "ledger.jsonl").write_text("".join(lines))
     assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 3

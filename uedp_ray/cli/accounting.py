@@ -26,7 +26,10 @@ EntityClip = Annotated[float, typer.Option(help="beta_e in units of beta: how fa
 ExtendedClip = Annotated[
     float | None, typer.Option(help="One sentence's bound in units of beta; default: --entity-clip.")
 ]
-Rule = Annotated[str, typer.Option(help="Selection rule: all or any.")]
+Rule = Annotated[
+    str,
+    typer.Option(help="Selection rule: any (draws of entities do not help) or all (the default of a run's config)."),
+]
 Draw = Annotated[
     str | None,
     typer.Option(help="Entities are drawn once for everyone (global) or by each user (per-user). Needed for rule all."),

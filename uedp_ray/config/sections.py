@@ -117,7 +117,7 @@ class VocabularyConfig:
     min_count: int = 1
     lowercase: bool = True
     strip_punctuation: bool = False
-    """The seeds lower-case and remove punctuation marks."""
+    """The paper lower-cases and removes punctuation marks."""
     noise_multiplier: float | None = None
     """``noisy-threshold``: noise std over the L2 norm of one user's word histogram."""
     threshold_delta: float | None = None
@@ -260,15 +260,15 @@ class ModelConfig:
     embedding_size: int = 100
     """``awd_lstm`` only; GPT-2 embeds in ``hidden_size``."""
     init_range: float | None = None
-    """Initial embeddings. AWD-LSTM: uniform within this (none: 0.1, as in the seeds). GPT-2: std of all weights (0.02)."""
+    """Initial embeddings. AWD-LSTM: uniform within this (none: 0.1, as published). GPT-2: std of all weights (0.02)."""
     dropout_embedding: float = 0.0
-    """AWD-LSTM: whole words dropped (seeds: 0.1). GPT-2: embedding dropout."""
+    """AWD-LSTM: whole words dropped (published: 0.1). GPT-2: embedding dropout."""
     dropout_input: float = 0.0
     dropout_hidden: float = 0.0
     dropout_weight: float = 0.0
-    """AWD-LSTM: DropConnect on hidden-to-hidden matrices (seeds: 0.3). Unused by GPT-2."""
+    """AWD-LSTM: DropConnect on hidden-to-hidden matrices (published: 0.3). Unused by GPT-2."""
     dropout_output: float = 0.0
-    """AWD-LSTM: last layer's output (seeds: 0.5). GPT-2: residual dropout."""
+    """AWD-LSTM: last layer's output (published: 0.5). GPT-2: residual dropout."""
     tie_embeddings: bool = True
     trainable: TrainablePart = "full"
     lora_rank: int = 8

@@ -143,11 +143,11 @@ def _terms(
     """Returns what recomputes the price: ``selection.json`` of an export, and the ledgers by position."""
     if rule == "public":
         return {}, {}
-    fixed, search = read_json(folder.terms, {}, "put the sweep's own back"), config.search
+    fixed, search = read_json(folder.terms, {}, "restore the sweep's copy"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     terms["categories"] = config.common_categories
     if rule == "repeat_and_select":
-        candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "put the sweep's own back")[
+        candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "restore the sweep's copy")[
             "candidates"
         ]
         return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}

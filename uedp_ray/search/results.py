@@ -37,7 +37,7 @@ from uedp_ray.units import UNITS
 Row = dict[str, Any]
 
 SIGNIFICANCE = 0.05
-_RESTORE = "put the sweep's own back, or search in another folder"
+_RESTORE = "restore the sweep's copy, or search in another folder"
 _ROW: dict[str, Check] = {
     "trial": string(),
     "number": number(0, whole=True),

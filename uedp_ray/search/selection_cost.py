@@ -59,7 +59,7 @@ PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """The check of what a run of a candidate was planned to release, as JSON."""
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
 _TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
-RESTORE = "put the sweep's own back, or search in another folder"
+RESTORE = "restore the sweep's copy, or search in another folder"
 _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
 

@@ -186,7 +186,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
     """Records the sweep; nothing is kept of another one, which never trained anything."""
     for file in (folder.terms, folder.journal):  # they would be recreated, with results known
         if not file.exists() and _trained(folder):
-            remedy = "is missing, and trials have run under it: put the sweep's own back, or search in another folder"
+            remedy = "is missing, and trials have run under it: restore the sweep's copy, or search in another folder"
             raise InputError(file.name, str(file), remedy)
     if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
         copies = (folder.private / "corpora", folder.private / "winner")

@@ -35,7 +35,7 @@ def check_kinds(run: RunDir) -> None:
     """Raises InputError for a folder where a file of the run belongs, and for a file where a folder belongs."""
     for folder in run.folders:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise InputError(folder.name, str(folder), "is not a folder: restore the run's own, or remove it")
+            raise InputError(folder.name, str(folder), "is not a folder: restore the run's copy, or remove it")
     for file in (*run.files, *run.private_files):
         if file.is_dir():
             raise InputError(file.name, str(file), "is a folder where a file belongs: move it elsewhere")

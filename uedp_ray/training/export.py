@@ -215,24 +215,24 @@ def _write_model(model: Path, into: Path) -> None:
             raise InputError("model", str(path), "is a link: replace it with the file itself")
     for name in _SETTINGS:
         if (model / name).exists():
-            settings = read_json(model / name, {}, "restore the run's own")
+            settings = read_json(model / name, {}, "restore the run's copy")
             for key in _FOLDERS:
                 settings.pop(key, None)
             text = json.dumps(settings, indent=2, ensure_ascii=False)
             try:
                 (into / name).write_text(text + "\n", encoding="utf-8")
             except UnicodeEncodeError:  # half a surrogate pair
-                raise InputError(name, str(model / name), "is damaged: restore the run's own") from None
+                raise InputError(name, str(model / name), "is damaged: restore the run's copy") from None
     for name in _AS_THEY_ARE:
         if (model / name).exists():
-            check_regular(model / name, "restore the run's own", most=MOST_BYTES)
+            check_regular(model / name, "restore the run's copy", most=MOST_BYTES)
             shutil.copyfile(model / name, into / name)
     for weights in sorted(model.glob("*.safetensors")):
-        check_regular(weights, "restore the run's own")
+        check_regular(weights, "restore the run's copy")
         try:
             tensors = safetensors.torch.load_file(weights)
         except SafetensorError as error:
-            raise InputError("model", str(weights), f"is damaged ({error}): restore the run's own") from None
+            raise InputError("model", str(weights), f"is damaged ({error}): restore the run's copy") from None
         safetensors.torch.save_file(tensors, into / weights.name, {"format": "pt"})
 
 

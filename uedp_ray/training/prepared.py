@@ -139,8 +139,8 @@ def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:
 def checksums(folder: Path) -> dict[str, str]:
     """Checksums of a folder's files by name, except its storage's marks. Raises: InputError for a file that is not ours."""
     if not folder.is_dir():
-        raise InputError(folder.name, str(folder), "is missing: put the run's own back, or train in another folder")
+        raise InputError(folder.name, str(folder), "is missing: restore the run's copy, or train in another folder")
     files = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
     for path in files:
-        check_regular(path, "restore the run's own", most=MOST_BYTES)
+        check_regular(path, "restore the run's copy", most=MOST_BYTES)
     return {path.name: checksum(path) for path in files}

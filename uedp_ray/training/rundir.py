@@ -150,7 +150,7 @@ class RunDir:
         except (FileNotFoundError, NotADirectoryError):
             return 0
         if not stat.S_ISREG(found.st_mode):  # a pipe would block, and a link's target be overwritten
-            remedy = "is not a regular file: restore the run's own"
+            remedy = "is not a regular file: restore the run's copy"
             raise InputError(self.charged.name, str(self.charged), remedy)
         return found.st_size
 
@@ -351,7 +351,7 @@ def sampling_key(run: RunDir, config: RunConfig) -> bytes:
 
 
 def _read_key(run: RunDir) -> bytes:
-    remedy = "restore the run's own, or train in another folder"
+    remedy = "restore the run's copy, or train in another folder"
     try:
         check_regular(run.key, remedy, most=64)
         key = run.key.read_bytes()

@@ -163,7 +163,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
             dump_config(written, new)
     storage.put(run.used, run.config)
     if not run.ledger.exists() and (run.paid or run.setup.exists()):
-        remedy = "is missing, and what it pays for may not be: restore the run's own, or start in another folder"
+        remedy = "is missing, and what it pays for may not be: restore the run's copy, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     return plan
 
@@ -329,7 +329,7 @@ def _draw_of(folder: Path) -> str:
     mark = folder / TRAINED_HERE
     if not os.path.lexists(mark):
         return ""
-    check_regular(mark, "restore the run's own", most=64)
+    check_regular(mark, "restore the run's copy", most=64)
     return mark.read_text(errors="replace")
 
 
