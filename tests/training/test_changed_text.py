@@ -10,7 +10,7 @@ import pytest
 
 from tests.told import Told
 from tests.training.runs import Crash, crash, run_config
-from uedp_ray.config import SourceConfig
+from uedp_ray.config import SourceConfig, to_dict
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
@@ -117,6 +117,38 @@ def test_a_setup_made_anew_after_a_charge_takes_no_other_prepared_corpus(tmp_pat
     (tmp_path / "run" / "private" / "text.json").unlink()
     with pytest.raises(InputError, match=r"text\.json = .*is missing: put it back"):
         train(config, tmp_path / "run", workers=0, resume=True)
+
+
+@pytest.mark.parametrize("part", ["private", "held_out"])
+def test_a_corpus_prepared_again_before_anything_was_charged_is_taken(tmp_path, part):
+    texts = {"private": tmp_path / "private", "held_out": tmp_path / "held_out"}
+    for name, folder in texts.items():
+        prepare(SourceConfig(format="synthetic", num_users=8, part=name), folder, num_shards=2)
+    source, evaluation = ({"path": str(folder), "format": "prepared"} for folder in texts.values())
+    corpus = {"source": source, "evaluation": evaluation, "declared_num_users": 9}
+    config, run = run_config(tmp_path, corpus=corpus), RunDir(tmp_path / "run")
+    with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
+        train(config, run.root, workers=0)
+    assert run.setup.exists()
+    prepare(SourceConfig(format="synthetic", num_users=9, part=part), texts[part], num_shards=2)
+    train(config, run.root, workers=0, resume=True)
+    digests = [open_corpus(folder).digest for folder in texts.values()]
+    assert [run.load_setup()[f"{name}_digest"] for name in ("corpus", "evaluation")] == digests
+
+
+def test_a_comparison_follows_its_text_until_a_round_is_charged(notes, tmp_path):
+    config, write = notes
+    base = run_config(
+        tmp_path,
+        corpus=to_dict(config.corpus),
+        pretrain={"text": [{"format": "synthetic", "num_users": 8, "part": "public"}], "num_steps": 2},
+    )
+    comparison = Comparison(base, {"one": ("uedp", {})})
+    with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
+        compare(comparison, tmp_path / "out", workers=0)
+    write("notes", [f"u{n}" for n in range(11)])
+    compare(comparison, tmp_path / "out", workers=0, resume=True)
+    assert open_corpus(tmp_path / "out" / "corpora" / "private").num_users == 11
 
 
 @pytest.mark.parametrize("part", ["private", "held_out"])

@@ -150,7 +150,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     run.fetch()
     copies = ((used.corpus.source, run.corpus), (used.corpus.evaluation, run.evaluation))
     stale = [folder for source, folder in copies if source is not None and outdated(source, folder)]
-    if stale and unused(run):
+    if unused(run) and (stale or _is_of_other_text(run)):
         clear(run)
     elif any(made_of(folder).exists() for folder in stale):  # otherwise an older version's, or another node's
         reporter.say(
@@ -166,6 +166,20 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         remedy = "is missing, and what it pays for may not be: restore the run's copy, or start in another folder"
         raise InputError("ledger", str(run.ledger), remedy)
     return plan
+
+
+def _is_of_other_text(run: RunDir) -> bool:
+    """Whether a prepared corpus that the run was set up with was prepared again since."""
+    if not run.setup.exists():
+        return False
+    setup = run.load_setup()
+    try:
+        for name in ("corpus", "evaluation"):
+            if setup[name] is not None:
+                unchanged(run, setup, name)
+    except InputError:
+        return True
+    return False
 
 
 def _open_again(run: RunDir, asked: _Asked) -> None:
