@@ -14,11 +14,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
+from uedp_ray.config.sections import LocalUpdateName
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
@@ -31,6 +32,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
+from uedp_ray.updates.base import update_class
 
 _BYTES = 12
 """Least bytes per parameter in training: a float32 in the network, one in the flat vector of all, and one gradient."""
@@ -198,15 +200,14 @@ def ignored(config: RunConfig) -> Iterator[str]:
     if model.trainable != "lora":
         lora = ("lora_rank", "lora_alpha", "lora_targets")
         unused.append(("model", model, ModelConfig(), lora, f"model.trainable is {model.trainable}"))
-    if training.local_update != "local_sgd":
-        local = ("local_learning_rate", "local_epochs", "local_batch_size")
-        unused.append(
-            ("training", training, TrainingConfig(), local, f"training.local_update is {training.local_update}")
-        )
-    for name, optimizer in OPTIMIZERS.items():
-        if name != training.server_optimizer:
-            reason = f"training.server_optimizer is {training.server_optimizer}"
-            unused.append(("training", training, TrainingConfig(), optimizer.uses, reason))
+    uses = {
+        "local_update": {name: update_class(name).uses for name in get_args(LocalUpdateName)},
+        "server_optimizer": {name: optimizer.uses for name, optimizer in OPTIMIZERS.items()},
+    }
+    for key, used_by in uses.items():
+        name = getattr(training, key)
+        settings = {each: None for used in used_by.values() for each in used if each not in used_by[name]}
+        unused.append(("training", training, TrainingConfig(), tuple(settings), f"training.{key} is {name}"))
     if config.corpus.source.format == "prepared":
         plain = SourceConfig(path=config.corpus.source.path)
         reason = "the text is prepared: its detectors are those of uedp-ray prepare"

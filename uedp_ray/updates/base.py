@@ -45,6 +45,8 @@ class LocalUpdate(ABC):
     """Whether a sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``. Only an update for
     which this is proved (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the
     user's clip holds."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Settings of ``training`` that only some updates use, and this one does: a run is told of others that it sets."""
     keeps_users_apart: ClassVar[bool] = False
     """Whether ``each_update`` is its own and keeps users apart by itself, though they share passes (``gradient``)."""
 
@@ -161,8 +163,13 @@ def local_update(
     device: torch.device,
 ) -> LocalUpdate:
     """The update that ``training.local_update`` names. Arguments: see ``LocalUpdate``."""
-    found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{plan.config.training.local_update}").Update
-    return found(plan, model, params, task, sentence, device)
+    return update_class(plan.config.training.local_update)(plan, model, params, task, sentence, device)
+
+
+def update_class(name: str) -> type[LocalUpdate]:
+    """The class in the module of this room that the name says."""
+    found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{name}").Update
+    return found
 
 
 def _differing(before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]]) -> list[str]:

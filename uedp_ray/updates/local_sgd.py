@@ -19,6 +19,8 @@ from uedp_ray.updates.base import LocalUpdate
 class Update(LocalUpdate):
     """The update of each user, whose sentences share no pass with others'."""
 
+    uses = ("local_learning_rate", "local_epochs", "local_batch_size")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._tried = False
