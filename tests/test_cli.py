@@ -94,7 +94,11 @@ def test_nothing_is_written_into_a_run_or_a_comparison(command, refused, private
         refused("pretrain", run_file, "--out", folder / "again", parts=["--out", APART])
         refused("export", folder, "--out", folder / "handed-on", parts=["--out", APART])
         refused("export", folder, "--out", folder, parts=["--out", "is the folder to be exported: name a new one"])
-    assert not {"again", "handed-on"} & {path.name for path in Path(private_run.out).iterdir()}
+        refused("report", tmp_path, "--out", folder / "page.html", parts=["--out", APART])
+    prepared = tmp_path / "prepared"
+    assert command(*PREPARE, "--out", prepared)[0] == 0
+    refused("train", run_file, "--out", prepared / "shards" / "run", parts=["--out", "is a prepared corpus: name a"])
+    assert not {"again", "handed-on", "page.html"} & {path.name for path in Path(private_run.out).iterdir()}
     text, *corpora = corpora_at(tmp_path / "compared" / "corpora")
     for corpus in corpora:
         assert command(*PREPARE, "--out", corpus)[0] == 0, "nobody's yet"

@@ -36,7 +36,7 @@ from uedp_ray.config.sections import GENERATED, SourceFormat
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
 from uedp_ray.corpus.prepare import prepare
-from uedp_ray.corpus.readers import names_users, read, reader_of, source_bytes, source_files
+from uedp_ray.corpus.readers import numbered, read, reader_of, source_bytes, source_files
 from uedp_ray.corpus.readers.base import Reader, of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
@@ -98,7 +98,7 @@ def test_a_reader(file, tmp_path):
         ("ann", "we met in Oslo"),
         ("ben", "so we did"),
     ]
-    assert names_users(source), "users of a reader that says nothing of them are compared with those of other text"
+    assert numbered(source) is None, "users of a reader that says nothing of them are compared with those of other text"
 
 
 def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):

@@ -75,6 +75,9 @@ def parameter_epsilon(
             answer["cautions"] += cautions(mechanism, delta=delta, num_users=mechanism.max_users)
         if mechanism.max_holders == 0 and unit != "user" and kind != "extended":
             answer["cautions"].append("max_holders = 0 says that nobody holds an entity, so the figure protects none")
+        moved = mechanism.extended_clip if kind == "extended" else mechanism.entity_clip
+        if mechanism.max_holders and unit != "user" and moved == 0.0:
+            answer["cautions"].append("a clip of 0 says that an entity moves nothing, so the figure protects none")
     return answer | {"rounds": rounds, "kind": kind}
 
 
@@ -144,17 +147,18 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     """The total of what ``uedp-ray export`` wrote: training and choosing, by the rule in its ``selection.json``.
 
     ``selection.json`` holds what was fixed before anything was released, ``ledger.jsonl`` the run, ``ledgers/`` every run
-    that the rule charges. Its own figure is not read. Raises: InputError for another folder.
+    that the rule charges. Its own figure is not read. Raises: InputError for another folder, and for a ledger that is not
+    as it was exported: one that lost its end charges less.
     """
     try:
         check_regular(folder / "selection.json", "export it again", most=_MOST_BYTES)
         terms = json.loads((folder / "selection.json").read_text())
         rule, delta, unit = terms["rule"], float(terms["delta"]), str(terms["unit"])
-        events = read_ledger(folder / "ledger.jsonl")
+        events = _exported(folder, "ledger.jsonl", terms)
         alone = epsilon_of_events(events, delta=delta, unit=unit)
         if rule == "repeat_and_select":
             reporter.say(PRICING_POINTS)
-        total = max(alone, _choosing(terms, folder / "ledgers", delta, unit))
+        total = max(alone, _choosing(terms, folder, delta, unit))
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
@@ -175,7 +179,17 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     return answer | {"rule": rule, "epsilon_of_run": alone, "settled_by_results": settled}
 
 
-def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, unit: str) -> float:
+def _exported(folder: Path, name: str, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A ledger's events. Raises: InputError if it does not end as it did when it was exported."""
+    if "ledgers" not in terms:
+        raise InputError("selection.json", str(folder), "does not say how its ledgers end: export it again")
+    events = read_ledger(folder / name)
+    if events[-1]["digest"] != terms["ledgers"].get(name):
+        raise InputError(name, str(folder / name), "is not as it was exported: get the whole folder again")
+    return events
+
+
+def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -> float:
     """What the rule charges; 0 if that is the run alone."""
     rule = terms["rule"]
     if rule in ("none", "public"):
@@ -188,22 +202,23 @@ def _choosing(terms: Mapping[str, Any], ledgers: Path, delta: float, unit: str) 
         ]
         settings |= {name: terms[name] for name in ("mean", "law")}
     else:
+        ledgers = folder / "ledgers"
         found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}
         if not len(found) <= terms["runs"] <= _MOST_RUNS:
             raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
-        settings["ledgers"] = [_run(ledgers, position, terms["without_ledger"]) for position in range(terms["runs"])]
+        settings["ledgers"] = [_run(folder, position, terms) for position in range(terms["runs"])]
         settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, unit=unit)
 
 
-def _run(ledgers: Path, position: int, without: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:
+def _run(folder: Path, position: int, terms: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:
     """The ledger of a run, or what is charged for one that left none. Raises: InputError if it is missing."""
-    path = ledgers / f"{position:04d}.jsonl"
-    if path.exists():
-        return read_ledger(path)
+    name, without = f"ledgers/{position:04d}.jsonl", terms["without_ledger"]
+    if (folder / name).exists():
+        return _exported(folder, name, terms)
     if str(position) not in without:
-        raise InputError("--export", str(path), "is missing, and part of the price: get the whole folder")
+        raise InputError("--export", str(folder / name), "is missing, and part of the price: get the whole folder")
     whole = without[str(position)]
     return [] if whole is None else Charges.from_dict(whole)
 

@@ -61,6 +61,8 @@ HOSTILE = {
     "a half": ("a: 'b", "not YAML: line 1"),
     "a NUL": ("a: \0", "not YAML"),
     "an escaped NUL": ('model: {path: "a\\0b"}', "model.path"),
+    "no character": ('name: "\\UFFFFFFFF"', "not YAML: a character that does not exist"),
+    "nearly a character": ('name: "\\U00110000"', "not YAML: a character that does not exist"),
     "half a character": ('model: {path: "\\ud800"}', "model.path"),
     "a truth": ("true", "mapping"),
     "nothing but zero": ("0", "mapping"),

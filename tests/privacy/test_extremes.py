@@ -149,6 +149,10 @@ def test_a_figure_without_entities_says_that_it_protects_none():
     assert "protects none" in parameter_epsilon(mechanism, rounds=5, delta=1e-5)["cautions"][0]
     for less in ({"unit": "user"}, {"kind": "extended"}):
         assert parameter_epsilon(mechanism, rounds=5, delta=1e-5, **less)["cautions"] == []
+    unmoved = change(max_holders=3, noise_multiplier=5.0, entity_clip=0.0, extended_clip=0.1)
+    for kind, told in (("both", 1), ("entity", 1), ("extended", 0)):
+        assert len(parameter_epsilon(unmoved, rounds=5, delta=1e-5, kind=kind)["cautions"]) == told
+    assert parameter_epsilon(unmoved, rounds=5, delta=1e-5, unit="user")["cautions"] == []
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,23 @@ def test_lines_about_the_run_do_not_stand_for_the_total(done, handed_on):
     assert text.index("of this run alone.") < text.index("- Releases charged, by kind: ")
 
 
+def test_a_ledger_that_lost_its_end_is_refused_by_whoever_recomputes_the_price(done, handed_on, tmp_path):
+    """Cut between two lines the chain still holds, and an odometer charges what it sees."""
+    out = shutil.copytree(handed_on[0], tmp_path / "copy")
+    for ledger in out.rglob("*.jsonl"):
+        whole = ledger.read_bytes()
+        for kept in (1, -1):
+            ledger.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
+            with pytest.raises(InputError, match="is not as it was exported: get the whole folder again"):
+                export_epsilon(out)
+        ledger.write_bytes(whole)
+    terms = json.loads((out / "selection.json").read_text())
+    del terms["ledgers"]
+    (out / "selection.json").write_text(json.dumps(terms))
+    with pytest.raises(InputError, match="export it again"):
+        export_epsilon(out)
+
+
 def test_a_ledger_that_is_missing_is_refused_by_whoever_recomputes_the_price(done, handed_on, tmp_path):
     out = shutil.copytree(handed_on[0], tmp_path / "copy")
     for ledger in out.glob("ledgers/*0.jsonl"):

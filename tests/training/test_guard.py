@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.search.sweeps import PRETRAIN
-from tests.training.runs import run_config
+from tests.training.runs import crash, run_config
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read, text
@@ -177,9 +177,11 @@ def test_evaluation_text_that_has_become_another_is_refused_on_resume(corpora, t
     prepare(SourceConfig(format="synthetic", num_users=5, part="held_out"), folder)
     config = run_config(corpora, corpus={"evaluation": {"path": str(folder)}})
     prepare_run(config, tmp_path / "run", resume=False)
-    prepare_run(config, tmp_path / "run", resume=True)
+    crash(config, tmp_path / "charged", charges=1)
     prepare(SourceConfig(format="synthetic", num_users=30), folder)
     with pytest.raises(InputError, match=r"corpus\.evaluation.*has changed"):
+        prepare_run(config, tmp_path / "charged", resume=True)
+    with pytest.raises(InputError, match=r"corpus\.evaluation.*shares 100%"):
         prepare_run(config, tmp_path / "run", resume=True)
 
 

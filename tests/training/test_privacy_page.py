@@ -109,6 +109,8 @@ def test_what_ended_early_what_was_scored_and_where_files_lie_are_said_as_they_a
     )
     assert "Rounds: 5 of 9 planned. **It ended before its plan**: what was" in text
     assert "found by: list:not-published, spacy:not-published, spacy:en;" in text
+    assert "names no users: one user is a document." in statement(Plan.of(planned), ledger, {}, numbered="a document")
+    assert "names no users" not in text
     unscored = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation=None))
     assert "No perplexity is computed." in statement(Plan.of(unscored), ledger, {})
     public = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, evaluation_basis="public"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import signal
 import stat
@@ -22,7 +23,7 @@ import yaml
 
 from tests.told import Told
 from tests.training import runs
-from tests.training.runs import TEST_NOISE, crash, crash_amid_its_words, events, parameters, run_config, run_tree
+from tests.training.runs import TEST_NOISE, Crash, crash, crash_amid_its_words, events, parameters, run_config, run_tree
 from uedp_ray.answers import ledger_epsilon
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
@@ -296,7 +297,7 @@ def test_a_folder_that_is_no_run_is_refused(corpora, tmp_path):
     ("tamper", "message"),
     [
         (lambda ledger: ledger.unlink(), "is missing"),
-        (lambda ledger: cut(ledger, 2), "restore the run's copy, complete ledger"),
+        (lambda ledger: cut(ledger, 2), "restore the complete ledger"),
         (lambda ledger: ledger.write_text(ledger.read_text().replace('"round":1', '"round":9')), "line 3"),
     ],
     ids=["deleted", "cut", "changed"],
@@ -464,7 +465,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(crashed, corpora, private_
     """Also those behind the checkpoint: what they charge was released, and its round would be released again."""
     lines = (crashed / "ledger.jsonl").read_text().splitlines(keepends=True)
     (crashed / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"ledger.jsonl.*restore the run's copy, complete ledger"):
+    with pytest.raises(InputError, match=r"ledger.jsonl.*restore the complete ledger"):
         train(run_config(corpora), crashed, workers=0, resume=True)
     (crashed / "ledger.jsonl").write_text("".join(lines))
     assert train(run_config(corpora), crashed, workers=0, resume=True)["rounds"] == 3
@@ -480,3 +481,26 @@ def test_a_vocabulary_that_changed_between_starts_is_refused(crashed, corpora, f
         train(run_config(corpora), crashed, workers=0, resume=True)
     path.write_text(whole)
     train(run_config(corpora), crashed, workers=0, resume=True)
+
+
+def test_where_no_checkpoint_fits_no_round_is_charged(corpora, tmp_path, monkeypatch):
+    """Every start charged rounds until its first checkpoint, which did not fit, and the next one began anew."""
+    config, out = run_config(corpora, privacy=TARGET), tmp_path / "run"
+    room = 1 << 10
+
+    def allocate(descriptor, offset, size):
+        if size > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    for resume in (False, True):
+        with pytest.raises(
+            OSError, match=r"no room for the next checkpoint .* no more rounds are charged.*: free space"
+        ):
+            train(config, out, workers=0, resume=resume)
+        assert events(out) == []
+    room = 1 << 30
+    monkeypatch.setattr("uedp_ray.training.driver.save_checkpoint", mock.Mock(side_effect=Crash))
+    with pytest.raises(Crash):
+        train(config, out, workers=0, resume=True)
+    assert len(events(out)) == config.training.checkpoint_every

@@ -183,7 +183,10 @@ def report(
 ) -> None:
     """One self-contained HTML page on one or several sweeps, and its figures."""
     from uedp_ray.analysis.report import report as run
+    from uedp_ray.search.layout import check_apart
 
+    if out is not None and out.resolve().parent not in {sweep.resolve() for sweep in sweeps}:
+        check_apart(out)
     emit({"html": str(run(sweeps, out, publish=publish))}, as_json)
 
 

@@ -94,6 +94,8 @@ def _parse(text: str) -> Any:
     loader = _Loader(text)
     try:
         return loader.get_single_data()
+    except (ValueError, OverflowError) as error:  # an escape beyond Unicode, such as "\\UFFFFFFFF"
+        raise yaml.YAMLError(f"a character that does not exist ({error})") from None
     finally:
         loader.dispose()
 

@@ -41,7 +41,7 @@ from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
 from uedp_ray.corpus.overlap import smallest, union
-from uedp_ray.corpus.readers import names_users, read_rows, source_bytes
+from uedp_ray.corpus.readers import numbered, read_rows, source_bytes
 from uedp_ray.corpus.store import FORMAT_VERSION, MADE
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
@@ -135,7 +135,8 @@ def prepare(
         manifest = finished | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
-            "names_users": names_users(source),
+            "names_users": numbered(source) is None,
+            "numbered": numbered(source),
             "detectors": list(specs),
             "fingerprints": [detector.fingerprint for detector in detectors],
             "categories": sorted(keep) if keep is not None else None,

@@ -64,7 +64,7 @@ class Corpus:
     Attributes:
       statistics: what ``prepare`` returned.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
-      names_users: whether users have names that may be found in other sources; else they were numbered.
+      names_users: whether users have names that may be found in other sources. numbered: else what a user is.
       digest: SHA-256 over the shards: it differs for another corpus, order or set of findings, not for other categories.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
       user_names, text_sketch: what shows shared users and shared text, see ``overlap``; the first empty without names.
@@ -83,6 +83,7 @@ class Corpus:
         self.digest: str = manifest["digest"]
         self._listed: list[str] | None = manifest.get("shards")
         self.names_users: bool = manifest["names_users"]
+        self.numbered: str | None = None if self.names_users else _plain(manifest.get("numbered"))
         self.has_labels: bool = manifest["has_labels"]
         self.has_tags: bool = manifest["has_tags"]
         self.user_offsets = self._load("user_offsets")
@@ -327,6 +328,13 @@ _MANIFEST: dict[str, Check] = {
     "checksums": record({}),
     **dict.fromkeys(("names_users", "has_labels", "has_tags"), flag),
 }
+_NUMBERED = "a part of the text that its format marks"
+"""What a user is where an earlier version, which did not record it, numbered them."""
+
+
+def _plain(numbered: Any) -> str:
+    """What a user is, if it is plain words: it is published, and a manifest may be a stranger's."""
+    return numbered if isinstance(numbered, str) and re.fullmatch(r"[\w ,.()-]{1,200}", numbered) else _NUMBERED
 
 
 def _manifest(path: Path) -> dict[str, Any]:

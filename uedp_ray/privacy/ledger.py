@@ -140,14 +140,14 @@ class Ledger:
             raise InputError(
                 "checkpoint.ledger_position",
                 (seq, digest[:12]),
-                f"is not in {self._path}: restore the run's copy, complete ledger",
+                f"is not in {self._path}: restore the complete ledger",
             )
 
 
 def check_uncut(path: Path, num_events: int, charged: int) -> None:
     """Raises: InputError if a ledger has fewer lines than were charged."""
     if num_events < charged:
-        remedy = f"has {num_events} lines, of {charged} that were charged: restore the run's copy, complete ledger"
+        remedy = f"has {num_events} lines, of {charged} that were charged: restore the complete ledger"
         raise InputError("ledger.jsonl", str(path), remedy)
 
 

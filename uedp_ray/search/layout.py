@@ -174,9 +174,13 @@ def sweep_above(path: Path) -> Path | None:
 
 def check_apart(out: Path) -> Path:
     """Returns ``out`` if a command may write there. Raises: InputError inside a run, a comparison or a sweep, which would
-    take what is written for its own: another text for the private one, or a stranger for a trial.
+    take what is written for its own: another text for the private one, or a stranger for a trial; and inside a prepared
+    corpus, which could not be prepared again.
     """
     for folder in out.resolve().parents:
+        if all((folder / name).exists() for name in ("corpus.json", "shards")):
+            remedy = f"is inside {folder}, which is a prepared corpus: name a folder outside"
+            raise InputError("--out", str(out), remedy)
         run, comparison = RunDir(folder), corpora_at(folder / "corpora")
         if (
             (run.config.exists() and run.key.exists())

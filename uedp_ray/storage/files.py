@@ -18,6 +18,7 @@ import re
 import resource
 import shutil
 import stat
+import tempfile
 import tokenize
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -130,6 +131,12 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     """Writes a file atomically; see ``replacing``."""
     with replacing(path, private=private) as new, open(new, "wb") as file:
         file.write(content)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raises: OSError (ENOSPC, EDQUOT, EFBIG) if ``folder`` has no room for another file of ``size`` bytes."""
+    with tempfile.TemporaryFile(dir=folder) as file:  # has no name, so that no kill leaves it
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

@@ -21,13 +21,15 @@ from safetensors.torch import load, save
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, number, string
-from uedp_ray.storage.files import check_regular, make_folder, read_json, write_atomically
+from uedp_ray.storage.files import check_regular, check_room, make_folder, read_json, write_atomically
 from uedp_ray.training.rounds import RoundState
 
 _FORMAT = 1
 _RESTORE = "restore it or use another --out"
 _MOST_BESIDE = 1 << 20
 """The most bytes that headers and step counts take."""
+_LINE = 1 << 10
+"""Bytes of a ledger's line, about."""
 _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("config_digest", "ledger_digest", "tensors", "sha256"), string()),
     **dict.fromkeys(("format", "next_round", "ledger_seq"), number(0, whole=True)),
@@ -42,6 +44,19 @@ class Position:
     config_digest: str
     ledger_seq: int
     ledger_digest: str
+
+
+def check_room_for(folder: Path, state: RoundState, *, num_kept: int, num_events: int) -> None:
+    """Checks that a checkpoint and the ledger's lines until then fit on the disk, before any of it is charged.
+
+    ``num_kept``: vectors that the optimizer keeps. ``num_events``: lines until the checkpoint. Raises: OSError.
+    """
+    size = (1 + num_kept) * state.parameters.nbytes + num_events * _LINE + _MOST_BESIDE
+    try:
+        check_room(folder if folder.exists() else folder.parent, size)
+    except OSError as error:
+        room = f"no room for the next checkpoint ({size / 2**20:,.1f} MiB), so no more rounds are charged: {error.strerror}"
+        raise OSError(error.errno, f"{room}: free space and run again", str(folder)) from error
 
 
 def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None:

@@ -24,7 +24,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.tasks.metric import metric_of
-from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from uedp_ray.training.checkpoint import Position, check_room_for, load_checkpoint, save_checkpoint
 from uedp_ray.training.optimizers import kept_by
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
@@ -55,6 +55,8 @@ class RunDriver:
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0
         self._left = 0
+        self._unsaved = 0
+        """Rounds since the last checkpoint, or since this start."""
 
     def resume(self) -> None:
         """Loads the last complete checkpoint, if any, and computes how many rounds the budget still allows."""
@@ -129,7 +131,15 @@ class RunDriver:
     def admit(self, round_index: int) -> int | None:
         if self._left <= 0:
             return None
+        if self._unsaved == 0:  # where disks are full, every start would charge rounds that no checkpoint keeps
+            check_room_for(
+                self.run.checkpoint,
+                self.state,
+                num_kept=len(kept_by(self._training)),
+                num_events=self._training.checkpoint_every,
+            )
         self._left -= 1
+        self._unsaved += 1
         # A replayed round draws a fresh sample, unless the run is a test whose replays must be identical.
         return self._ledger.attempts(round_index) if self.plan.private else 0
 
@@ -182,6 +192,7 @@ class RunDriver:
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: on resume, later rows are dropped, but missing ones would stay lost
         seq, digest = self._ledger.position
+        self._unsaved = 0
         save_checkpoint(self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, seq, digest))
         self.run.storage.put(self.run.rounds)
         self.run.storage.put(self.run.checkpoint, commit=COMMIT)
@@ -246,6 +257,7 @@ class RunDriver:
             self._ledger.events,
             spent,
             rounds=self.state.next_round,
+            numbered=setup.get("numbered"),
             detectors=setup["detectors"],
             categories=setup["categories"],
             compared=setup["compared"],

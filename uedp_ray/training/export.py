@@ -174,10 +174,11 @@ def _write(
 ) -> None:
     (new / "model").mkdir(parents=True)
     _write_model(found.run.model, new / "model")
-    _copy_ledger(found.run.ledger, new / "ledger.jsonl")
-    for position, ledger in ledgers.items():
-        (new / "ledgers").mkdir(exist_ok=True)
-        _copy_ledger(ledger, new / "ledgers" / f"{position:04d}.jsonl")
+    named = {"ledger.jsonl": found.run.ledger}
+    named |= {f"ledgers/{position:04d}.jsonl": ledger for position, ledger in ledgers.items()}
+    for name, ledger in named.items():
+        (new / name).parent.mkdir(exist_ok=True)
+        _copy_ledger(ledger, new / name)
     dump_config(config, new / "config.yaml")
     settings = (new / "config.yaml").read_text(encoding="utf-8")
     (new / "config.yaml").write_text(_OF_THE_RUN + settings, encoding="utf-8")
@@ -186,6 +187,7 @@ def _write(
         "delta": config.privacy.delta,
         "unit": config.privacy.unit,
         "epsilon": total.epsilon,
+        "ledgers": {name: read_ledger(new / name)[-1]["digest"] for name in named},
     }
     write_json(new / "selection.json", stated | dict(terms))
     write_statement(
@@ -194,6 +196,7 @@ def _write(
         found.events,
         found.spent,
         rounds=found.result["rounds"],
+        numbered=found.setup.get("numbered"),
         detectors=found.setup["detectors"],
         categories=found.setup["categories"],
         compared=found.setup["compared"],

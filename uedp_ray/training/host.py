@@ -346,6 +346,7 @@ def _look_at_model(run: RunDir, reporter: Reporter) -> None:
 @contextmanager
 def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
     """Polls the driver's progress file, wherever the driver runs."""
+    run.progress.unlink(missing_ok=True)  # an earlier start's
     done = threading.Event()
 
     def poll() -> None:

@@ -106,6 +106,12 @@ def _course(rounds: int, planned: int) -> str:
     )
 
 
+_NUMBERED = (
+    "- The format of the text names no users: one user is {}. A person behind several such users has a larger ε than is "
+    "stated here for one."
+)
+
+
 def write_statement(
     path: Path,
     plan: Plan,
@@ -113,6 +119,7 @@ def write_statement(
     spent: Mapping[str, float],
     *,
     rounds: int | None = None,
+    numbered: str | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
     compared: Mapping[str, bool] | None = None,
@@ -124,6 +131,7 @@ def write_statement(
         events,
         spent,
         rounds=rounds,
+        numbered=numbered,
         detectors=detectors,
         categories=categories,
         compared=compared,
@@ -138,6 +146,7 @@ def statement(
     spent: Mapping[str, float],
     *,
     rounds: int | None = None,
+    numbered: str | None = None,
     detectors: Sequence[str] = (),
     categories: Sequence[str] | None = None,
     compared: Mapping[str, bool] | None = None,
@@ -148,6 +157,7 @@ def statement(
     Args:
       events: the whole ledger. ``spent``: its epsilon by unit.
       rounds: the number that the model was trained for (None: all planned).
+      numbered: what a user is, if the format of the text numbered them.
       detectors, categories (None: all found): as the corpus was prepared.
       compared: which parts of the private and evaluation text could be compared (``guard.Compared``); None: no scoring.
       total: an export's total, for the first row.
@@ -184,6 +194,7 @@ def statement(
         *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
         f"- Protected unit asked for: {privacy.unit}. Neighbouring relation: zero-out "
         f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
+        *([_NUMBERED.format(numbered)] if numbered else []),
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
         "public text.",
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"

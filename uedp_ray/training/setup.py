@@ -238,6 +238,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "starts": starts_of(asked.used),
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
+            "numbered": text.corpus.numbered,
             "detectors": text.corpus.detectors,
             "categories": text.corpus.categories,
             "dropped_share": float(bounded.dropped_share),

@@ -57,9 +57,9 @@ def read_rows(source: SourceConfig) -> Iterator[Sentence]:
     return reader_of(source).rows(source)
 
 
-def names_users(source: SourceConfig) -> bool:
-    """Whether users of the source have names, so that a user in two sources is recognised; else they are numbered."""
-    return reader_of(source).names_users(source)
+def numbered(source: SourceConfig) -> str | None:
+    """What a user is where the format numbers users; None where they have names: see ``Reader``."""
+    return reader_of(source).numbered(source)
 
 
 def source_files(source: SourceConfig) -> list[Path]:

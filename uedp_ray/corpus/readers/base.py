@@ -18,24 +18,19 @@ class Reader:
     """A format."""
 
     rows: Callable[[SourceConfig], Iterator[Sentence]]
-    names_users: Callable[[SourceConfig], bool] = lambda source: True
-    """Whether users of the source have names, so that a user in two sources is recognised. False only where they are
-    numbered: names that are not compared would let protected users into the evaluation text."""
+    numbered: Callable[[SourceConfig], str | None] = lambda source: None
+    """What a user is where the format numbers users, such as "a document"; None where they have names, so that a user in two
+    sources is recognised: names that are not compared would let protected users into the evaluation text."""
     suffix: str = ""
     """The suffix of the files that are read in a folder."""
     generated_bytes: Callable[[SourceConfig], int] | None = None
     """About how much text is generated, for a format that reads no file; ``sections.GENERATED`` names it too."""
 
 
-def numbered(source: SourceConfig) -> bool:
-    """``names_users`` of a format whose users are numbered."""
-    return False
-
-
 def of_files(
     read: Callable[[Path], Iterator[Sentence]],
     *,
-    names_users: Callable[[SourceConfig], bool] = lambda source: True,
+    numbered: str | None = None,
     suffix: str = "",
 ) -> Reader:
     """A reader of a file, or of the files of a folder one after the other."""
@@ -43,7 +38,7 @@ def of_files(
     def rows(source: SourceConfig) -> Iterator[Sentence]:
         return (sentence for path in files_of(source, suffix) for sentence in read(path))
 
-    return Reader(rows, names_users, suffix)
+    return Reader(rows, lambda source: numbered, suffix)
 
 
 def files_of(source: SourceConfig, suffix: str) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from uedp_ray.corpus._lines import LONGEST, Lines
-from uedp_ray.corpus.readers.base import numbered, of_files
+from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -86,4 +86,4 @@ def decode_tags(tokens: Sequence[str], tags: Sequence[str]) -> tuple[Mention, ..
     return tuple(mentions)
 
 
-READER = of_files(read_conll, names_users=numbered)
+READER = of_files(read_conll, numbered="a -DOCSTART- document, or a sentence where the text marks none")

@@ -14,8 +14,8 @@ def _rows(source: SourceConfig) -> Iterator[Sentence]:
     return (sentence for _, sentences in open_corpus(source.path).sentences() for sentence in sentences)
 
 
-def _names_users(source: SourceConfig) -> bool:
-    return open_corpus(source.path).names_users
+def _numbered(source: SourceConfig) -> str | None:
+    return open_corpus(source.path).numbered
 
 
-READER = Reader(_rows, _names_users)
+READER = Reader(_rows, _numbered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from uedp_ray.config import SourceConfig
-from uedp_ray.corpus.readers.base import Reader, numbered
+from uedp_ray.corpus.readers.base import Reader
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.synthetic import generate
 
@@ -14,4 +14,4 @@ def _rows(source: SourceConfig) -> Iterator[Sentence]:
     return generate(source.num_users, seed=source.seed, part=source.part)
 
 
-READER = Reader(_rows, numbered, generated_bytes=lambda source: source.num_users << 10)
+READER = Reader(_rows, lambda source: "as generated", generated_bytes=lambda source: source.num_users << 10)

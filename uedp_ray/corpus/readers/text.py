@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from uedp_ray.corpus._lines import Lines
-from uedp_ray.corpus.readers.base import numbered, of_files
+from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.records import Sentence
 
 PUBLIC_USER = "public"
@@ -18,4 +18,4 @@ def read_text(path: Path) -> Iterator[Sentence]:
     return (Sentence(PUBLIC_USER, line, running=True) for line in lines if line.strip())
 
 
-READER = of_files(read_text, names_users=numbered)
+READER = of_files(read_text, numbered="the whole text")
