@@ -28,6 +28,7 @@ from uedp_ray.config import (
     RunConfig,
     SourceConfig,
     TrainingConfig,
+    TransformConfig,
     from_dict,
     limits,
     sections,
@@ -39,6 +40,8 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import numbered, read, reader_of, source_bytes, source_files
 from uedp_ray.corpus.readers.base import Reader, of_files
 from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.transforms.base import Transform, Transformed
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
@@ -112,6 +115,25 @@ def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):
         name for name in typing.get_args(SourceFormat) if reader_of(SourceConfig(path="x", format=name)).generated_bytes
     }
     assert generated == GENERATED, "a format that is not listed needs a path"
+
+
+def test_a_transform(file, monkeypatch, corpora, tmp_path):
+    class Reversed(Transform):
+        def text_of(self, sentence, generator):
+            return " ".join(reversed(sentence.text.split()))
+
+    file("uedp_ray.corpus.transforms.reversed", TRANSFORM=Reversed)
+    monkeypatch.setattr(sections, "TransformKind", Literal["none", "reversed"])
+    limits._choices.cache_clear()
+    try:
+        config = run_config(corpora, corpus={"transform": {"kind": "reversed"}})
+        assert train(config, tmp_path / "run", workers=0)["private"]
+    finally:
+        monkeypatch.undo()
+        limits._choices.cache_clear()
+    corpus = open_corpus(corpora / "private")
+    keys = (b"of one run", b"of another")
+    assert len({Transformed(corpus, Reversed(TransformConfig()), key).digest for key in keys}) == 2, "it may draw"
 
 
 def test_a_detector(file, monkeypatch):

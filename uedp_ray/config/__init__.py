@@ -18,6 +18,7 @@ from uedp_ray.config.sections import (
     SurplusRule,
     TaskConfig,
     TrainingConfig,
+    TransformConfig,
     VocabularyConfig,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "SurplusRule",
     "TaskConfig",
     "TrainingConfig",
+    "TransformConfig",
     "VocabularyConfig",
     "dump_config",
     "from_dict",

@@ -24,6 +24,7 @@ from uedp_ray.config.sections import (
     PrivacyConfig,
     TaskConfig,
     TrainingConfig,
+    TransformConfig,
     VocabularyConfig,
 )
 from uedp_ray.errors import InputError
@@ -164,6 +165,8 @@ def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
         tree["privacy"][earlier] = tree["privacy"].pop(name)
     if tree["task"] == to_dict(TaskConfig()):  # from before there was any other task
         del tree["task"]
+    if tree["corpus"]["transform"] == to_dict(TransformConfig()):
+        del tree["corpus"]["transform"]
     return tree
 
 

@@ -21,6 +21,7 @@ SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
 TaskKind = Literal["next_word"]
+TransformKind = Literal["none", "mask"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
 LocalUpdateName = Literal["gradient", "local_sgd"]
@@ -70,6 +71,17 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransformConfig:
+    """What is done to each private sentence after its entities were found, and before it is tokenised."""
+
+    kind: TransformKind = "none"
+    """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "corpus.transform")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
     """The private corpus and what may be said about it in public."""
 
@@ -81,6 +93,7 @@ class CorpusConfig:
     categories: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
     prepared corpus serves every choice."""
+    transform: TransformConfig = field(default_factory=TransformConfig)
     evaluation: SourceConfig | None = None
     """Text on which the model is scored. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"

@@ -35,7 +35,7 @@ from uedp_ray.storage.files import (
 from uedp_ray.storage.locks import lock_beside, locked
 
 if TYPE_CHECKING:
-    from uedp_ray.corpus.store import Corpus
+    from uedp_ray.corpus.transforms.base import Text
 
 _BATCH = 4096  # Sentences handed to the tokenizer at once, which uses all cores.
 _PART = 1 << 22
@@ -91,8 +91,9 @@ def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) 
     return list(encoded(texts, vocabulary, max_length))
 
 
-def encode_corpus(corpus: Corpus, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
-    """Tokenises a corpus under ``directory``, or reopens what an earlier call wrote for the same three arguments.
+def encode_corpus(corpus: Text, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
+    """Tokenises a corpus, transformed or not, under ``directory``, or reopens what an earlier call wrote for the same
+    three arguments.
 
     The folder appears complete or not at all; of several processes one writes it, and the others wait for it. A damaged
     one is rewritten. Memory is one batch of sentences.

@@ -13,6 +13,7 @@ from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
+from uedp_ray.corpus.transforms.base import Text, Transformed, transform_of
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.pretrained import pretrained_config
@@ -25,7 +26,7 @@ from uedp_ray.storage.files import (
     load_array,
     unusable,
 )
-from uedp_ray.training.rundir import MADE_ANEW, RunDir
+from uedp_ray.training.rundir import MADE_ANEW, RunDir, sampling_key
 
 _OF_A_MODEL = (".json", ".safetensors", ".bin", ".npy")
 """Files of a model folder that are read, or that record which text the model has seen."""
@@ -61,7 +62,7 @@ class Prepared:
             used=used,
             plan=planned(config, setup),
             corpus=corpus,
-            tokens=encode(tokens, corpus, vocabulary, config),
+            tokens=encode(tokens, trained_text(run, config, corpus), vocabulary, config),
             sentence_weight=_load_weights(run, corpus.num_sentences, setup["sentence_weight"]),
             evaluation=None
             if evaluation is None
@@ -115,7 +116,13 @@ def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> No
             raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
 
 
-def encode(folder: str | Path, corpus: Corpus, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
+def trained_text(run: RunDir, config: RunConfig, corpus: Corpus) -> Text:
+    """The private text as it is trained on: transformed, if it is to be."""
+    transform = transform_of(config.corpus.transform)
+    return corpus if transform is None else Transformed(corpus, transform, sampling_key(run, config))
+
+
+def encode(folder: str | Path, corpus: Text, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
     return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
 
 

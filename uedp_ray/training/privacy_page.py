@@ -106,6 +106,10 @@ def _course(rounds: int, planned: int) -> str:
     )
 
 
+_TRANSFORMED = (
+    "- Each sentence was transformed before training (`{}`). What is stated here is about the text before, and holds "
+    "without it."
+)
 _NUMBERED = (
     "- The format of the text names no users: one user is {}. A person behind several such users has a larger ε than is "
     "stated here for one."
@@ -231,6 +235,7 @@ def statement(
         shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
+        *([_TRANSFORMED.format(kind)] if (kind := config.corpus.transform.kind) != "none" else []),
         _evaluated(metric_of(config).title, config.corpus.evaluation_basis, compared),
         "",
         "## Not covered",

@@ -17,7 +17,7 @@ from uedp_ray.accounted import vocabulary_holders
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Sketch
-from uedp_ray.corpus.store import Corpus
+from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
 from uedp_ray.privacy.noise import GaussianNoise
@@ -64,9 +64,7 @@ def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabula
     )
 
 
-def draw_vocabulary(
-    config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray
-) -> tuple[Vocabulary, dict[str, Any]]:
+def draw_vocabulary(config: RunConfig, text: Text, sentence_weight: np.ndarray) -> tuple[Vocabulary, dict[str, Any]]:
     """A noisy-threshold vocabulary of the private corpus, and its event, to be charged before the words leave ``private/``.
 
     It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
@@ -78,7 +76,7 @@ def draw_vocabulary(
         noise.require_private()
     vocabulary = build_vocabulary(
         settings,
-        private_texts=_untouched(corpus, sentence_weight),
+        private_texts=_untouched(text, sentence_weight),
         max_holders=max_holders,
         noise=lambda size, std: noise.sample(size, std=std, round_index=2**63).numpy(),
     )
@@ -112,8 +110,8 @@ def own_tokenizer(model: str) -> Vocabulary:
         raise InputError("model.path", model, remedy) from None
 
 
-def _untouched(corpus: Corpus, sentence_weight: np.ndarray) -> Iterator[list[str]]:
+def _untouched(text: Text, sentence_weight: np.ndarray) -> Iterator[list[str]]:
     """Each user's texts of full weight."""
-    for user, texts in corpus.texts():
-        first = int(corpus.user_offsets[user])
+    for user, texts in text.texts():
+        first = int(text.user_offsets[user])
         yield [text for i, text in enumerate(texts) if sentence_weight[first + i] == 1.0]

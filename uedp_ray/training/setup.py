@@ -23,6 +23,7 @@ from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, text_size
+from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions
@@ -50,7 +51,7 @@ from uedp_ray.training.guard import (
     check_warm_start,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import checksums, encode, planned, starts_of, unchanged
+from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_text, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
@@ -289,7 +290,7 @@ def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
 def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, ledger: Ledger) -> None:
     config, used = asked.config, asked.used
     if config.words.kind == "noisy-threshold" and not config.model.warm_start:
-        _release_words(run, used, text.corpus, bounded.sentence_weight, ledger)
+        _release_words(run, used, trained_text(run, config, text.corpus), bounded.sentence_weight, ledger)
         return
     read = Sketch()
     vocabulary = make_vocabulary(used, read)
@@ -303,7 +304,7 @@ def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, 
 def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter) -> TextSize | None:
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
     vocabulary = Vocabulary.load(run.vocabulary)
-    cut = encode(tokens, text.corpus, vocabulary, config).share_cut
+    cut = encode(tokens, trained_text(run, config, text.corpus), vocabulary, config).share_cut
     if cut >= 0.0005:
         length = f"model.max_length = {config.model.max_length}"
         reporter.say(f"{cut:.1%} of the tokens are beyond {length} and not used (private: read off the text)")
@@ -316,14 +317,14 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     return size
 
 
-def _release_words(run: RunDir, config: RunConfig, corpus: Corpus, sentence_weight: np.ndarray, ledger: Ledger) -> None:
+def _release_words(run: RunDir, config: RunConfig, text: Text, sentence_weight: np.ndarray, ledger: Ledger) -> None:
     """Makes ``run.vocabulary`` from the private text. It is drawn and kept in ``private/`` before it is charged, so that a
     start after a kill releases what was charged, and does not charge again. The event names the draw it pays for: a draw
     that replaced a lost one, and was never charged, is not released on the event of the other."""
     paid = {event.get("draw") for event in ledger.events if event["kind"] == "vocabulary"}
     if _draw_of(run.drawn) not in paid:
         draw = secrets.token_hex(8)
-        vocabulary, event = draw_vocabulary(config, corpus, sentence_weight)
+        vocabulary, event = draw_vocabulary(config, text, sentence_weight)
         with replacing(run.drawn, private=True, made=VOCABULARY) as new:
             vocabulary.save(new)
             (new / TRAINED_HERE).write_text(draw)

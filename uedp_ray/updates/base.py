@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.stateless import attributes_of, kept_since
 from uedp_ray.tasks.base import Task
 
 
@@ -101,21 +102,17 @@ class LocalUpdate(ABC):
         """
         for selection in selections:
             self.params.set(parameters)
-            before = self._attributes()
+            before = attributes_of(self)
             with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
                 update = self.update_of(parameters, selection, round_index)
-            if changed := _differing(before, self._attributes()):
-                raise RuntimeError(f"{type(self).__name__} keeps {', '.join(changed)} from one user to the next")
+            if kept := kept_since(before, self):
+                raise RuntimeError(f"{type(self).__name__} keeps {', '.join(kept)} from one user to the next")
             yield selection, update
         self.params.set(parameters)
 
     def passing(self) -> AbstractContextManager[None]:
         """The context of all of a round's passes."""
         return nullcontext()
-
-    def _attributes(self) -> dict[str, tuple[Any, Any]]:
-        """Each attribute with its version: torch counts the changes of a tensor."""
-        return {name: (value, getattr(value, "_version", None)) for name, value in vars(self).items()}
 
     @final
     def sum_updates(
@@ -170,13 +167,6 @@ def update_class(name: str) -> type[LocalUpdate]:
     """The class in the module of this room that the name says."""
     found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{name}").Update
     return found
-
-
-def _differing(before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Names of attributes that are another object, or another version of the same one."""
-    missing = (None, None)
-    pairs = ((name, before.get(name, missing), after.get(name, missing)) for name in sorted({*before, *after}))
-    return [name for name, (was, version), (now, other) in pairs if was is not now or version != other]
 
 
 def exact_arithmetic(device: torch.device) -> None:

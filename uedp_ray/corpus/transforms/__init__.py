@@ -1,0 +1,5 @@
+"""Transforms of the private text between detection and tokenising, one file each.
+
+base.py    what all share: each sentence is transformed alone, and keeps its place and its entities
+mask.py    every protected mention replaced by its category: the worked example
+"""

@@ -1,0 +1,110 @@
+"""What a transform is: a function of one sentence, applied to each sentence of the private text before it is tokenised.
+
+    text = Transformed(open_corpus("corpora/notes"), transform_of(TransformConfig(kind="mask")), key)
+    for user, texts in text.texts():
+        ...
+
+A transformed sentence keeps its place, and the entities that were found in it, whether or not its text still shows them. So
+bounds, weights and draws are those of the text as it was found, and so is what epsilon is about: docs/accounting.md,
+"Transforms". Public and evaluation text is not transformed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from uedp_ray.config import TransformConfig
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.store import Corpus
+from uedp_ray.stateless import attributes_of, kept_since
+
+
+class Transform(ABC):
+    """A transform with its settings, which are public."""
+
+    draws: ClassVar[bool] = True
+    """Whether it draws from its generator; tokens of one that does are of one run only, as its key is."""
+
+    def __init__(self, config: TransformConfig):
+        self.config = config
+
+    @abstractmethod
+    def text_of(self, sentence: Sentence, generator: np.random.Generator) -> str:
+        """The text to train on.
+
+        Args:
+          sentence: with the protected mentions found in it; its text is not blank.
+          generator: of this sentence alone, from a secret key.
+
+        Guarantees expected: the result depends on these two arguments, and leaves nothing for the next sentence.
+        """
+
+
+class Text(Protocol):
+    """Texts of users, as a corpus and a transformed one both have them."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def num_sentences(self) -> int: ...
+    @property
+    def user_offsets(self) -> NDArray[np.int64]: ...
+    def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]: ...
+
+
+class Transformed:
+    """The texts of a corpus, transformed; what else the corpus holds stays as it is. ``key``: secret, of one run.
+
+    Attributes:
+      digest: differs for another corpus, transform, choice of categories and, if the transform draws, key.
+    """
+
+    def __init__(self, corpus: Corpus, transform: Transform, key: bytes):
+        self._corpus, self._transform = corpus, transform
+        self._key = hashlib.blake2b(key, person=b"transform", digest_size=32).digest()
+        drawn = hashlib.sha256(self._key).hexdigest() if transform.draws else None
+        parts = [corpus.digest, corpus.categories, dataclasses.asdict(transform.config), drawn]
+        self.digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def num_sentences(self) -> int:
+        return self._corpus.num_sentences
+
+    @property
+    def user_offsets(self) -> NDArray[np.int64]:
+        return self._corpus.user_offsets
+
+    def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
+        """As ``Corpus.texts``. Raises: RuntimeError if the transform keeps something from one sentence to the next."""
+        for user, sentences in self._corpus.sentences(users):
+            first = int(self._corpus.user_offsets[user])
+            yield user, [self._text(sentence, first + place) for place, sentence in enumerate(sentences)]
+
+    def _text(self, sentence: Sentence, number: int) -> str:
+        if not sentence.text.strip():  # null, or as good as null: it stays so
+            return ""
+        seed = hashlib.blake2b(number.to_bytes(8, "little"), key=self._key, digest_size=16).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
+        before = attributes_of(self._transform)
+        text = self._transform.text_of(sentence, generator)
+        if kept := kept_since(before, self._transform):
+            name = type(self._transform).__name__
+            raise RuntimeError(f"{name} keeps {', '.join(kept)} from one sentence to the next")
+        return text
+
+
+def transform_of(config: TransformConfig) -> Transform | None:
+    """The transform that ``corpus.transform.kind`` names; None for ``none``."""
+    if config.kind == "none":
+        return None
+    found: type[Transform] = import_module(f"uedp_ray.corpus.transforms.{config.kind}").TRANSFORM
+    return found(config)
