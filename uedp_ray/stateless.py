@@ -1,8 +1,8 @@
 """Whether an object keeps something from one call to the next, where a privacy bound needs each call to stand alone.
 
-    before = attributes_of(update)
-    update.update_of(parameters, selection, 0)
-    kept_since(before, update)          # names of attributes that were set, or of tensors that were changed, meanwhile
+    before = attributes_of(model)
+    model.last = "a sentence"
+    kept_since(before, model)           # ["last"]
 
 It finds what is kept by mistake. What is kept in a list or dictionary, in a module or on disk it does not find.
 """

@@ -1,6 +1,6 @@
 """Which settings name files, as the fields themselves say.
 
-    map_files(config, lambda key, value, names: NOT_PUBLISHED)      # every path gone, every other setting kept
+    map_files(config, lambda key, value, kind: "gone")      # every path gone, every other setting kept
 
 A field of plain text names a file or folder unless its metadata says otherwise, so a new setting is not published by
 oversight: ``{"names": …}`` is one of ``FileKind``, or ``"words"`` for text that names no file.

@@ -1,6 +1,6 @@
 """What a transform is: a function of one sentence, applied to each sentence of the private text before it is tokenised.
 
-    text = Transformed(open_corpus("corpora/notes"), transform_of(TransformConfig(kind="mask")), key)
+    text = Transformed(open_corpus("corpora/conll"), transform_of(TransformConfig(kind="mask")), b"secret")
     for user, texts in text.texts():
         ...
 
