@@ -29,3 +29,12 @@ REFERENCE = [
     (0.8, 0.02, 0.3, 5, 0.2, 500, 5.984, 12.338),
     (2.0, 0.05, 0.5, 1, 2.0, 50, 7.413, 12.546),
 ]
+REWEIGHT = RoundMechanism(
+    noise_multiplier=1.0,
+    user_sampling_prob=0.1,
+    entity_sampling_prob=0.5,
+    max_holders=5,
+    entity_clip=0.2,
+    holder_bound="reweight",
+    max_users=2000,
+)

@@ -1,0 +1,132 @@
+"""Commands that end well: one JSON document on stdout, exit code 0."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import version
+
+import pytest
+
+import uedp_ray
+from tests.cli.files import written
+from tests.search.sweeps import sweep_tree, write_sweep
+from tests.training.runs import run_tree
+from uedp_ray.analysis.style import score_text
+
+pytestmark = pytest.mark.whole
+
+
+def test_prepare(answer, tmp_path):
+    found = answer("prepare", "", "--format", "synthetic", "--num-users", 6, "--out", tmp_path / "corpus")
+    wanted = {"users", "sentences", "tokens", "vocabulary", "entities", "sensitive_sentences", "max_holders"}
+    assert wanted <= found.keys()
+    assert found["users"] == 6
+    assert 0 < found["sensitive_sentences"]["all"] < found["sentences"]
+    assert found["sensitive_sentences"]["person"] > 0
+    assert (tmp_path / "corpus" / "corpus.json").exists()
+
+
+def test_prepare_unites_categories_and_divides_long_rows(answer, tmp_path):
+    categories = ("per", "org", "loc")
+    row = {"user": "u", "text": "w " * 12, "label": 1, "entities": []}
+    row["text"] += " ".join(categories)
+    row["entities"] = [{"category": name, "text": name} for name in categories]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    flags = ["--categories", "per", "--categories", "org,misc", "--max-words", 5, "--out", tmp_path / "corpus"]
+    found = answer("prepare", tmp_path / "rows.jsonl", "--format", "jsonl", *flags)
+    assert found["mentions"] == {"person": 1, "org": 1}
+    assert (found["sentences"], found["divided_for_max_words"]["share_of_words"]) == (3, 1.0)
+
+
+def test_train_resume_and_predict(answer, command, run_file, tmp_path):
+    out = tmp_path / "out"
+    found = answer("train", run_file, "--workers", 0, "--out", out, "--set", "training.num_rounds=3")
+    assert {"perplexity", "epsilon", "rounds", "tokens_per_second", "run_dir"} <= found.keys()
+    assert set(found["epsilon"]) == {"user-entity", "user", "entity"}
+    assert (found["rounds"], found["run_dir"]) == (3, str(out.resolve()))
+    predicted = answer("predict", out, "--text", "please call", "--text", "the", "--top", 2)["predictions"]
+    assert [len(each["next"]) for each in predicted] == [2, 2]
+    code, out_text, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "second")
+    assert code == 0
+    assert "perplexity: " in out_text
+    assert re.search(r"round 2/2 .* perplexity \S+ \(\S+ bits/byte\) ", err), (
+        "sparse progress where there is no terminal"
+    )
+
+
+def test_pretrain(answer, tmp_path, corpora):
+    text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
+    path = written(tmp_path, run_tree(corpora, pretrain={"text": text, "num_steps": 3, "batch_size": 4}))
+    found = answer("pretrain", path, "--out", tmp_path / "out")
+    assert found["perplexity"] > 1
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert found["checkpoint"] == str((tmp_path / "out" / "model").resolve())
+
+
+def test_compare(answer, command, tmp_path, corpora):
+    text = [{"format": "synthetic", "num_users": 5, "part": "public"}]
+    base = run_tree(
+        corpora, pretrain={"text": text, "num_steps": 3}, training={"num_rounds": 1, "device": "cpu"}, name="base"
+    )
+    variants = {"private": {"method": "uedp"}, "bare": {"method": "noiseless"}}
+    path = written(tmp_path, {"base": base, "variants": variants}, "compare.yaml")
+    found = answer("compare", path, "--workers", 0, "--out", tmp_path / "out")
+    assert [row["name"] for row in found["rows"]] == ["untrained", "public-only", "private", "bare"]
+    code, out, _ = command("compare", path, "--workers", 0, "--out", tmp_path / "out", "--resume")
+    assert code == 0
+    assert "untrained" in out
+    assert "guarantee" in out
+
+
+ROWS = {
+    "one-word users": [("u1", "hello", None), ("u2", "stop", None), ("u3", "go on", None)],
+    "no sensitive sentence": [(f"u{i % 4}", "the dog ran home", None) for i in range(12)],
+    "only sensitive sentences": [(f"u{i % 4}", f"Ann{i} ran home", f"Ann{i}") for i in range(12)],
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_odd_corpora_train(answer, run_file, tmp_path, case):
+    rows = [
+        {"user": u, "text": t, "entities": [{"category": "person", "text": e}] if e else []} for u, t, e in ROWS[case]
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = answer("prepare", tmp_path / "rows.jsonl", "--format", "jsonl", "--out", tmp_path / "corpus")
+    assert prepared["sensitive_sentences"]["all"] == sum(e is not None for *_, e in ROWS[case])
+    source = f"corpus.source.path={tmp_path / 'corpus'}"
+    settings = ["--set", source, "--set", "privacy.user_sampling_prob=0.9"]
+    found = answer("train", run_file, "--workers", 0, "--out", tmp_path / "out", *settings)
+    assert found["rounds"] == 2
+    assert all(value > 0 for value in found["epsilon"].values())
+
+
+@pytest.mark.slow
+def test_sweep_and_report(answer, command, tmp_path, corpora):
+    path, out = write_sweep(sweep_tree(corpora), tmp_path), tmp_path / "out"
+    found = answer("sweep", path, "--trials", 1, "--out", out)
+    assert set(found) >= {"best", "pareto", "trials", "selection", "sweep_dir"}
+    assert set(found["selection"]) >= {"rule", "epsilon"}
+    page = answer("report", out)["html"]
+    assert page == str(out / "report.html")
+    assert score_text(found["best"]["perplexity"]) in (out / "report.html").read_text()
+    code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
+    assert code == 0
+    assert "Price of choosing (composition)" in told
+    assert "2 done" in told
+    assert re.search(r"trials: 2 done of 2; best so far \d+: perplexity \S+ \(\S+ bits/byte\)", error)
+
+
+def test_the_package_says_its_version_and_its_names(command):
+    assert command("--version") == (0, f"uedp-ray {version('uedp-ray')}\n", "")
+    assert uedp_ray.__version__ == version("uedp-ray")
+    assert {*uedp_ray.__all__, "__version__"} <= {*dir(uedp_ray)}
+
+
+def test_help_names_every_command(command):
+    code, out, _ = command("--help")
+    assert (code, out) == command("-h")[:2]
+    assert command("train", "-h") == command("train", "--help")
+    assert code == 0
+    for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "sweep", "report", "predict"):
+        assert name in out
