@@ -431,6 +431,11 @@ def test_no_odometer_takes_rounds_of_a_mechanism_that_it_has_no_limits_for(count
     assert math.isinf(ODOMETER.epsilon([events]))
 
 
+def test_rounds_that_no_accountant_composes_have_no_bound(counted):
+    events = counted(cost=lambda mechanism, count, unit, kind: Cost(rounds=((mechanism, count),)))
+    assert math.isinf(epsilon_of_events(events, delta=1e-5))
+
+
 def test_what_may_fail_is_taken_off_delta(counted):
     events = counted(cost=lambda mechanism, count, unit, kind: Cost(failure_prob=count * 4e-6))
     assert epsilon_of_events(events, delta=1e-5) == compose([(ROUND, 1)], delta=6e-6)

@@ -200,8 +200,11 @@ def epsilon_of_charges(
         cost = cost_of(charged, unit, each)
         if cost is None or delta - cost.failure_prob < MIN_DELTA:
             return math.inf
+        rounds = [(mechanism, count) for mechanism, count in cost.rounds if isinstance(mechanism, RoundMechanism)]
+        if len(rounds) < len(cost.rounds):  # of a kind that no accountant here composes
+            return math.inf
         settings: dict[str, Any] = {"delta": delta - cost.failure_prob, "unit": unit, "kind": each}
-        found = max(found, compose(cost.rounds, gaussians=cost.gaussians, accountant=accountant, **settings))
+        found = max(found, compose(rounds, gaussians=cost.gaussians, accountant=accountant, **settings))
     return found
 
 

@@ -20,12 +20,9 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from uedp_ray.errors import InputError
-
-if TYPE_CHECKING:
-    from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 MAX_COUNT = 10**10
 """The most users, holders or rounds: more than exist, and as many as can be accounted for within seconds."""
@@ -35,8 +32,8 @@ MAX_COUNT = 10**10
 class Cost:
     """Releases that dominate a mechanism's, composed: what accountants know how to add up. Units: beta = 1."""
 
-    rounds: tuple[tuple[RoundMechanism, int], ...] = ()
-    """Poisson-sampled rounds, each with a count."""
+    rounds: tuple[tuple[Mechanism, int], ...] = ()
+    """Poisson-sampled rounds (``poisson.RoundMechanism``), each with a count."""
     gaussians: tuple[tuple[float, float], ...] = ()
     """(L2 sensitivity, noise std) of plain Gaussian releases, for the unit and kind that were asked for."""
     failure_prob: float = 0.0
