@@ -326,24 +326,38 @@ def test_a_local_update_that_says_nothing_of_keeping_users_apart(method):
         type("Eager", (Ones,), {method: lambda self, parameters, selections, round_index: None})
 
 
-def test_a_local_update_that_remembers_the_last_user(file):
-    class Momentum(Ones):
-        def update_of(self, parameters, selection, round_index):
-            self.last = super().update_of(parameters, selection, round_index)
-            return self.last
-
-    class InPlace(Ones):
+@pytest.mark.parametrize("kept_in", ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer"])
+def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
+    class Keeps(Ones):
         def __post_init__(self):
             super().__post_init__()
-            self.last = torch.zeros(self.params.num)
+            self.last, self.tensor, self.counts, self.array = 0.0, torch.zeros(1), {}, np.zeros(1)
+            self.optimizer = torch.optim.SGD(self.params.tensors, lr=1.0, momentum=0.9)
 
         def update_of(self, parameters, selection, round_index):
-            return self.last.add_(1.0).double()
+            size = float(len(selection.sentences))
+            if kept_in == "an optimizer":
+                for tensor in self.params.tensors:
+                    tensor.grad = torch.full_like(tensor, size)
+                self.optimizer.step()
+                return (self.params.get() - parameters).double()
+            self.last, self.counts["last"] = self.last + size, self.counts.get("last", 0.0) + size
+            self.tensor.data += size
+            self.array += size
+            kept = {"an attribute": self.last, "a tensor": float(self.tensor), "an array": float(self.array[0])}
+            return torch.full_like(parameters, 1e-3 * kept.get(kept_in, self.counts["last"]), dtype=torch.float64)
 
-    assert summed(file, Ones).any()
-    for update in (Momentum, InPlace):
-        with pytest.raises(RuntimeError, match=f"{update.__name__} keeps last from one user to the next"):
-            summed(file, update)
+    file("uedp_ray.updates.ones", Update=Keeps)
+    worker = Worker(make("gpt2"), sentences())
+    config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
+    plan = Plan.of(config)
+    update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: None, CPU)
+    selections = list(worker.selections.values())
+    whole = update.sum_updates(worker.parameters, selections, 0)
+    alone = [update.sum_updates(worker.parameters, [each], 0) for each in selections]
+    assert whole.any()
+    assert torch.equal(sum(alone), whole)
+    assert torch.equal(update.sum_updates(worker.parameters, selections[::-1], 0), whole)
 
 
 def test_a_server_optimizer(monkeypatch):

@@ -141,11 +141,11 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     plan = None
     if not run.setup.exists():
         check_run(config, reporter)
-        for caution in cautions(config):
-            reporter.say(f"caution: {caution}")
         if config.privacy.noise != "published":  # there the noise depends on the number of users
             reporter.say("solving the noise multiplier")
             plan = Plan.of(config)
+        for caution in cautions(config):
+            reporter.say(f"caution: {caution}")
     claim(run, config, resume)
     run.own()
     run.fetch()

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import Corpus
-from uedp_ray.stateless import attributes_of, kept_since
 
 
 class Transform(ABC):
@@ -45,7 +44,8 @@ class Transform(ABC):
           sentence: with the protected mentions found in it; its text is not blank.
           generator: of this sentence alone, from a secret key.
 
-        Guarantees expected: the result depends on these two arguments, and leaves nothing for the next sentence.
+        It is called once on an object of its own, made for this sentence: what it keeps in ``self`` reaches no other. It must
+        keep nothing elsewhere, in a class, a module or a file: nothing would undo that, and no bound would hold.
         """
 
 
@@ -84,7 +84,7 @@ class Transformed:
         return self._corpus.user_offsets
 
     def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
-        """As ``Corpus.texts``. Raises: RuntimeError if the transform keeps something from one sentence to the next."""
+        """As ``Corpus.texts``."""
         for user, sentences in self._corpus.sentences(users):
             first = int(self._corpus.user_offsets[user])
             yield user, [self._text(sentence, first + place) for place, sentence in enumerate(sentences)]
@@ -94,12 +94,7 @@ class Transformed:
             return ""
         seed = hashlib.blake2b(number.to_bytes(8, "little"), key=self._key, digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
-        before = attributes_of(self._transform)
-        text = self._transform.text_of(sentence, generator)
-        if kept := kept_since(before, self._transform):
-            name = type(self._transform).__name__
-            raise RuntimeError(f"{name} keeps {', '.join(kept)} from one sentence to the next")
-        return text
+        return type(self._transform)(self._transform.config).text_of(sentence, generator)
 
 
 def transform_of(config: TransformConfig) -> Transform | None:
