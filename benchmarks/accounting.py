@@ -74,7 +74,7 @@ def main() -> None:
             "another round, K = 5, reweight",
             *seconds(lambda: accounting.epsilon(spread, rounds=next(more), delta=1e-5), cold=False),
         ),
-        ("Renyi epsilon, K = 50", *seconds(lambda: renyi.epsilon([(many, 50)], delta=1e-5))),
+        ("Renyi epsilon, K = 50", *seconds(lambda: accounting.epsilon(many, **CALL, accountant="renyi"))),
         ("repeated call", *seconds(lambda: accounting.epsilon(BASE, **CALL), cold=False, repeat=101)),
     ]
     ours = seconds(lambda: accounting.epsilon(one, **CALL, unit="entity", kind="entity"))

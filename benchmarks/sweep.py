@@ -27,8 +27,8 @@ from uedp_ray.config import PretrainConfig, load_config
 from uedp_ray.search.feasibility import judge, random_points
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.training.groundwork import warm_started
 from uedp_ray.training.host import train
+from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.texts import prepare_corpora
 
 RECIPE = Path(__file__).parents[1] / "sweeps" / "quickstart.yaml"

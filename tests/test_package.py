@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +20,20 @@ ROOT = Path(__file__).parents[1]
 BUILD = (
     "from setuptools import build_meta; print(build_meta.build_sdist('built')); print(build_meta.build_wheel('built'))"
 )
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_benchmarks_start(name):
+    """They are cited for figures: what they import must still be there, and everything they name."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.main)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = vars(module).get(node.value.id)
+            assert not isinstance(owner, ModuleType) or hasattr(owner, node.attr), f"{node.value.id}.{node.attr}"
 
 
 @pytest.fixture(scope="module")

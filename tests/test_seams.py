@@ -18,6 +18,7 @@ import torch
 
 from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
 from tests.training.runs import NUM_USERS, TREE, run_config
+from tests.training.runs import events as events_of
 from tests.updates.tiny import CPU
 from tests.updates.worker import Worker, make, sentences
 from uedp_ray import export, methods
@@ -45,6 +46,7 @@ from uedp_ray.corpus.transforms.base import Transform, Transformed
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
+from uedp_ray.models.saved import check_saveable
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_events
@@ -59,6 +61,7 @@ from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.tasks.base import IGNORED, forward_logits
 from uedp_ray.tasks.metric import METRICS, Metric
 from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training.checks import ignored
 from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
 from uedp_ray.training.texts import outdated, prepared_source
@@ -150,6 +153,19 @@ def test_a_detector(file, monkeypatch):
     monkeypatch.setitem(DETECTORS, "towns", "towns")
     (detector,) = build_detectors(("towns",))
     assert detector.find([Sentence("ann", "we met in Oslo")]) == [(Mention("gpe", 10, 14),)]
+
+
+def test_a_detector_that_leaves_something_out(file, monkeypatch):
+    class Towns:
+        fingerprint, cacheable = "towns-1", False
+
+        def find(self, sentences):
+            return [() for _ in sentences]
+
+    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: Towns())
+    monkeypatch.setitem(DETECTORS, "towns", "towns")
+    with pytest.raises(TypeError, match="Towns, the detector of towns, does not state reads, categories"):
+        build_detectors(("towns",))
 
 
 def test_a_detector_by_a_file(file, monkeypatch, tmp_path):
@@ -250,6 +266,22 @@ def test_an_architecture(file, monkeypatch):
     assert network.embedding.num_embeddings == 7
     assert not rows_are_apart(network), "sentences of a network that says nothing of it pass alone"
     assert (added.own, added.uses) == (None, frozenset())
+    with pytest.raises(TypeError, match=r"Bigrams cannot be saved: it needs config_dict\(\)"):
+        check_saveable(network)
+    network.config_dict = lambda: {"model_type": "bigrams"}
+    with pytest.raises(
+        TypeError, match=r"Bigrams could not be read again: .* names no architecture with an OwnNetwork"
+    ):
+        check_saveable(network)
+
+
+def test_a_network_that_cannot_be_saved_costs_nothing(monkeypatch, corpora, tmp_path):
+    """All rounds were charged, and then there was no model."""
+    monkeypatch.delattr("uedp_ray.models.awd_lstm.AWDLSTM.config_dict")
+    model = {"architecture": "awd_lstm", "num_layers": 1, "hidden_size": 8, "embedding_size": 8, "max_length": 12}
+    with pytest.raises(TypeError, match="cannot be saved"):
+        train(run_config(corpora, model=model), tmp_path / "run", workers=0)
+    assert events_of(tmp_path / "run") == []
 
 
 def test_a_local_update(file):
@@ -363,8 +395,11 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
 def test_a_server_optimizer(monkeypatch):
     rmsprop = ServerOptimizer(lambda parameters, config: torch.optim.RMSprop([parameters]))
     monkeypatch.setitem(OPTIMIZERS, "rmsprop", rmsprop)  # type: ignore[arg-type]
-    found = server_optimizer(torch.zeros(3), named(TrainingConfig(), server_optimizer="rmsprop"))
+    settings = named(TrainingConfig(server_momentum=0.5), server_optimizer="rmsprop")
+    found = server_optimizer(torch.zeros(3), settings)
     assert isinstance(found, torch.optim.RMSprop)
+    base = from_dict(RunConfig, {"corpus": {"declared_num_users": NUM_USERS}})
+    assert list(ignored(named(base, training=settings))) == [], "it may use what it does not state"
 
 
 def test_a_method(monkeypatch):

@@ -2,9 +2,10 @@
 
 One object built from one config, so that what a round samples, what it clips, what noise it adds and what the ledger says of
 it cannot disagree. A worker asks ``select`` (who and what), ``sentence_factors`` and ``add_user`` (bounds); the driver asks
-``event`` (what to charge) and then ``release`` (noise, public normaliser). Not here: the norms that one entity and one
-sentence may move, which follow from the config (``RunConfig.entity_clip_norm``), the bounds on the text (``corpus.bounds``),
-and a vocabulary of private text, which adds its own noise and charge (``training.run_vocabulary``).
+``release`` (noise, public normaliser), and for the ``event`` to charge before anything of it leaves the driver. Not here:
+the norms that one entity and one sentence may move, which follow from the config (``RunConfig.entity_clip_norm``), the
+bounds on the text (``corpus.bounds``), and a vocabulary of private text, which adds its own noise and charge
+(``training.run_vocabulary``).
 
     plan = Plan.of(config)                               # solves for the noise multiplier if epsilon is given
     for drawn in plan.select(corpus, users, sampler, round_index=0, attempt=0, sentence_weight=weight):

@@ -5,7 +5,7 @@
     vocabulary.save("model")                            # AutoTokenizer.from_pretrained("model") opens it
 
 Every kind is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third
-reads private text and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it asks for noise.
+reads private text and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it releases a word.
 
 Reference for releasing the keys of a private histogram by a noisy threshold: Korolova, Kenthapadi, Mishra and Ntoulas,
 "Releasing search queries and clicks privately" (2009); with Gaussian noise and an L2 bound: Gopi et al., "Differentially

@@ -60,6 +60,20 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         weights.chmod((folder / "config.json").stat().st_mode)
 
 
+def check_saveable(model: nn.Module) -> None:
+    """Raises: TypeError for a network that ``save_model`` could not write, or ``load_model`` not read again."""
+    inner: Any = model
+    if hasattr(model, "merge_and_unload"):
+        inner = inner.get_base_model()
+    if hasattr(inner, "save_pretrained"):
+        return
+    name = type(inner).__name__
+    if not hasattr(inner, "config_dict"):
+        raise TypeError(f"{name} cannot be saved: it needs config_dict(), or to be a model of transformers")
+    if own_network(inner.config_dict().get("model_type", "")) is None:
+        raise TypeError(f"{name} could not be read again: its config_dict() names no architecture with an OwnNetwork")
+
+
 def longest_input(model: nn.Module) -> int | None:
     """The most tokens that a network reads; None if it has no limit."""
     return longest_by(getattr(model, "config", None))

@@ -76,7 +76,7 @@ def export_best(
     out: Path,
     **how: Any,
 ) -> dict[str, Any]:
-    """Exports one run of a sweep at the price of choosing (``selection_cost.price`` of ``rows``)."""
+    """Exports one run of a sweep at the price of choosing (``cost_of_selection`` of ``rows``)."""
     found = Finished.open(RunDir(run, folder.storage.child(run)))
     rule = priced["rule"]
     terms, ledgers = _terms(config, folder, rows, rule)

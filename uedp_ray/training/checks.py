@@ -205,8 +205,9 @@ def ignored(config: RunConfig) -> Iterator[str]:
         "server_optimizer": {name: optimizer.uses for name, optimizer in OPTIMIZERS.items()},
     }
     for key, used_by in uses.items():
-        name = getattr(training, key)
-        settings = {each: None for used in used_by.values() for each in used if each not in used_by[name]}
+        name, all_used = getattr(training, key), {each: None for used in used_by.values() for each in used or ()}
+        own = used_by[name]
+        settings = [] if own is None else [each for each in all_used if each not in own]
         unused.append(("training", training, TrainingConfig(), tuple(settings), f"training.{key} is {name}"))
     if config.corpus.source.format == "prepared":
         plain = SourceConfig(path=config.corpus.source.path)

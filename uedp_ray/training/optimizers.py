@@ -21,8 +21,9 @@ class ServerOptimizer:
     """How to make an optimizer over (P,) parameters."""
 
     make: Callable[[torch.Tensor, TrainingConfig], torch.optim.Optimizer]
-    uses: tuple[str, ...] = ()
-    """Settings that only it reads."""
+    uses: tuple[str, ...] | None = None
+    """Settings of ``training`` that not all optimizers read, and this one does; a run is told of others that it sets. None:
+    not stated, and nothing is told."""
 
 
 def _adam(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
@@ -31,7 +32,9 @@ def _adam(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optim
 
 
 OPTIMIZERS: Mapping[str, ServerOptimizer] = {
-    "sgd": ServerOptimizer(lambda parameters, config: torch.optim.SGD([parameters], lr=config.server_learning_rate)),
+    "sgd": ServerOptimizer(
+        lambda parameters, config: torch.optim.SGD([parameters], lr=config.server_learning_rate), uses=()
+    ),
     "momentum": ServerOptimizer(
         lambda parameters, config: torch.optim.SGD(
             [parameters], lr=config.server_learning_rate, momentum=config.server_momentum

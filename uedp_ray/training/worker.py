@@ -15,7 +15,7 @@ import torch
 
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.saved import longest_input, save_model
+from uedp_ray.models.saved import check_saveable, longest_input, save_model
 from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
@@ -60,6 +60,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     vocabulary = prepared.vocabulary
     task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
     model = make_model(prepared.used, vocabulary).to(device)
+    check_saveable(model)  # before a round is charged for it
     params = FlatParameters(model)
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))

@@ -46,8 +46,9 @@ class LocalUpdate(ABC):
     """Whether a sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``. Only an update for
     which this is proved (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the
     user's clip holds."""
-    uses: ClassVar[tuple[str, ...]] = ()
-    """Settings of ``training`` that only some updates use, and this one does: a run is told of others that it sets."""
+    uses: ClassVar[tuple[str, ...] | None] = None
+    """Settings of ``training`` that not all updates read, and this one does; a run is told of others that it sets. None: not
+    stated, and nothing is told."""
     keeps_users_apart: ClassVar[bool] = False
     """Whether ``each_update`` is its own and keeps users apart by itself, though they share passes (``gradient``)."""
 
@@ -96,8 +97,8 @@ class LocalUpdate(ABC):
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
 
-        It is called once on an object of its own, made for this user: what it keeps in ``self`` reaches no other. It must keep
-        nothing elsewhere, in a class, a module or what it was given: nothing would undo that, and no bound would hold.
+        It is called once on an object of its own, made for this user: what it keeps in ``self`` reaches no other. It must
+        keep nothing elsewhere, in a class, a module or what it was given: nothing would undo that, and no bound would hold.
         """
 
     def each_update(

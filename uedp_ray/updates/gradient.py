@@ -46,6 +46,7 @@ _PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
 class Update(LocalUpdate):
     """A sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``: docs/accounting.md."""
 
+    uses = ()
     bounds_sentences = True
     keeps_users_apart = True
 

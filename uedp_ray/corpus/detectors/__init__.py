@@ -50,6 +50,9 @@ def _build(spec: str) -> Detector:
     if form is None or (":" in form) != bool(argument):
         raise InputError("detector", spec, f"choose among {', '.join(DETECTORS.values())}")
     found: Detector = import_module(f"uedp_ray.corpus.detectors.{form.lower().replace(':', '_')}").build(spec, argument)
+    missing = [name for name in (*Detector.__annotations__, "find") if not hasattr(found, name)]
+    if missing:
+        raise TypeError(f"{type(found).__name__}, the detector of {spec}, does not state {', '.join(missing)}")
     return found
 
 

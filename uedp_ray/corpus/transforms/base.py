@@ -44,8 +44,8 @@ class Transform(ABC):
           sentence: with the protected mentions found in it; its text is not blank.
           generator: of this sentence alone, from a secret key.
 
-        It is called once on an object of its own, made for this sentence: what it keeps in ``self`` reaches no other. It must
-        keep nothing elsewhere, in a class, a module or a file: nothing would undo that, and no bound would hold.
+        It is called once on an object of its own, made for this sentence: what it keeps in ``self`` reaches no other. It
+        must keep nothing elsewhere, in a class, a module or a file: nothing would undo that, and no bound would hold.
         """
 
 
