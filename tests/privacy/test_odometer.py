@@ -181,6 +181,22 @@ def test_what_is_not_covered_is_infinite_or_refused():
         meter.epsilon([[{"kind": "histogram"}]])
 
 
+@pytest.mark.parametrize("runs", [9, 15, 36])
+def test_what_was_set_aside_is_enough_however_its_sum_is_rounded(runs):
+    """Vocabularies of three noises were summed by noise, an ulp above what was put aside for all of them together."""
+    share = 1e-8
+    meter = plan(change(max_holders=3), runs=runs, threshold_delta=runs * share)
+    events = [
+        [
+            {**event, "threshold_delta": share, "noise_multiplier": 20.0 + number % 3}
+            for event in ledger(vocabularies=1)[1:]
+        ]
+        for number in range(runs)
+    ]
+    assert math.isfinite(meter.epsilon(events))
+    assert math.isinf(meter.epsilon([*events, events[0]]))
+
+
 @pytest.mark.parametrize(
     ("unit", "kind", "moved"), [("user", "both", 1), ("entity", "both", 3), ("user-entity", "extended", 2)]
 )

@@ -141,6 +141,29 @@ def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder)
     assert cost_of_selection(sweep, folder, rows(4, state="refused"))["epsilon"] < four["epsilon"]
 
 
+@pytest.mark.parametrize("search", [{"trials": 2}, {"searcher": "grid", "trials": None}])
+def test_seeds_that_never_started_since_one_before_them_failed_are_charged_and_not_missed(
+    corpora, tmp_path, folder, search
+):
+    """A trial that diverged ends with its first seed: no ledger of the others was ever written."""
+    rates = {"training.server_learning_rate": {"choice": [0.01, 0.02]}}
+    search = {"seeds_per_trial": 2, "selection": "composition", **search}
+    sweep = sweep_config(corpora, tmp_path, space=rates, search=search)
+    fix_terms(sweep, folder)
+    points = [{"training.server_learning_rate": rate} for rate in (0.01, 0.02)]
+    write_ledgers(sweep, folder, points)
+    whole = cost_of_selection(sweep, folder, rows(2, sweep, points[1]))
+    shutil.rmtree(folder.runs(1, 2)[1])
+    first = folder.runs(1, 2)[0] / "ledger.jsonl"
+    charged = sum('"kind":"round"' in line for line in first.read_text().splitlines())
+    found = rows(2, sweep, points[1])
+    found[1] |= {"state": "failed", "charged": charged}
+    assert cost_of_selection(sweep, folder, found)["epsilon"] == whole["epsilon"]
+    first.unlink()
+    with pytest.raises(InputError, match="is missing, but what it pays for still counts"):
+        cost_of_selection(sweep, folder, found)
+
+
 @pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
 def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_path, folder, law):
     space = {**METHOD, "privacy.user_sampling_prob": {"choice": [0.02, 0.05]}}
@@ -256,6 +279,13 @@ def test_an_adaptive_search_that_is_given_more_trials_announces_their_price(corp
             {"vocabulary.threshold_delta": {"choice": [1e-6, 2e-6]}},
             {},
             "space.vocabulary.threshold_delta",
+            "set it in base",
+        ),
+        (
+            "noisy-threshold",
+            {"model.warm_start": {"choice": ["", "warm"]}},
+            {},
+            "space.model.warm_start",
             "set it in base",
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 
 import pytest
@@ -18,6 +19,7 @@ from uedp_ray.console import print_sweep
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.search import sweep as sweep_module
 from uedp_ray.search.sweep import sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -154,8 +156,17 @@ def test_an_adaptive_search_grows_and_is_charged_by_its_odometer(corpora, tmp_pa
 
 
 @pytest.mark.usefixtures("here")
-def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corpora, tmp_path):
+def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corpora, tmp_path, monkeypatch):
     config = sweep_config(corpora, tmp_path, search={"searcher": "random", "trials": 2, "pool_size": 3})
+    masks, umask = set(), os.umask(0o022)
+    os.umask(umask)
+
+    def noted(*arguments, **settings):
+        masks.add(os.umask(0o077))
+        return tune_trials(*arguments, **settings)
+
+    tune_trials = sweep_module.tune_trials
+    monkeypatch.setattr(sweep_module, "tune_trials", noted)
     answer = sweep(config, tmp_path / "out")
     pool = json.loads((tmp_path / "out" / "private" / "pool.json").read_text())
     assert len(pool["points"]) == 3
@@ -165,6 +176,8 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
     assert [{key: row[key] for key in searched} for row in answer["trials"]] == drawn
     assert answer["selection"]["rule"] == "repeat_and_select"
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+    assert masks == {0o077}, "Ray keeps results of every trial in its own folder"
+    assert os.umask(umask) == umask
     assert answer["best"]["epsilon"]["user-entity"] < answer["selection"]["epsilon"]
     assert "the winner alone" in answer["selection"]["releasable"]
     winner = tmp_path / "out" / "winner"

@@ -88,8 +88,11 @@ def test_another_node_resumes_to_the_same_answer_and_other_sweeps_are_refused(
     bucket, config, answer, _ = done
     shutil.rmtree(node)
     assert sweep(config, f"file://{bucket}", resume=True) == answer
+    copies = sorted(node.rglob("*.journal"))
+    assert copies
     with pytest.raises(InputError, match="already holds a sweep: add --resume"):
         sweep(config, f"file://{bucket}")
+    assert sorted(node.rglob("*.journal")) == copies, "trials of a search that is at work may run here"
     other = sweep_config(corpora, tmp_path, budget={"target_epsilon": 3})
     with pytest.raises(InputError, match="from another sweep file"):
         sweep(other, f"file://{bucket}", resume=True)
@@ -127,6 +130,8 @@ def test_the_winner_of_repeat_and_select_is_fetched_and_published(corpora, tmp_p
     url = f"file://{tmp_path}/bucket/sweep"
     answer = sweep(config, url)
     assert answer["best"]["run_dir"] == f"{url}/winner"
+    bucket = tmp_path / "bucket/sweep"
+    assert bucket.stat().st_mode & 0o777 == 0o700, "trials that were not chosen are in it"
     assert predict(local_copy(f"{url}/winner"), ["the"])
     shutil.rmtree(node)
     assert export(url, tmp_path / "out")["epsilon"] == answer["selection"]["epsilon"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -133,6 +134,15 @@ def test_a_comparison_that_stopped_runs_what_is_missing(comparison, tmp_path, mo
     table = compare(comparison, tmp_path / "out", workers=0, resume=True)
     assert len(calls) == 3, "the first variant once, the second once more"
     assert len(table["rows"]) == 4
+
+
+def test_a_variant_that_is_lost_is_not_trained_again(comparison, done, tmp_path):
+    """Two models were released on the price of one."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    shutil.rmtree(next(path for path in out.iterdir() if (path / "ledger.jsonl").exists()))
+    with pytest.raises(InputError, match="is missing, and what it released still counts: put it back"):
+        compare(comparison, out, workers=0, resume=True)
 
 
 def test_variants_protect_the_categories_they_name(corpora, tmp_path):

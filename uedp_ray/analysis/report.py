@@ -122,6 +122,8 @@ def _published(sweep: Sweep) -> Sweep:
         raise InputError("--publish", str(sweep.path), remedy)
     if not sweep.finished:
         raise InputError("--publish", str(sweep.path), "is not finished, and its price is not settled: finish it first")
+    if sweep.selection["epsilon"] is None and sweep.selection["rule"] != "public":
+        raise InputError("--publish", str(sweep.path), "has no guarantee: no epsilon bounds what the search released")
     return publishable(sweep)
 
 

@@ -167,7 +167,10 @@ def sweep(
         print_sweep(answer)
     if answer["best"] is None and answer["counts"]["asked"]:  # a random number of trials may be 0
         raise RuntimeError("no trial was trained to its end: the reasons are in trials.parquet")
-    refuse_short([*([answer["best"]] if answer["best"] else []), *answer["references"]])
+    best = [answer["best"]] if answer["best"] else []
+    if answer["selection"]["rule"] == "public":  # the winner is trained anew: its rounds are not the trial's
+        best = [row | {"name": "the winner"} for row in best]
+    refuse_short([*best, *answer["references"]])
 
 
 @app.command()

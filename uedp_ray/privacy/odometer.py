@@ -81,7 +81,12 @@ class Odometer:
 
     @property
     def _loss_delta(self) -> float:
-        return self.delta - self._cut_delta - self.threshold_delta
+        return self.delta - self._cut_delta - self._failure_delta
+
+    @property
+    def _failure_delta(self) -> float:
+        """The part of delta set aside for other releases, with room for rounding in the sum of theirs."""
+        return self.threshold_delta * (1 + 1e-9)
 
     def epsilon(self, ledgers: Sequence[Iterable[Mapping[str, Any]] | Charges]) -> float:
         """epsilon at ``delta`` of everything that the ``ledgers`` charge together; infinity if any of it was not private.
@@ -109,7 +114,7 @@ class Odometer:
         largest = 0.0
         for kind in dominating.kinds(self.kind):
             cost = cost_of(releases, self.unit, kind)
-            if cost is None or cost.rounds or cost.failure_prob > self.threshold_delta:
+            if cost is None or cost.rounds or cost.failure_prob > self._failure_delta:
                 return math.inf
             rates_A = self._rates(parts, kind)
             for sensitivity, noise_std in cost.gaussians:

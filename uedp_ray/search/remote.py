@@ -70,7 +70,8 @@ class Beside:
                     getattr(reporter, method)(*about)
             well, answer = ray.get(reference)
         except RayError as error:
-            raise RuntimeError(f"the process of {work.__name__} died ({type(error).__name__})") from None
+            died = f"the process that ran it died ({type(error).__name__}), perhaps for lack of memory"
+            raise RuntimeError(f"{died}: run again with --resume") from None
         except BaseException:  # Ctrl-C: what was released is charged, and the rest resumes from its checkpoint
             ray.cancel(reference, force=True)
             raise

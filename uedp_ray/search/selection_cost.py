@@ -44,6 +44,7 @@ RELEASABLE = {
     "composition": "models, scores and settings of all trials, as `report --publish` and `export` write them (the sweep's "
     "own folder holds paths, times and the noiseless reference)",
 }
+_NOTHING_TRAINED = "nothing: no trial was trained to its end"
 COVERS = {
     "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
@@ -142,7 +143,9 @@ def cost_of_selection(
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
         epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
-    ended = any(row["state"] == "done" for row in rows)
+    releasable = RELEASABLE[rule] if any(row["state"] == "done" for row in rows) else _NOTHING_TRAINED
+    if math.isinf(epsilon):
+        releasable = "nothing: no epsilon bounds what the search released"
     settled = rule == "composition" and sweep.search.adaptive
     read = f" {SETTLED_BY_RESULTS}" if settled else ""
     return {
@@ -154,7 +157,7 @@ def cost_of_selection(
         "categories": sweep.common_categories,
         "accountant": accountant_of(rule, adaptive=sweep.search.adaptive),
         "settled_by_results": settled,
-        "releasable": RELEASABLE[rule] if ended else "nothing: no trial was trained to its end",
+        "releasable": releasable,
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + read + note + _doubt(sweep, terms),
     }
 
@@ -255,22 +258,24 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
             if ledger.exists():
                 found.append(events := read_ledger(ledger))
                 rounds[ledger] = [event.get("round") for event in events if event["kind"] == "round"]
-            elif row["state"] in ("done", "stopped") or row.get("charged"):
-                remedy = (
-                    "is missing, but what it pays for still counts: put it back (a trial's model and checkpoint may be "
-                    "deleted)"
-                )
-                raise InputError("ledger.jsonl", str(ledger), remedy)
+            elif row["state"] in ("done", "stopped"):
+                raise InputError("ledger.jsonl", str(ledger), _PUT_BACK)
             elif row["state"] == "refused" or not sweep.search.adaptive:  # points fixed beforehand: charged as planned
                 found.append([])
             else:
                 found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
-        _refuse_short(row, rounds)
+        _refuse_short(row, rounds, ledger)
     return found
 
 
-def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]]) -> None:
-    """Refuses a trial whose ledgers hold fewer rounds (attempts included) than its row was trained or charged for."""
+_PUT_BACK = "is missing, but what it pays for still counts: put it back (a trial's model and checkpoint may be deleted)"
+
+
+def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]], last: Path) -> None:
+    """Refuses a trial whose ledgers hold fewer rounds (attempts included) than its row was trained or charged for.
+
+    ``last``: the ledger of its last run, which may never have started.
+    """
     whole = ": put the whole ledger back"
     for ledger, found in rounds.items():
         if row["state"] == "done" and len(set(found)) < (row.get("rounds") or 0):
@@ -278,6 +283,8 @@ def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]]) -> None:
             raise InputError("ledger.jsonl", str(ledger), remedy)
     charged = row.get("charged") or 0
     short = charged - sum(map(len, rounds.values()))
+    if short > 0 and not rounds:
+        raise InputError("ledger.jsonl", str(last), _PUT_BACK)
     if short > 0:
         remedy = f"holds {short} rounds fewer than the {charged} that the trial was charged{whole}"
         raise InputError("ledger.jsonl", str(list(rounds)[-1]), remedy)

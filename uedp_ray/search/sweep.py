@@ -35,7 +35,7 @@ from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.search.tuning import tune_trials
-from uedp_ray.storage.files import find_other, holds_others, make_folder, replacing, settle
+from uedp_ray.storage.files import find_other, holds_others, make_folder, owner_only, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metric import Metric
@@ -71,7 +71,10 @@ def sweep(
     """
     storage = open_storage(out)
     folder = SweepDir(storage.root, storage)
-    with storage.exclusive():
+    secret = config.search.rule == "repeat_and_select"  # all but the winner is private, even the number of trials
+    with owner_only() if secret else nullcontext(), storage.exclusive():
+        if storage.is_copy and storage.exists() and not resume:  # before this node's copy goes: its trials may run here
+            raise InputError("--out", folder.address, _ADD_RESUME)
         storage.clear()
         with folder.driving() if folder.private.is_dir() else nullcontext():  # not under one who did not see our lock
             settle(folder.root, folder.names)
@@ -87,8 +90,8 @@ def sweep(
         for caution in budget_cautions(config):
             reporter.say(f"caution: {caution}")
         make_folder(folder.root)
-        if config.search.rule == "repeat_and_select":  # all but the winner is private, even the number of trials
-            folder.root.chmod(0o700)
+        if secret:
+            storage.seclude()
         make_folder(folder.private, private=True)
         if not folder.config.exists():
             folder.mark.touch(mode=0o600)
@@ -112,6 +115,9 @@ def sweep(
                 return finalize(config, folder, rows.read(study.trials), beside, reporter)
 
 
+_ADD_RESUME = "already holds a sweep: add --resume, or name another folder"
+
+
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     """Refuses a folder that holds anything but the sweep that is asked for."""
     if folder.root.exists() and not folder.root.is_dir():
@@ -129,7 +135,7 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
             raise InputError("--out", folder.address, _NO_SWEEP)
         # else a failed start may be fixed and tried again
     elif not resume:
-        raise InputError("--out", folder.address, "already holds a sweep: add --resume, or name another folder")
+        raise InputError("--out", folder.address, _ADD_RESUME)
     elif not folder.storage.exists():
         raise InputError("--resume", folder.address, "has no private/: it is a copy for reading, name the sweep itself")
     elif load_sweep_config(folder.config).digest() != config.digest():

@@ -201,7 +201,7 @@ class SweepConfig:
                 searched = space.get("vocabulary.kind")
                 part = "space" if searched and _PRIVATE_WORDS in searched.values else "base"
                 raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)
-        for key in ("vocabulary.kind", "vocabulary.threshold_delta"):
+        for key in ("vocabulary.kind", "vocabulary.threshold_delta", "model.warm_start"):  # which may bring one instead
             if key in space and search.rule == "composition" and search.adaptive:
                 remedy = (
                     "an adaptive search sets aside, before its first trial, what vocabularies from private text take of "

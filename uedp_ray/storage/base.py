@@ -57,6 +57,10 @@ class Storage:
     def exists(self) -> bool:
         return (self.root / "private").exists()
 
+    def seclude(self) -> None:
+        """Makes all of it owner-only, where permissions are those of a disk."""
+        self.root.chmod(0o700)
+
     def clear(self) -> None: ...
 
     def acquire(self) -> None: ...

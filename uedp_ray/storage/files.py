@@ -266,6 +266,16 @@ def make_folder(path: Path, *, private: bool = False) -> None:
         each.chmod(0o700)
 
 
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """What this process, and those that it starts, make within the block is owner-only, wherever they make it."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def make_private(folder: Path, root: Path) -> None:
     """Creates a folder in ``root``: both are owner-only, while folders above ``root`` may be shared."""
     root.parent.mkdir(parents=True, exist_ok=True)

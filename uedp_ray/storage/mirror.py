@@ -118,6 +118,10 @@ class Mirror(Storage):
         """Whether any start ever claimed it."""
         return bool(self._claimed())
 
+    def seclude(self) -> None:
+        super().seclude()
+        self._objects.hide("")
+
     def clear(self) -> None:
         """Deletes this node's copy: a start trusts nothing that a node kept."""
         if self.root.exists():

@@ -30,9 +30,10 @@ from uedp_ray.config import (
 )
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
+from uedp_ray.fields import list_of, string
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
-from uedp_ray.storage.files import make_folder, replacing, settle, write_json
+from uedp_ray.storage.files import make_folder, read_json, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
 from uedp_ray.tasks.metric import metric_of
@@ -111,7 +112,7 @@ def _compare(
     resume: bool,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    settle(out, {"base.yaml", "table.json", "corpora", "pretrained"})
+    settle(out, {"base.yaml", _STARTED, "table.json", "corpora", "pretrained"})
     found = {path.name for path in out.iterdir()} - {INSIDE} if out.exists() else set()
     if found and not resume:
         raise InputError("--out", str(out), "is not empty: add --resume, or name another folder")
@@ -129,6 +130,7 @@ def _compare(
                 check_model(config)
     _same_base(comparison.base, out / "base.yaml")
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
+    _refuse_lost(out)
     with copies_told(
         out / "corpora", reporter, "private", "evaluation", unless=lambda: any(run.played for run in runs)
     ):
@@ -151,6 +153,23 @@ def _compare(
     table = {"rows": rows, "out": str(out)}
     write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
     return table
+
+
+_STARTED = "started.json"
+"""The file that names the folders of variants whose training was started: a folder that is gone was lost."""
+
+
+def _started(out: Path) -> list[str]:
+    path = out / _STARTED
+    return read_json(path, {"variants": list_of(string())}, "restore it")["variants"] if path.exists() else []
+
+
+def _refuse_lost(out: Path) -> None:
+    """Raises: InputError if a variant that was started is gone: training it again would release another model uncharged."""
+    for name in _started(out):
+        if not (out / name).is_dir():
+            remedy = "is missing, and what it released still counts: put it back, or compare in another folder"
+            raise InputError("--resume", str(out / name), remedy)
 
 
 def _same_base(base: RunConfig, path: Path) -> None:
@@ -177,6 +196,8 @@ def _train_variant(
     folder = out / _slug(name)
     reporter.say(f"training: {name}")
     resumable = resume and (folder / "config.yaml").exists()
+    make_folder(folder)
+    write_json(out / _STARTED, {"variants": sorted({*_started(out), folder.name})})
     result = train(
         variant,
         folder,
