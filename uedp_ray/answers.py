@@ -170,7 +170,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     settled = rule == "composition" and "odometer" in terms
-    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled)
+    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled, by=terms.get("by", "renyi"))
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
@@ -200,7 +200,7 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
             [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
             for parts in terms["candidates"]
         ]
-        settings |= {name: terms[name] for name in ("mean", "law")}
+        settings |= {name: terms[name] for name in ("mean", "law")} | {"by": terms.get("by", "renyi")}
     else:
         ledgers = folder / "ledgers"
         found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}

@@ -16,6 +16,7 @@ from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import (
+    check_own,
     check_rule,
     check_trial,
     default_rule,
@@ -39,7 +40,7 @@ def ledger(mechanism: RoundMechanism, rounds: int) -> list[dict[str, object]]:
 def test_the_example_of_the_specification():
     assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.77, abs=0.01)
     for law, expected in (("logarithmic", 5.66), ("geometric", 6.71)):
-        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5}
+        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5, "by": "renyi"}
         assert epsilon_of_choosing("repeat_and_select", **call) == pytest.approx(expected, abs=0.005)
     # The figure 20.5 for 32 trials composed is Renyi's; losses composed numerically are sharper.
     assert accounting.epsilon(ROUND, rounds=32 * 500, delta=1e-5, accountant="renyi") == pytest.approx(20.5, abs=0.05)
@@ -63,7 +64,7 @@ def test_selected_is_the_librarys(law, mean):
     best.compose(dp_event.RepeatAndSelectDpEvent(one, mean, SHAPES[law]))
     np.testing.assert_allclose(selection.selected(alone.rdp, mean=mean, law=law), best.rdp, rtol=1e-7)
     if mean == 32:
-        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law}
+        call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "by": "renyi"}
         ours = epsilon_of_choosing("repeat_and_select", **call, delta=1e-5)
         assert ours == pytest.approx(best.get_epsilon(1e-5), rel=3e-3)
 
@@ -171,7 +172,7 @@ def test_an_adaptive_search_is_charged_by_an_odometer_only(search):
 
 
 def test_one_bound_for_all_candidates():
-    call = {**RANDOM, "mean": 8, "law": "logarithmic", "delta": 1e-5}
+    call = {**RANDOM, "mean": 8, "law": "logarithmic", "delta": 1e-5, "by": "renyi"}
     quiet, loud = [(ENTITY, 20)], [(dataclasses.replace(ENTITY, noise_multiplier=1.2), 20)]
     each = [epsilon_of_choosing("repeat_and_select", candidates=[c], **call) for c in (quiet, loud)]
     assert each[0] < each[1]
@@ -187,9 +188,32 @@ def test_mass_that_trials_leave_out_is_charged_to_delta():
     bound = {"mean": 32, "delta": 1e-5, "unit": "user-entity", "kind": "entity"}
     rates, lost = selection.common_bound([[(heavy, 50)]], **bound)
     assert 0 < 32 * lost <= renyi.SHARE * 1e-5
-    call = {**RANDOM, "candidates": [[(heavy, 50)]], "mean": 32, "law": "geometric"}
+    call = {**RANDOM, "candidates": [[(heavy, 50)]], "mean": 32, "law": "geometric", "by": "renyi"}
     found = epsilon_of_choosing("repeat_and_select", **call, delta=1e-5, kind="entity")
     assert found == renyi.to_epsilon(selection.selected(rates, mean=32, law="geometric"), 1e-5 - 32 * lost)
+
+
+def test_a_trial_must_stay_within_the_candidate_that_was_drawn_for_it():
+    other = dataclasses.replace(ENTITY, noise_multiplier=4.0)
+    candidate = [(ENTITY, 5), (other, 20)]
+    for events in (
+        ledger(ENTITY, 5),
+        ledger(ENTITY, 3),
+        ledger(other, 20),
+        [*ledger(ENTITY, 5), *ledger(other, 20)[1:]],
+    ):
+        check_own(events, candidate)
+    check_own(
+        ledger(dataclasses.replace(ENTITY, noise_multiplier=2.0 + 1e-12), 5), candidate
+    )  # another machine's last digit
+    less = dataclasses.replace(ENTITY, noise_multiplier=2.0 - 1e-12)
+    more = dataclasses.replace(ENTITY, entity_clip=0.3)
+    for events in (ledger(ENTITY, 6), ledger(less, 1), ledger(more, 1), ledger(ROUND, 1)):
+        with pytest.raises(InputError, match="spent more than its candidate may"):
+            check_own(events, candidate)
+    for event in ({"kind": "vocabulary"}, {"kind": "unprotected"}, {"kind": "open", "header": {"private": False}}):
+        with pytest.raises(UnsupportedEvent):
+            check_own([event], candidate)
 
 
 def test_trials_must_stay_within_the_bound():

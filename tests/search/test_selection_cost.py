@@ -8,8 +8,6 @@ import re
 import shutil
 
 import pytest
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
 
 from tests.search.sweeps import sweep_config, sweep_tree
 from uedp_ray.accounted import planned_charges
@@ -165,7 +163,7 @@ def test_seeds_that_never_started_since_one_before_them_failed_are_charged_and_n
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
-def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_path, folder, law):
+def test_repeat_and_select_pays_for_a_point_that_is_drawn_from_the_pool(corpora, tmp_path, folder, law):
     space = {**METHOD, "privacy.user_sampling_prob": {"choice": [0.02, 0.05]}}
     search = {"searcher": "random", "trials": 8, "pool_size": 2, "law": law}
     sweep = sweep_config(corpora, tmp_path, space=space, search=search, budget=USERS)
@@ -175,24 +173,33 @@ def test_repeat_and_select_pays_for_the_dearest_point_of_the_pool(corpora, tmp_p
     assert all(point in pool["points"] for point in planned_points(sweep, folder))
     write_ledgers(sweep, folder, planned_points(sweep, folder))
     found = cost_of_selection(sweep, folder, rows(len(pool["draws"])))
-    each = [library_epsilon(sweep, point, law) for point in pool["points"]]
-    assert max(each) * 0.999 <= found["epsilon"] <= max(each) * 1.02
+    each = [best_of_run(sweep, [point], law) for point in pool["points"]]
+    assert min(each) * 1.001 < found["epsilon"] < max(each), "which of them is trained is drawn"
+    assert found["epsilon"] == pytest.approx(best_of_run(sweep, pool["points"], law), rel=1e-6)
     assert found["rule"] == "repeat_and_select"
     assert f"will cost epsilon = {show_epsilon(found['epsilon'])} " in announced(sweep, folder)
-
-
-def library_epsilon(sweep, point, law):
-    """dp_accounting's own figure for the best of a random number of runs at one point."""
-    config = judge(sweep, point).config
-    mechanism = Plan.of(config).mechanism
-    one_round = dp_event.PoissonSampledDpEvent(
-        mechanism.user_sampling_prob, dp_event.GaussianDpEvent(mechanism.noise_multiplier)
+    earlier = json.loads(folder.terms.read_text()) | {"epsilon": 99.0}
+    del earlier["by"]
+    folder.terms.write_text(json.dumps(earlier))
+    assert cost_of_selection(sweep, folder, rows(len(pool["draws"])))["epsilon"] == 99.0, (
+        "it keeps the price it was told"
     )
-    run = dp_event.SelfComposedDpEvent(one_round, config.training.num_rounds)
-    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": float("inf")}[law]
-    accountant = RdpAccountant(list(selection.renyi.ORDERS))
-    accountant.compose(dp_event.RepeatAndSelectDpEvent(run, 8.0, shape))
-    return accountant.get_epsilon(sweep.budget.delta)
+
+
+def best_of_run(sweep, points, law):
+    runs = [
+        (Plan.of(config).mechanism, config.training.num_rounds) for config in (judge(sweep, p).config for p in points)
+    ]
+    return selection.epsilon_of_choosing(
+        "repeat_and_select",
+        searcher="random",
+        early_stopping=False,
+        candidates=[[run] for run in runs],
+        mean=8.0,
+        law=law,
+        delta=sweep.budget.delta,
+        unit=sweep.budget.unit,
+    )
 
 
 def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp_path, folder):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -134,6 +136,91 @@ def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enou
     return value
 
 
+class Losses(NamedTuple):
+    """Losses of a pair that dominates a release in one direction."""
+
+    gap: float
+    """A power of 2; losses are multiples of it."""
+    first: int
+    """The least loss, over ``gap``."""
+    mass_G: np.ndarray
+    """Probabilities of ``first``, ``first`` + 1, … times ``gap``, in the world where losses tend to be large."""
+    infinite: float
+    """Mass of infinite loss."""
+    lost: float
+    """What rounding may have taken of any profile."""
+
+    @property
+    def loss_G(self) -> np.ndarray:
+        return (self.first + np.arange(len(self.mass_G))) * self.gap
+
+
+def composed_losses(
+    mechanism_counts: Sequence[tuple[RoundMechanism, int]], unit: str, kind: str, delta: float
+) -> tuple[Losses, Losses] | None:
+    """Losses of a run in both directions, on grids fine enough for epsilon at ``delta``; None where there is no bound.
+
+    Under ``reweight`` they hold for every number of holders at once.
+    """
+    if any(dominating.entity_part(m, unit, kind)[0] == dominating.UNBOUNDED for m, _ in mechanism_counts):
+        return None
+    total = max(1, sum(count for _, count in mechanism_counts))
+    cut = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
+    parts = [(_all_holders(mechanism, unit, kind, cut), count) for mechanism, count in mechanism_counts if count]
+    tail = 1e-5 * delta / total
+    reach = [_reach(profiles, tail) for profiles, _ in parts]
+    if max((max(pair) for pair in reach), default=0.0) > _MAX_LOSS:
+        return None
+    found = []
+    for side in (0, 1):
+        value, best = math.inf, None
+        for dense, lost, work in _refined(parts, reach, side, ROUNDING * total, tail):
+            if lost > delta / 2:
+                break
+            mass = np.maximum(dense._probs, 0.0)
+            best = Losses(dense._discretization, dense._lower_loss, mass, dense._infinity_mass, lost)
+            before, value = value, _epsilon_at(dense, delta - lost)
+            if math.isinf(value) or before - value <= max(_SETTLED * value, _NEGLIGIBLE) or work > _MAX_WORK:
+                break
+        if best is None or math.isinf(value):
+            return None
+        found.append(best)
+    return found[0], found[1]
+
+
+def _all_holders(mechanism: RoundMechanism, unit: str, kind: str, tail: float) -> list[Profile]:
+    """Profiles whose pointwise maximum holds for every number of holders."""
+    if not dominating.depends_on_holders(mechanism, unit, kind):
+        return [_one_round(mechanism, unit, kind, tail, None)]
+    least, most = mechanism.max_holders or 0, mechanism.max_users or 0
+    intervals = [(least, least), *holder_intervals(least, least + 1, most, 0.01)]
+    return _holder_groups(mechanism, unit, kind, tail, most).profiles(intervals)
+
+
+def _refined(
+    parts: list[tuple[list[Profile], int]], reach: list[tuple[float, float]], side: int, rounding: float, tail: float
+) -> Iterator[tuple[pld_pmf.DensePLDPmf, float, float]]:
+    """Yields the composed losses on ever finer grids, what rounding may take of them, and the work of the next grid."""
+    gap = _first_gap(reach)
+    while True:
+        pmf = None
+        for (profiles, count), pair in zip(parts, reach, strict=True):
+            one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
+            pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
+        assert pmf is not None
+        dense = pmf.to_dense_pmf()
+        work = sum(
+            2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
+        )
+        yield dense, rounding * math.sqrt(len(dense._probs)), work
+        gap /= 2
+
+
+def _first_gap(reach: list[tuple[float, float]]) -> float:
+    # Powers of 2: grids are nested, so epsilon falls with the gap. At most 64: exp(gap) must be finite.
+    return min(64.0, 2.0 ** math.floor(math.log2(max(map(max, reach)) / 48)))
+
+
 def _one_direction(
     parts: list[tuple[list[Profile], int]],
     reach: list[tuple[float, float]],
@@ -148,21 +235,9 @@ def _one_direction(
     ``rounding``: taken off delta, times the square root of the number of losses. A grid that would lose more than half of
     delta this way is not used.
     """
-    # Powers of 2: grids are nested, so epsilon falls with the gap. At most 64: exp(gap) must be finite.
-    gap = min(64.0, 2.0 ** math.floor(math.log2(max(map(max, reach)) / 48)))
     value = math.inf
-    while True:
-        pmf = None
-        for (profiles, count), pair in zip(parts, reach, strict=True):
-            one = _pmf(profiles, gap, side, tail, pair).self_compose(count, tail)
-            pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
-        assert pmf is not None
-        dense = pmf.to_dense_pmf()
-        lost = rounding * math.sqrt(len(dense._probs))
+    for dense, lost, work in _refined(parts, reach, side, rounding, tail):
         before, value = value, min(value, _epsilon_at(dense, delta - lost)) if lost <= delta / 2 else value
-        work = sum(
-            2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
-        )
         if (
             value <= enough
             or math.isinf(value)
@@ -170,7 +245,7 @@ def _one_direction(
             or work > _MAX_WORK
         ):
             return value
-        gap /= 2
+    raise AssertionError  # never ends by itself
 
 
 def _epsilon_at(dense: pld_pmf.DensePLDPmf, delta: float) -> float:

@@ -9,13 +9,16 @@ charged by its own ledger. Under the other two rules the answer includes the win
 pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of
 trials and which of them won stay secret. ``composition`` pays for everything that any trial released. Scores are public
 functions of a trial's released model: scoring on protected data is a further event. Inputs are public.
-Reference: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6); for adaptive searches see ``odometer``.
+References: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6), for Renyi divergences; ``best_of`` for profiles; for
+adaptive searches see ``odometer``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -24,7 +27,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy import optimize
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import dominating, renyi
+from uedp_ray.privacy import best_of, dominating, renyi
 from uedp_ray.privacy.events import (
     Charges,
     UnsupportedEvent,
@@ -40,13 +43,14 @@ from uedp_ray.privacy.renyi import Parts
 
 RULES = ("public", "repeat_and_select", "composition")
 Law = Literal["logarithmic", "geometric", "poisson"]
+PRICED_BY = ("profiles", "renyi")
 LAWS: tuple[str, ...] = get_args(Law)
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 SEARCHERS: tuple[str, ...] = get_args(Searcher)
 
 Event = Mapping[str, Any]
 
-PRICING_POINTS = "pricing the choice (a second or so for each point that was fixed beforehand)"
+PRICING_POINTS = "pricing the choice (up to a second for each point that was fixed beforehand)"
 """The message printed before ``repeat_and_select`` is priced."""
 
 
@@ -78,12 +82,14 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
         raise InputError("selection", rule, f"{why}: use composition")
 
 
-def accountant_of(rule: str, *, adaptive: bool) -> str:
+def accountant_of(rule: str, *, adaptive: bool, by: str = "profiles") -> str:
     """The method by which ``epsilon_of_choosing`` computes."""
     if rule == "public":
         return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
-        return "repeat and select (Papernot and Steinke)"
+        return (
+            "repeat and select, by privacy profiles" if by == "profiles" else "repeat and select (Papernot and Steinke)"
+        )
     return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
 
 
@@ -101,8 +107,9 @@ def epsilon_of_choosing(
     candidates: Sequence[Parts] = (),
     mean: float = 1.0,
     law: str = "logarithmic",
+    by: str = "profiles",
 ) -> float:
-    """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, section 5.
+    """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, "The price of choosing".
 
     Args:
       ledgers: ``composition``: the events of every run (of each trial, and of each of its seeds), finished or not, or what
@@ -112,6 +119,8 @@ def epsilon_of_choosing(
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
       candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
       mean, law: ``repeat_and_select``: those of ``draw_trials``.
+      by: ``repeat_and_select``: ``profiles`` of the candidates, or their Renyi divergences (``renyi``), as earlier versions
+        priced it. Profiles need each trial within its own candidate, divergences within the largest of all.
 
     Raises: InputError for values out of range, and where the searcher does not allow the rule.
     """
@@ -130,8 +139,16 @@ def epsilon_of_choosing(
             raise InputError("odometer", stated, f"differs from the requested {delta:g}, {unit}, {kind}: use its own")
         return odometer.epsilon(ledgers)
     _check_law(mean, law)
+    if by not in PRICED_BY:
+        raise InputError("by", by, f"choose one of {', '.join(PRICED_BY)}")
+    if not candidates:
+        raise InputError("candidates", [], "needs at least one")
     found = 0.0
     for each in dominating.kinds(kind):
+        if by == "profiles":
+            settings: dict[str, Any] = {"mean": mean, "law": law, "delta": delta, "unit": unit, "kind": each}
+            found = max(found, best_of.epsilon(candidates, halting=_halting(mean, law), **settings))
+            continue
         rates_A, lost = common_bound(candidates, mean=mean, delta=delta, unit=unit, kind=each)
         chosen_A = selected(rates_A, mean=mean, law=law)
         found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
@@ -162,6 +179,26 @@ def common_bound(
     lost = renyi.SHARE * delta / mean
     each = [renyi.rdp(parts, lost=lost, unit=unit, kind=kind) for parts in candidates]
     return np.maximum.reduce([rates_A for rates_A, _ in each]), max(mass for _, mass in each)
+
+
+def check_own(events: Iterable[Event], candidate: Parts) -> None:
+    """Checks that a trial's ledger, replayed rounds included, stayed within the candidate that was drawn for it: as many
+    rounds of each mechanism at most, with as much noise at least.
+
+    Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
+    """
+    room = Counter(dict(candidate))
+    for mechanism, count in _rounds(events):
+        own = [one for one in room if room[one] >= count and _is_at_most(mechanism, one)]
+        if not own:
+            raise InputError("rounds", count, "the trial spent more than its candidate may: use composition")
+        room[own[0]] -= count
+
+
+def _is_at_most(one: RoundMechanism, other: RoundMechanism) -> bool:
+    """Whether the first is the second with as much noise or more."""
+    as_much = dataclasses.replace(other, noise_multiplier=one.noise_multiplier) == one
+    return as_much and one.noise_multiplier >= other.noise_multiplier
 
 
 def check_trial(
@@ -234,7 +271,9 @@ def draw_trials(*, mean: float, law: str = "logarithmic") -> int:
 
 
 def _halting(mean: float, law: str) -> float:
-    """gamma of the truncated negative binomial law with this mean."""
+    """gamma of the truncated negative binomial law with this mean; 0 for Poisson, which has none."""
+    if law == "poisson":
+        return 0.0
     if law == "geometric" or mean == 1.0:
         return 1.0 / mean
 

@@ -150,7 +150,12 @@ def _terms(
         candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "restore the sweep's copy")[
             "candidates"
         ]
-        return terms | {"candidates": candidates, "mean": fixed["mean"], "law": fixed["law"]}, {}
+        return terms | {
+            "candidates": candidates,
+            "mean": fixed["mean"],
+            "law": fixed["law"],
+            "by": fixed.get("by", "renyi"),
+        }, {}
     runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}
     terms["runs"] = len(runs)

@@ -26,7 +26,14 @@ from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
-from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, check_trial, draw_trials, epsilon_of_choosing
+from uedp_ray.privacy.selection import (
+    PRICING_POINTS,
+    accountant_of,
+    check_own,
+    check_trial,
+    draw_trials,
+    epsilon_of_choosing,
+)
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.feasibility import judge, random_points, run_config
@@ -61,6 +68,9 @@ PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
 _TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
 RESTORE = "restore the sweep's copy, or search in another folder"
+_BY = "profiles"
+"""How the best of a random number of trials is priced; sweeps of earlier versions recorded nothing, and are priced by
+``renyi``."""
 _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
 
@@ -138,7 +148,7 @@ def cost_of_selection(
     if rule == "repeat_and_select":
         reporter.say(PRICING_POINTS)
         try:
-            _check_trials(sweep, folder, ledgers, terms["mean"])
+            _check_trials(sweep, folder, rows, ledgers, terms)
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
@@ -155,7 +165,7 @@ def cost_of_selection(
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
-        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive),
+        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive, by=terms.get("by", "renyi")),
         "settled_by_results": settled,
         "releasable": releasable,
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + read + note + _doubt(sweep, terms),
@@ -341,7 +351,7 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget = sweep.search, sweep.budget
     points = _draw(sweep, search.pool_size)
-    candidates = [_parts(run_config(sweep, point), search.seeds_per_trial) for point in points]
+    candidates = [_with_slack(_parts(run_config(sweep, point), search.seeds_per_trial)) for point in points]
     mean = float(sweep.num_trials)
     epsilon = epsilon_of_choosing(
         "repeat_and_select",
@@ -350,6 +360,7 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
         candidates=candidates,
         mean=mean,
         law=search.law,
+        by=_BY,
         delta=budget.delta,
         unit=budget.unit,
     )
@@ -358,7 +369,15 @@ def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
     ]
     write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
-    return {"mean": mean, "law": search.law, "pool_size": len(points), "epsilon": epsilon}
+    return {"mean": mean, "law": search.law, "by": _BY, "pool_size": len(points), "epsilon": epsilon}
+
+
+def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
+    """The same with a trace less noise: another machine may solve for another last digit, and has to stay within it."""
+    return [
+        (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * (1 - 1e-9)), rounds)
+        for mechanism, rounds in parts
+    ]
 
 
 def _draw(sweep: SweepConfig, size: int) -> list[Point]:
@@ -372,14 +391,21 @@ def _draw(sweep: SweepConfig, size: int) -> list[Point]:
     return points
 
 
-def _check_trials(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], mean: float) -> None:
-    """Raises: InputError if a trial, all seeds of it together, spent more than every candidate may."""
+def _check_trials(
+    sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
+) -> None:
+    """Raises: InputError if a trial, all seeds of it together, spent more than it may: than the candidate that was drawn for
+    it, or, as earlier versions priced it, than any candidate.
+    """
     pool = _read_pool(folder)
     candidates = [
         [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
         for parts in pool["candidates"]
     ]
-    seeds = sweep.search.seeds_per_trial
-    for first in range(0, len(ledgers), seeds):
-        events = [event for ledger in ledgers[first : first + seeds] for event in ledger]
-        check_trial(events, candidates, mean=mean, delta=sweep.budget.delta, unit=sweep.budget.unit)
+    seeds, budget = sweep.search.seeds_per_trial, sweep.budget
+    for place, row in enumerate(rows):
+        events = [event for ledger in ledgers[place * seeds : (place + 1) * seeds] for event in ledger]
+        if terms.get("by") == _BY:
+            check_own(events, candidates[pool["draws"][row["number"]]])
+        else:
+            check_trial(events, candidates, mean=terms["mean"], delta=budget.delta, unit=budget.unit)
