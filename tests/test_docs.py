@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import uedp_ray
 from uedp_ray import config
 from uedp_ray.cli import app
-from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
+from uedp_ray.config import RunConfig, from_dict, limits, set_keys, to_dict
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.privacy.statement import CHECKED
@@ -65,6 +65,15 @@ def test_every_setting_is_in_the_reference_with_its_default_and_a_meaning(cls):
         if isinstance(expected, float):
             documented = float(documented)  # YAML 1.1 reads 1e-5 as a string
         assert documented == expected, f"{cls.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("cls", [c for name, c in SETTINGS.items() if name != "SweepConfig"], ids=lambda c: c.__name__)
+def test_every_choice_is_in_the_reference(cls):
+    """Whoever adds a name to a ``Literal`` says in the reference what it does."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", SECTIONS[cls.__name__], re.M))
+    for name, choices in limits._choices(cls):
+        missing = [each for each in limits._options(choices) if each is not None and f"`{each}`" not in rows[name]]
+        assert not missing, f"{cls.__name__}.{name}"
 
 
 def test_every_method_is_in_the_reference_with_its_settings():
