@@ -31,6 +31,7 @@ from uedp_ray.training.host import train
 
 
 def assert_same_run(out, uninterrupted):
+    uninterrupted, _ = uninterrupted
     assert torch.equal(parameters(out), parameters(uninterrupted))
     mine, theirs = (json.loads((run / "result.json").read_text()) for run in (out, uninterrupted))
     assert mine == theirs

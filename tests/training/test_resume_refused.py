@@ -94,7 +94,7 @@ def test_rounds_that_were_paid_are_not_forgotten_before_the_first_checkpoint(cor
 
 
 def test_the_ledger_of_another_config_is_refused(crashed, corpora, uninterrupted):
-    shutil.copy(uninterrupted / "ledger.jsonl", crashed / "ledger.jsonl")
+    shutil.copy(uninterrupted[0] / "ledger.jsonl", crashed / "ledger.jsonl")
     with pytest.raises(InputError, match="config"):
         train(run_config(corpora), crashed, workers=0, resume=True)
 

@@ -61,9 +61,10 @@ def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, t
     said = []
     config = run_config(corpora, privacy={**privacy, "noise_multiplier": None})
     prepare_run(config, tmp_path / "run", resume=False, reporter=Told(say=said.append))
-    assert said[0].startswith("caution: ")
-    assert caution in said[0]
-    assert "reading the corpus" in said[1:]
+    assert said[0] == "solving the noise multiplier"
+    assert said[1].startswith("caution: ")
+    assert caution in said[1]
+    assert "reading the corpus" in said[2:]
 
 
 def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):

@@ -21,8 +21,9 @@ from uedp_ray.privacy.statement import part_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.layout import SweepDir, sweep_above
+from uedp_ray.search.pool import PART
 from uedp_ray.search.results import Row, best, read_columns, read_rows
-from uedp_ray.search.selection_cost import PART, charged_runs, cost_of_selection, planned_charges_of
+from uedp_ray.search.selection_cost import charged_runs, cost_of_selection, planned_charges_of
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.storage.files import read_json
 from uedp_ray.storage.open import folder_only, open_storage

@@ -22,9 +22,10 @@ from uedp_ray.search.export import export_best
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
+from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
-from uedp_ray.search.selection_cost import RESTORE, cost_of_selection
+from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point, settings_of
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared

@@ -10,9 +10,7 @@ docs/accounting.md. Inputs are public, except for the pool's draws.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,21 @@ from typing import Any
 from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.fields import list_of, number, record, string
+from uedp_ray.fields import number, string
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     accountant_of,
-    check_own,
-    check_trial,
-    draw_trials,
     epsilon_of_choosing,
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.search.feasibility import judge, random_points, run_config
+from uedp_ray.search.feasibility import judge, run_config
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.pool import RESTORE, check_trials, fix_pool, fixed_points, parts_of, read_pool
 from uedp_ray.search.results import Row
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
@@ -63,16 +58,8 @@ _BY_CLOCK = (
     "Not covered: where trials ran side by side, which of them ended first, which may depend on the text, decided what was "
     "tried next: sweeps of this version decide in the order of trials."
 )
-PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
-"""The check of what a run of a candidate was planned to release, as JSON."""
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
 _TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
-RESTORE = "restore the sweep's copy, or search in another folder"
-_BY = "profiles"
-"""How the best of a random number of trials is priced; sweeps of earlier versions recorded nothing, and are priced by
-``renyi``."""
-_POINTS_TRIED = 50
-"""Points drawn per point wanted before the space counts as exhausted."""
 
 
 def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
@@ -90,9 +77,9 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
         "unit": budget.unit,
     }
     if search.rule == "repeat_and_select":
-        terms |= _fix_pool(sweep, folder)
+        terms |= fix_pool(sweep, folder)
     elif search.searcher == "grid" or not search.adaptive:
-        write_json(folder.pool, {"points": _fixed_points(sweep)}, private=True)
+        write_json(folder.pool, {"points": fixed_points(sweep)}, private=True)
     if search.adaptive:
         terms["order"] = _ORDER
         if search.rule == "composition":
@@ -111,16 +98,6 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     return terms
 
 
-def _read_pool(folder: SweepDir) -> dict[str, Any]:
-    """Returns the pool. Raises: InputError if it is damaged."""
-    pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
-    if "draws" in pool:
-        last = len(pool["points"]) - 1
-        draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}
-        pool = read_json(folder.pool, draws, RESTORE)
-    return pool
-
-
 def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """Returns the points in the order of trials if they are fixed beforehand, else None.
 
@@ -130,7 +107,7 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
         if folder.terms.exists() and not sweep.search.adaptive:
             raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
-    pool = _read_pool(folder)
+    pool = read_pool(folder)
     return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
 
 
@@ -148,7 +125,7 @@ def cost_of_selection(
     if rule == "repeat_and_select":
         reporter.say(PRICING_POINTS)
         try:
-            _check_trials(sweep, folder, rows, ledgers, terms)
+            check_trials(sweep, folder, rows, ledgers, terms)
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
@@ -317,13 +294,6 @@ def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
     return found
 
 
-def _fixed_points(sweep: SweepConfig) -> list[Point]:
-    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
-    if sweep.search.searcher == "grid":
-        return sweep.parsed_space.grid()
-    return _draw(sweep, sweep.num_trials)
-
-
 def _odometer(sweep: SweepConfig) -> Odometer:
     """Returns an odometer anchored at the base, with the budget's noise."""
     config = sweep.base
@@ -332,80 +302,9 @@ def _odometer(sweep: SweepConfig) -> Odometer:
     runs = sweep.num_trials * sweep.search.seeds_per_trial
     others = cost_of(Charges((), planned_releases(config)), sweep.budget.unit, "entity")
     return Odometer(
-        planned=tuple(_parts(config, 1)),
+        planned=tuple(parts_of(config, 1)),
         runs=runs,
         delta=sweep.budget.delta,
         unit=sweep.budget.unit,
         threshold_delta=runs * (0.0 if others is None else others.failure_prob),
     )
-
-
-def _parts(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
-    """Returns what a trial runs: its rounds, once per seed."""
-    mechanism = Plan.of(config).mechanism
-    assert mechanism is not None  # the budget refuses runs without noise
-    return [(mechanism, config.training.num_rounds * seeds)]
-
-
-def _fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
-    """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
-    search, budget = sweep.search, sweep.budget
-    points = _draw(sweep, search.pool_size)
-    candidates = [_with_slack(_parts(run_config(sweep, point), search.seeds_per_trial)) for point in points]
-    mean = float(sweep.num_trials)
-    epsilon = epsilon_of_choosing(
-        "repeat_and_select",
-        searcher=search.searcher,
-        early_stopping=search.stops_early,
-        candidates=candidates,
-        mean=mean,
-        law=search.law,
-        by=_BY,
-        delta=budget.delta,
-        unit=budget.unit,
-    )
-    draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
-    parts = [
-        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
-    ]
-    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
-    return {"mean": mean, "law": search.law, "by": _BY, "pool_size": len(points), "epsilon": epsilon}
-
-
-def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
-    """The same with a trace less noise: another machine may solve for another last digit, and has to stay within it."""
-    return [
-        (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * (1 - 1e-9)), rounds)
-        for mechanism, rounds in parts
-    ]
-
-
-def _draw(sweep: SweepConfig, size: int) -> list[Point]:
-    """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
-    points: list[Point] = []
-    for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
-        if point not in points and judge(sweep, point).config:
-            points.append(point)
-        if len(points) == size:
-            break
-    return points
-
-
-def _check_trials(
-    sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
-) -> None:
-    """Raises: InputError if a trial, all seeds of it together, spent more than it may: than the candidate that was drawn for
-    it, or, as earlier versions priced it, than any candidate.
-    """
-    pool = _read_pool(folder)
-    candidates = [
-        [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
-        for parts in pool["candidates"]
-    ]
-    seeds, budget = sweep.search.seeds_per_trial, sweep.budget
-    for place, row in enumerate(rows):
-        events = [event for ledger in ledgers[place * seeds : (place + 1) * seeds] for event in ledger]
-        if terms.get("by") == _BY:
-            check_own(events, candidates[pool["draws"][row["number"]]])
-        else:
-            check_trial(events, candidates, mean=terms["mean"], delta=budget.delta, unit=budget.unit)

@@ -45,6 +45,7 @@ from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import CORPORA, copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
+_ADD_RESUME = "already holds a sweep: add --resume, or name another folder"
 _DELETE = "delete it: the search will rewrite it"
 
 
@@ -113,9 +114,6 @@ def sweep(
                 _search(config, base, folder, study, rows, beside, reporter)
                 study.close()
                 return finalize(config, folder, rows.read(study.trials), beside, reporter)
-
-
-_ADD_RESUME = "already holds a sweep: add --resume, or name another folder"
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:

@@ -1,0 +1,128 @@
+"""Points that are fixed before the first trial: a grid's, those of random search, and the pool of ``repeat_and_select``.
+
+    fixed_points(sweep)         # of a grid, or as many random ones as there are trials
+
+``fix_pool`` draws a pool and, in secret, the trials from it; ``check_trials`` holds their ledgers against it. What is drawn is kept in ``private/pool.json``, and is secret with the number of trials.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from uedp_ray.config import RunConfig
+from uedp_ray.fields import list_of, number, record
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.selection import (
+    check_own,
+    check_trial,
+    draw_trials,
+    epsilon_of_choosing,
+)
+from uedp_ray.search.feasibility import judge, random_points, run_config
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.results import Row
+from uedp_ray.search.space import Point
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.storage.files import read_json, write_json
+
+PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
+"""The check of what a run of a candidate was planned to release, as JSON."""
+RESTORE = "restore the sweep's copy, or search in another folder"
+_BY = "profiles"
+"""How the best of a random number of trials is priced; sweeps of earlier versions recorded nothing, and are priced by
+``renyi``."""
+_POINTS_TRIED = 50
+"""Points drawn per point wanted before the space counts as exhausted."""
+
+
+def fixed_points(sweep: SweepConfig) -> list[Point]:
+    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
+    if sweep.search.searcher == "grid":
+        return sweep.parsed_space.grid()
+    return _draw(sweep, sweep.num_trials)
+
+
+def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
+    """Returns what a trial runs: its rounds, once per seed."""
+    mechanism = Plan.of(config).mechanism
+    assert mechanism is not None  # the budget refuses runs without noise
+    return [(mechanism, config.training.num_rounds * seeds)]
+
+
+def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
+    search, budget = sweep.search, sweep.budget
+    points = _draw(sweep, search.pool_size)
+    candidates = [_with_slack(parts_of(run_config(sweep, point), search.seeds_per_trial)) for point in points]
+    mean = float(sweep.num_trials)
+    epsilon = epsilon_of_choosing(
+        "repeat_and_select",
+        searcher=search.searcher,
+        early_stopping=search.stops_early,
+        candidates=candidates,
+        mean=mean,
+        law=search.law,
+        by=_BY,
+        delta=budget.delta,
+        unit=budget.unit,
+    )
+    draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
+    parts = [
+        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
+    ]
+    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
+    return {"mean": mean, "law": search.law, "by": _BY, "pool_size": len(points), "epsilon": epsilon}
+
+
+def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
+    """The same with a trace less noise: another machine may solve for another last digit, and has to stay within it."""
+    return [
+        (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * (1 - 1e-9)), rounds)
+        for mechanism, rounds in parts
+    ]
+
+
+def _draw(sweep: SweepConfig, size: int) -> list[Point]:
+    """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
+    points: list[Point] = []
+    for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
+        if point not in points and judge(sweep, point).config:
+            points.append(point)
+        if len(points) == size:
+            break
+    return points
+
+
+def read_pool(folder: SweepDir) -> dict[str, Any]:
+    """Returns the pool. Raises: InputError if it is damaged."""
+    pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
+    if "draws" in pool:
+        last = len(pool["points"]) - 1
+        draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}
+        pool = read_json(folder.pool, draws, RESTORE)
+    return pool
+
+
+def check_trials(
+    sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
+) -> None:
+    """Raises: InputError if a trial, all seeds of it together, spent more than it may: than the candidate that was drawn for
+    it, or, as earlier versions priced it, than any candidate.
+    """
+    pool = read_pool(folder)
+    candidates = [
+        [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
+        for parts in pool["candidates"]
+    ]
+    seeds, budget = sweep.search.seeds_per_trial, sweep.budget
+    for place, row in enumerate(rows):
+        events = [event for ledger in ledgers[place * seeds : (place + 1) * seeds] for event in ledger]
+        if terms.get("by") == _BY:
+            check_own(events, candidates[pool["draws"][row["number"]]])
+        else:
+            check_trial(events, candidates, mean=terms["mean"], delta=budget.delta, unit=budget.unit)
