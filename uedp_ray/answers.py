@@ -17,6 +17,7 @@ from typing import Any
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions, weakness
+from uedp_ray.privacy.dominating import kinds
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -75,10 +76,24 @@ def parameter_epsilon(
             answer["cautions"] += cautions(mechanism, delta=delta, num_users=mechanism.max_users)
         if mechanism.max_holders == 0 and unit != "user" and kind != "extended":
             answer["cautions"].append("max_holders = 0 says that nobody holds an entity, so the figure protects none")
-        moved = mechanism.extended_clip if kind == "extended" else mechanism.entity_clip
-        if mechanism.max_holders and unit != "user" and moved == 0.0:
-            answer["cautions"].append("a clip of 0 says that an entity moves nothing, so the figure protects none")
+        answer["cautions"] += _unmoved(mechanism, unit, kind)
     return answer | {"rounds": rounds, "kind": kind}
+
+
+def _unmoved(mechanism: RoundMechanism, unit: str, kind: str) -> list[str]:
+    """A caution for each part of the unit that moves nothing by assumption."""
+    if unit == "user" or not mechanism.max_holders:
+        return []
+    clips = {
+        "entity": mechanism.entity_clip,
+        "extended": mechanism.extended_clip if mechanism.extended_sampling_prob else 1,
+    }
+    what = {"entity": "an entity", "extended": "a sentence without entities"}
+    return [
+        f"a clip of 0 says that {what[each]} moves nothing, so the figure protects none"
+        for each in kinds(kind)
+        if clips[each] == 0.0
+    ]
 
 
 def _parameters(mechanism: RoundMechanism, rounds: int) -> str:

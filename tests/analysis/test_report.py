@@ -215,10 +215,19 @@ def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
     text = (copies["small"] / "figures" / "pareto.svg").read_text()
     assert text in (copies["small"] / "report.html").read_text()
     copy = shutil.copytree(copies["private"], tmp_path / "copy")
-    (copy / "figures" / "importance.svg").write_text("of an earlier report")
+    (copy / "figures" / "importance.svg").write_text(text)  # of an earlier report
     report([copy])
     assert not (copy / "figures" / "importance.svg").exists()
     assert "Only 3 trials have finished: with fewer than 8" in Page(copy / "report.html").text
+
+
+@pytest.mark.parametrize("name", ["report.html", "figures/pareto.svg"])
+def test_a_file_of_the_users_in_the_place_of_a_page_or_figure_stays(copies, tmp_path, name):
+    copy = shutil.copytree(copies["private"], tmp_path / "copy")
+    (copy / name).write_text("two days of work")
+    with pytest.raises(InputError, match=r"is not a (page|figure) of ours"):
+        report([copy])
+    assert (copy / name).read_text() == "two days of work"
 
 
 def test_reports_of_one_sweep_at_once_leave_each_file_whole(tmp_path):

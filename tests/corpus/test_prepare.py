@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import random
 import signal
@@ -253,6 +255,8 @@ def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "any").write_text("")
     source = SourceConfig(path=str(tmp_path / "any"), format="jsonl")
     text_bytes = 10_000 * 2400
+    with mock.patch.object(module, "read_rows", return_value=_stream(5, 2)):
+        prepare(source, tmp_path / "first", num_shards=2)  # what is imported at the first use is not counted
     with mock.patch.object(module, "read_rows", return_value=_stream(500, 20)):
         tracemalloc.start()
         statistics = prepare(source, tmp_path / "out", num_shards=32)
@@ -344,3 +348,26 @@ def test_workers_that_are_killed_each_time_end_it_in_one_line(tmp_path: Path) ->
         prepare(source, tmp_path / "out", workers=2)
     assert not (tmp_path / "out").exists()
     assert not ray.is_initialized()
+
+
+def test_a_prepared_corpus_that_is_prepared_again_keeps_what_is_known_of_it(tmp_path: Path) -> None:
+    """It was said to be annotated, and to hold all categories that were found."""
+    rows = [{"user": f"u{n}", "text": "Ann went to Rome"} for n in range(9)]
+    spans = [{"category": "person", "start": 0, "end": 3}, {"category": "gpe", "start": 12, "end": 16}]
+    text = tmp_path / "rows.jsonl"
+    text.write_text("\n".join(json.dumps(row | {"entities": spans}) for row in rows))
+    first = SourceConfig(path=str(text), format="jsonl", detector=("annotated", "regex"), categories=("gpe",))
+    prepare(first, tmp_path / "one")
+    again = SourceConfig(path=str(tmp_path / "one"))
+    prepare(again, tmp_path / "two")
+    one, two = open_corpus(tmp_path / "one"), open_corpus(tmp_path / "two")
+    assert (two.detectors, two.categories) == (one.detectors, one.categories) == (["annotated", "regex"], ["gpe"])
+    with pytest.raises(InputError, match=r"categories = 'person'.*was prepared for gpe: prepare its text anew"):
+        prepare(dataclasses.replace(again, categories=("person",)), tmp_path / "three")
+    more = dataclasses.replace(again, detector=("annotated", "regex"))
+    prepare(more, tmp_path / "four")
+    assert {"gpe", "email"} < set(open_corpus(tmp_path / "four").categories)
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "one").rglob("*"))
+    with pytest.raises(InputError, match="is the corpus that is read, whose entities would be lost"):
+        prepare(again, tmp_path / "one")
+    assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "one").rglob("*")) == before

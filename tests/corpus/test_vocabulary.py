@@ -23,6 +23,7 @@ from uedp_ray.corpus.vocabulary import (
     noisy_threshold_words,
     vocabulary_event_fields,
     word_histogram,
+    word_slots,
 )
 from uedp_ray.errors import InputError
 
@@ -186,8 +187,8 @@ User = list[tuple[list[str], set[str]]]
 
 
 def _slots(user: User, null: str | None = None) -> list[str]:
-    """A nulled sentence keeps its slots, empty."""
-    return [word if null not in entities else "" for words, entities in user for word in words]
+    """A nulled sentence says nothing, and keeps its place."""
+    return word_slots([[] if null in entities else words for words, entities in user], L)
 
 
 def _users(rng: np.random.Generator) -> list[User]:
@@ -195,7 +196,10 @@ def _users(rng: np.random.Generator) -> list[User]:
     holders = {f"e{i}": set(rng.choice(30, size=K, replace=False).tolist()) for i in range(3)}
     return [
         [
-            ([f"w{i}" for i in rng.integers(0, 40, size=4)], {e for e in holders if u in holders[e] and rng.random() < 0.7})
+            (
+                [f"w{i}" for i in rng.integers(0, 40, size=rng.integers(0, 14))],
+                {e for e in holders if u in holders[e] and rng.random() < 0.7},
+            )
             for _ in range(4)
         ]
         for u in range(30)
@@ -229,11 +233,23 @@ def test_the_bounds_are_attained() -> None:
     assert _distance([_slots(same)], []) == pytest.approx(1)
 
 
-def test_nothing_moves_up_into_a_nulled_slot() -> None:
+def test_nothing_moves_up_into_the_place_of_a_sentence_that_says_nothing() -> None:
     user: User = [([f"w{i}" for i in range(L)], {"e"}), ([f"v{i}" for i in range(L)], set())]
     assert word_histogram([_slots(user, "e")], L) == {}
-    moved_up = [word for word in _slots(user, "e") if word]
-    assert _distance([_slots(user)], [moved_up]) > 1.4, "why slots are kept: the bound of 1 would fail"
+    flat = [[word for words, held in user if null not in held for word in words] for null in (None, "e")]
+    assert _distance(flat[:1], flat[1:]) > 1.4, "why slots are by place: the bound of 1 would fail"
+
+
+def test_slots_are_divided_by_the_number_of_sentences_alone() -> None:
+    words = [[f"{place}-{number}" for number in range(30)] for place in range(20)]
+    for places, expected in ((1, [30]), (2, [25, 25]), (4, [13, 13, 13, 11]), (20, [8, 8, 8, 8, 8, 8, 2])):
+        found = word_slots(words[:places], 50)
+        assert found == [word for one, many in zip(words, expected, strict=False) for word in one[:many]]
+        for silent in range(places):
+            fewer = word_slots([[] if place == silent else one for place, one in enumerate(words[:places])], 50)
+            assert fewer == [word for word in found if not word.startswith(f"{silent}-")]
+    assert word_slots([], 50) == []
+    assert word_slots([["a", "b"]], 1) == ["a"]
 
 
 @pytest.mark.parametrize("max_holders", [0, 1, 5])

@@ -109,7 +109,7 @@ def test_published_figures_beyond_computing_are_refused(call):
 
 
 def test_a_delta_and_a_noise_that_are_of_no_use_are_told():
-    small = change(user_sampling_prob=0.1, noise_multiplier=5.0)
+    small = change(user_sampling_prob=0.1, noise_multiplier=5.0, extended_clip=0.2)
     assert cautions(small, delta=1e-5, num_users=1000) == []
     [delta] = cautions(small, delta=1e-3, num_users=1000)
     assert "not below 1 / 1000 declared users" in delta
@@ -128,7 +128,7 @@ def test_an_epsilon_that_promises_little_is_cautioned():
     assert weakness(1234.5631)[0].startswith("epsilon = 1234.564 ")
     assert weakness(1e300)[0].endswith("or more")
     assert weakness(1.7e308)
-    weak, strong = (change(noise_multiplier=z) for z in (0.3, 30.0))
+    weak, strong = (change(noise_multiplier=z, extended_clip=0.2) for z in (0.3, 30.0))
     assert parameter_epsilon(strong, rounds=5, delta=1e-5)["cautions"] == []
     assert "weak guarantee" in parameter_epsilon(weak, rounds=500, delta=1e-5)["cautions"][0]
     figure = {"rounds": 5, "delta": 1e-5, "accountant": "published"}
@@ -152,6 +152,9 @@ def test_a_figure_without_entities_says_that_it_protects_none():
     unmoved = change(max_holders=3, noise_multiplier=5.0, entity_clip=0.0, extended_clip=0.1)
     for kind, told in (("both", 1), ("entity", 1), ("extended", 0)):
         assert len(parameter_epsilon(unmoved, rounds=5, delta=1e-5, kind=kind)["cautions"]) == told
+    alone = change(max_holders=3, noise_multiplier=5.0, entity_clip=0.1, extended_clip=0.0)
+    for kind, told in (("both", 1), ("entity", 0), ("extended", 1)):
+        assert len(parameter_epsilon(alone, rounds=5, delta=1e-5, kind=kind)["cautions"]) == told
     assert parameter_epsilon(unmoved, rounds=5, delta=1e-5, unit="user")["cautions"] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+import uuid
 
 import optuna
 import pytest
@@ -206,3 +207,16 @@ def test_what_follows_a_line_that_a_full_disk_left_torn_is_not_glued_to_it(sweep
     with journal.open("ab") as file:
         file.write(b'{"op_')
     assert [trial.state for trial in Study.open(sweep, journal).trials if not refused(trial)] == [TrialState.COMPLETE]
+
+
+def test_files_of_the_users_beside_the_journal_stay(sweep, journal):
+    Study.open(sweep, journal).close()
+    theirs, lock = journal.with_name("study.journal.lock.notes"), journal.with_name("study.journal.lock")
+    theirs.write_text("mine")
+    lock.symlink_to(journal)
+    journal.with_name(f"study.journal.lock{uuid.uuid4()}.rename").symlink_to(journal)
+    Study.open(sweep, journal).close()
+    assert sorted(path.name for path in journal.parent.glob("study*")) == ["study.journal", "study.journal.lock.notes"]
+    lock.mkdir()
+    with pytest.raises(InputError, match="is a folder where Optuna keeps its lock: move it out"):
+        Study.open(sweep, journal)

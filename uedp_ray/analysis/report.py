@@ -41,6 +41,8 @@ _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
 )
 _OURS, _HEAD = b"<title>Sweep: ", 1000
+_FIGURE = re.compile(rb'id="[\w-]+-figure_1"')
+"""Marks of what a report wrote, within this many bytes."""
 """What the first bytes of every page hold."""
 _WAIT = 60.0
 """Seconds to wait for another process that writes the same file."""
@@ -89,8 +91,10 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
         check_length(check_name(page))
     if page.is_dir() and not page.is_symlink():
         raise InputError("--out", str(page), "is a folder: name a file")
-    if out is not None:
+    if out is not None or not page.is_symlink():  # one that lies in a sweep is replaced, not followed
         _check_page(page)
+    for sweep in sweeps:
+        _check_figures(sweep.path / "figures")
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
     text = _render(sections, joint_picture(sweeps, publish=publish), private, publish)
@@ -113,6 +117,15 @@ def _check_page(page: Path) -> None:
         with page.open("rb") as file:
             if _OURS not in file.read(_HEAD):
                 raise InputError("--out", str(page), "exists, and is not a page of ours: name another file")
+
+
+def _check_figures(folder: Path) -> None:
+    """Raises: InputError if a figure would replace a file of that name which is not one of ours."""
+    for file in folder.glob("*.svg"):
+        if file.is_file() and not file.is_symlink():
+            with file.open("rb") as opened:
+                if not _FIGURE.search(opened.read(_HEAD)):
+                    raise InputError("figures", str(file), "is not a figure of ours: move it out of the folder")
 
 
 def _published(sweep: Sweep) -> Sweep:

@@ -136,7 +136,7 @@ class VocabularyConfig:
     threshold_delta: float | None = None
     """``noisy-threshold``: share of delta spent on words only the protected user or entity holds."""
     max_words_per_user: int = 100
-    """``noisy-threshold``: word slots one user contributes."""
+    """``noisy-threshold``: words that one user contributes, the same number of each sentence."""
     replace_embeddings: bool = False
     """Lets a pretrained model use a word vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
 

@@ -79,6 +79,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bo
         _phone,
     ),
 )
+CATEGORIES = frozenset(category for category, *_ in _PATTERNS)
 
 PATTERNS_VERSION = "3"
 """Raised with every change above: it is part of the detector's fingerprint."""

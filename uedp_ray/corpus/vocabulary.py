@@ -32,6 +32,8 @@ from uedp_ray.config import VocabularyConfig
 from uedp_ray.errors import InputError
 from uedp_ray.storage.files import check_regular, read_hub_json
 
+_FEWEST_SLOTS = 8
+"""Word slots of a sentence, at least: with fewer, of many sentences only the first word would count."""
 UNKNOWN, END, PAD = "<unk>", "</s>", "<pad>"
 SPECIAL = (UNKNOWN, END, PAD)
 _KNOWN_ENDS = (END, "<|endoftext|>", "<eos>", "[SEP]")
@@ -208,7 +210,7 @@ def build_vocabulary(
     if noise is None:
         raise InputError("vocabulary.kind", config.kind, "needs private text and a noise source")
     words = noisy_threshold_words(
-        ([word for text in texts for word in _words(normalize, text)] for texts in private_texts),
+        (word_slots([_words(normalize, text) for text in texts], config.max_words_per_user) for texts in private_texts),
         noise=noise,
         **vocabulary_event_fields(config, max_holders),
     )
@@ -245,8 +247,8 @@ def noisy_threshold_words(
 ) -> list[str]:
     """Words that many users wrote, the most common first, released from private text.
 
-    1. A user's first L = ``max_words_per_user`` word slots are read; every distinct word there counts 1/sqrt(L). An
-       empty slot (a nulled sentence's) counts nothing, and nothing moves up into its place.
+    1. At most L = ``max_words_per_user`` words of a user are read, those of ``word_slots``; every distinct word there counts
+       1/sqrt(L). A nulled sentence counts nothing, and no word of another moves up into its place.
     2. Counts are summed over users; each word that occurs gets independent noise of standard deviation
        ``noise_multiplier`` = z.
     3. Words above ``noisy_threshold`` are released; sorting by noisy count is post-processing.
@@ -272,6 +274,15 @@ def noisy_threshold_words(
         threshold_delta=threshold_delta,
     )
     return [words[i] for i in np.argsort(-noisy, kind="stable") if noisy[i] > threshold]
+
+
+def word_slots(sentences: Sequence[Sequence[str]], max_words_per_user: int) -> list[str]:
+    """The words of a user that are counted, at most ``max_words_per_user``: the first of each sentence, as many as its place
+    has slots. That depends on the number of sentences, and on no word: what one says moves no word of another.
+    """
+    size = max(_FEWEST_SLOTS, -(-max_words_per_user // max(len(sentences), 1)))
+    room = (min(size, max_words_per_user - place * size) for place in range(-(-max_words_per_user // size)))
+    return [word for words, most in zip(sentences, room, strict=False) for word in words[:most]]
 
 
 def word_histogram(user_word_slots: Iterable[Sequence[str]], max_words_per_user: int) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
     fixed_points(sweep)         # of a grid, or as many random ones as there are trials
 
-``fix_pool`` draws a pool and, in secret, the trials from it; ``check_trials`` holds their ledgers against it. What is drawn is kept in ``private/pool.json``, and is secret with the number of trials.
+``fix_pool`` draws a pool and, in secret, the trials from it; ``check_trials`` holds their ledgers against it. What is drawn
+is kept in ``private/pool.json``, and is secret with the number of trials.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ outcome is in the trial's attribute ``ended``; the function ``outcome`` reads bo
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -56,6 +57,8 @@ _OUTCOME = record(
     },
     nothing=True,
 )
+_LOCK = re.compile(r"\.lock(?:[0-9a-f-]{36}\.rename)?")
+"""How the names of Optuna's lock end."""
 _UNBOUNDED = 1e9
 """Stands for an infinite constraint: Optuna compares sums of them."""
 
@@ -308,6 +311,10 @@ class _Journal(JournalFileBackend):
 def _mend(path: Path) -> None:
     """Removes a last line that a kill left torn, and a dead process's lock."""
     for lock in path.parent.glob(f"{path.name}.lock*"):
+        if not _LOCK.fullmatch(lock.name.removeprefix(path.name)):
+            continue  # the user's
+        if lock.is_dir() and not lock.is_symlink():
+            raise InputError(lock.name, str(lock), "is a folder where Optuna keeps its lock: move it out of the folder")
         lock.unlink()
     if path.exists():
         check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
