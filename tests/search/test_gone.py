@@ -138,7 +138,7 @@ def test_where_none_was_drawn_none_is_drawn_again(tmp_path, capsys, monkeypatch)
     command = Searched(tmp_path, POISSON)
     command.set_up()
     drawn = iter([0, 1])
-    monkeypatch.setattr("uedp_ray.search.selection_cost.draw_trials", lambda **_: next(drawn))
+    monkeypatch.setattr("uedp_ray.search.pool.draw_trials", lambda **_: next(drawn))
     command.call()
     pool = (command.out / "private" / "pool.json").read_bytes()
     assert json.loads(pool)["draws"] == []
