@@ -36,14 +36,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from uedp_ray.access import require_token
 from uedp_ray.config import SourceConfig
+from uedp_ray.corpus._inherited import categories_of, detectors_of
 from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, leave_result, prepare_shard, take_result
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
-from uedp_ray.corpus.detectors.base import Detector
 from uedp_ray.corpus.overlap import smallest, union
 from uedp_ray.corpus.readers import numbered, read_rows, source_bytes
-from uedp_ray.corpus.store import FORMAT_VERSION, MADE, Corpus, open_corpus
+from uedp_ray.corpus.store import FORMAT_VERSION, MADE, open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import ray_started
 from uedp_ray.reporting import SILENT, Reporter
@@ -141,9 +141,9 @@ def prepare(
             "source_format": source.format,
             "names_users": numbered(source) is None,
             "numbered": numbered(source),
-            "detectors": _all_detectors(specs, before),
+            "detectors": detectors_of(specs, before),
             "fingerprints": [detector.fingerprint for detector in detectors],
-            "categories": _all_categories(keep, detectors, specs, before),
+            "categories": categories_of(keep, detectors, specs, before),
         }
         (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
     if protected and not statistics["entities"]:
@@ -152,33 +152,6 @@ def prepare(
             "no sensitive entity was found in %s: check its detector and categories (private: read off the text)", where
         )
     return statistics
-
-
-def _all_detectors(specs: Sequence[str], before: Corpus | None) -> list[str]:
-    """How the entities were found: what a prepared corpus is annotated with, its own detectors found."""
-    if before is None or "annotated" not in specs:
-        return list(specs)
-    return [*before.detectors, *(spec for spec in specs if spec != "annotated" and spec not in before.detectors)]
-
-
-def _all_categories(
-    keep: frozenset[str] | None, detectors: Sequence[Detector], specs: Sequence[str], before: Corpus | None
-) -> list[str] | None:
-    """The categories that are kept; None for all. A prepared corpus has lost those that it was not prepared for.
-
-    Raises: InputError for a category that is asked for and was lost.
-    """
-    if before is None or before.categories is None or "annotated" not in specs:
-        return None if keep is None else sorted(keep)
-    known = {*before.categories}.union(*(detector.categories for detector in detectors))
-    if keep is None:
-        return sorted(known)
-    if lost := sorted(keep - known):
-        kept = ", ".join(before.categories)
-        raise InputError(
-            "categories", lost[0], f"the corpus that is read was prepared for {kept}: prepare its text anew"
-        )
-    return sorted(keep)
 
 
 class _Index:
