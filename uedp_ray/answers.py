@@ -23,7 +23,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.published import published_epsilon, published_unit
-from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, epsilon_of_choosing
+from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, candidates_of, epsilon_of_choosing, priced_by
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import check_regular
@@ -185,7 +185,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     settled = rule == "composition" and "odometer" in terms
-    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled, by=terms.get("by", "renyi"))
+    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled, by=priced_by(terms))
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
@@ -211,11 +211,8 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
         return 0.0
     settings: dict[str, Any] = {name: terms[name] for name in ("searcher", "early_stopping")}
     if rule == "repeat_and_select":
-        settings["candidates"] = [
-            [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
-            for parts in terms["candidates"]
-        ]
-        settings |= {name: terms[name] for name in ("mean", "law")} | {"by": terms.get("by", "renyi")}
+        settings["candidates"] = candidates_of(terms["candidates"])
+        settings |= {name: terms[name] for name in ("mean", "law")} | {"by": priced_by(terms)}
     else:
         ledgers = folder / "ledgers"
         found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}

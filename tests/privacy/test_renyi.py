@@ -14,7 +14,7 @@ from scipy import special, stats
 
 from tests.privacy.mechanisms import BASE, REFERENCE, change
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, renyi
+from uedp_ray.privacy import accounting, composition, renyi
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 NOTHING_CUT = 1e-200
@@ -212,6 +212,6 @@ def test_unbounded_nothing_and_bad_input():
 )
 def test_at_many_rounds_it_is_as_far_above_composition_as_the_page_says(z, q_u, least, most):
     """At the most rounds that are still composed: beyond them it takes their place."""
-    mechanism, rounds = change(noise_multiplier=z, user_sampling_prob=q_u), accounting._MAX_ROUNDS
+    mechanism, rounds = change(noise_multiplier=z, user_sampling_prob=q_u), composition.MAX_ROUNDS
     composed = accounting.epsilon(mechanism, rounds=rounds, delta=1e-5, unit="user")
     assert least < by_renyi([(mechanism, rounds)], delta=1e-5, unit="user") / composed < most

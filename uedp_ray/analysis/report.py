@@ -40,10 +40,9 @@ from uedp_ray.target import check_length, check_name
 _MARKDOWN = (
     MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
 )
-_OURS, _HEAD = b"<title>Sweep: ", 1000
-_FIGURE = re.compile(rb'id="[\w-]+-figure_1"')
-"""Marks of what a report wrote, within this many bytes."""
-"""What the first bytes of every page hold."""
+_OURS, _FIGURE = b"<title>Sweep: ", re.compile(rb'id="[\w-]+-figure_1"')
+"""What the first bytes of every page of ours hold, and of every figure."""
+_HEAD = 1000
 _WAIT = 60.0
 """Seconds to wait for another process that writes the same file."""
 

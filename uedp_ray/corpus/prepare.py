@@ -95,7 +95,7 @@ def prepare(
     specs = tuple(_absolute(spec) for spec in source.detector)
     detectors = build_detectors(specs)
     categories = {category for detector in detectors for category in detector.categories}
-    rows = read_rows(source)
+    rows, users = read_rows(source), numbered(source)
     with _replacing(out) as work:
         spill = Spill(work / "buckets", num_shards or _default_num_shards(source))
         skipped = 0
@@ -139,8 +139,8 @@ def prepare(
         manifest = finished | {
             "format_version": FORMAT_VERSION,
             "source_format": source.format,
-            "names_users": numbered(source) is None,
-            "numbered": numbered(source),
+            "names_users": users is None,
+            "numbered": users,
             "detectors": detectors_of(specs, before),
             "fingerprints": [detector.fingerprint for detector in detectors],
             "categories": categories_of(keep, detectors, specs, before),

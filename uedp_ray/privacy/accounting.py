@@ -26,13 +26,12 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import composition, dominating, renyi
 from uedp_ray.privacy.dominating import check_arguments
 from uedp_ray.privacy.mechanisms.base import check_counts
-from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.units import KINDS, UNITS
 
 ACCOUNTANTS = ("pld", "renyi")
 """Numerical composition of privacy loss distributions, or of Renyi divergences alone: faster, and never tighter by much."""
 _MOST_DELTA = 0.9
-_MAX_ROUNDS = 200_000  # beyond it losses are not composed numerically: a second or two, and longer with more rounds
 
 
 def epsilon(
@@ -69,10 +68,7 @@ def compose(
     if accountant not in ACCOUNTANTS:
         remedy = "is a unit: pass it as unit" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
         raise InputError("accountant", accountant, remedy)
-    counts: dict[RoundMechanism, int] = {}
-    for mechanism, count in parts:
-        if count:
-            counts[mechanism] = counts.get(mechanism, 0) + count
+    counts = counted(parts)
     key = tuple(sorted(counts.items(), key=repr))
     kinds = _needed_kinds(tuple(counts), unit) if kind == "both" else (kind,)
     return max(_epsilon(key, tuple(gaussians), delta, unit, each, accountant) for each in kinds)
@@ -181,7 +177,7 @@ def _epsilon(
         return renyi.of_releases(counts, gaussians, delta=delta, unit=unit, kind=kind)
 
     lost = delta < 16 * composition.ROUNDING * total  # more than half of it, on any grid
-    if accountant == "renyi" or total > _MAX_ROUNDS or lost:
+    if accountant == "renyi" or total > composition.MAX_ROUNDS or lost:
         return by_moments()
     value = composition.over_holders(counts, gaussians, delta, unit, kind)
     return min(value, by_moments()) if delta < composition.TINY * total else value

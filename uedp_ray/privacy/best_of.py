@@ -20,13 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from uedp_ray.privacy.composition import Losses, composed_losses
-from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.composition import MAX_ROUNDS, Losses, composed_losses
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 _CELLS = 1500
-_MOST_ROUNDS = 200_000
-"""Beyond it losses are not composed numerically."""
 _SLACK = 1e-12
 """Relative error of floating-point arithmetic in the lines below, and more."""
 _LEAST_SHARE = 1e-7
@@ -83,11 +81,11 @@ def epsilon(
       candidates: (mechanism, rounds) of every run of the pool. ``mean``, ``law``: of the number of runs. ``halting``: gamma
         of the law, the probability that a geometric one stops after each run.
     """
-    if max((sum(count for _, count in parts) for parts in candidates), default=0) > _MOST_ROUNDS:
+    if max((sum(count for _, count in parts) for parts in candidates), default=0) > MAX_ROUNDS:
         return math.inf
-    if not any(map(_merged, candidates)):
+    pool = Counter(tuple(sorted(counted(each).items(), key=repr)) for each in candidates)
+    if not any(pool):
         return 0.0
-    pool = Counter(tuple(sorted(_merged(each).items(), key=repr)) for each in candidates)
     found = []
     for parts, count in pool.items():
         losses = composed_losses(parts, unit, kind, delta / mean) if parts else _NOTHING
@@ -101,13 +99,6 @@ def epsilon(
 
 _NOTHING = (Losses(1.0, 0, np.ones(1), 0.0, 0.0),) * 2
 """Losses of a run without rounds."""
-
-
-def _merged(parts: Parts) -> Counter[RoundMechanism]:
-    counts = Counter[RoundMechanism]()
-    for mechanism, count in parts:
-        counts[mechanism] += count
-    return +counts
 
 
 def _mixed(losses: Sequence[tuple[Losses, float]]) -> Losses:

@@ -31,6 +31,7 @@ _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this sh
 _NEGLIGIBLE = 1e-6  # or by less than this: where epsilon falls to 0, no share is ever small
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
+MAX_ROUNDS = 200_000  # composed in a second or two, and longer with more
 _MAX_LOSS = 1e5  # of one round; beyond it epsilon is given as infinite
 
 
@@ -166,7 +167,11 @@ def composed_losses(
         return None
     total = max(1, sum(count for _, count in mechanism_counts))
     cut = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
-    parts = [(_all_holders(mechanism, unit, kind, cut), count) for mechanism, count in mechanism_counts if count]
+    parts = [
+        ([dominating.all_holders(mechanism, unit, kind, tail=cut)], count)
+        for mechanism, count in mechanism_counts
+        if count
+    ]
     tail = 1e-5 * delta / total
     reach = [_reach(profiles, tail) for profiles, _ in parts]
     if max((max(pair) for pair in reach), default=0.0) > _MAX_LOSS:
@@ -180,21 +185,12 @@ def composed_losses(
             mass = np.maximum(dense._probs, 0.0)
             best = Losses(dense._discretization, dense._lower_loss, mass, dense._infinity_mass, lost)
             before, value = value, _epsilon_at(dense, delta - lost)
-            if math.isinf(value) or before - value <= max(_SETTLED * value, _NEGLIGIBLE) or work > _MAX_WORK:
+            if _is_settled(before, value, work):
                 break
         if best is None or math.isinf(value):
             return None
         found.append(best)
     return found[0], found[1]
-
-
-def _all_holders(mechanism: RoundMechanism, unit: str, kind: str, tail: float) -> list[Profile]:
-    """Profiles whose pointwise maximum holds for every number of holders."""
-    if not dominating.depends_on_holders(mechanism, unit, kind):
-        return [_one_round(mechanism, unit, kind, tail, None)]
-    least, most = mechanism.max_holders or 0, mechanism.max_users or 0
-    intervals = [(least, least), *holder_intervals(least, least + 1, most, 0.01)]
-    return _holder_groups(mechanism, unit, kind, tail, most).profiles(intervals)
 
 
 def _refined(
@@ -214,6 +210,11 @@ def _refined(
         )
         yield dense, rounding * math.sqrt(len(dense._probs)), work
         gap /= 2
+
+
+def _is_settled(before: float, value: float, work: float) -> bool:
+    """Whether a finer grid would change epsilon little, or cost too much."""
+    return math.isinf(value) or before - value <= max(_SETTLED * value, _NEGLIGIBLE) or work > _MAX_WORK
 
 
 def _first_gap(reach: list[tuple[float, float]]) -> float:
@@ -238,12 +239,7 @@ def _one_direction(
     value = math.inf
     for dense, lost, work in _refined(parts, reach, side, rounding, tail):
         before, value = value, min(value, _epsilon_at(dense, delta - lost)) if lost <= delta / 2 else value
-        if (
-            value <= enough
-            or math.isinf(value)
-            or before - value <= max(_SETTLED * value, _NEGLIGIBLE)
-            or work > _MAX_WORK
-        ):
+        if value <= enough or _is_settled(before, value, work):
             return value
     raise AssertionError  # never ends by itself
 

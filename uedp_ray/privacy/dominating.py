@@ -30,6 +30,7 @@ UNBOUNDED = 1 << 62  # the number of holders where there is no bound
 _MAX_LABELS = 256
 _MAX_COMPONENTS = 256
 _LEAST = 1e-100
+_WIDTH = 0.01  # the width of an interval of numbers of holders
 
 
 def kinds(kind: str) -> tuple[str, ...]:
@@ -359,6 +360,16 @@ class HolderGroups:
             np.add.at(weights_RL[row], place[kept], mass[kept])
             cut_R[row] += mass[~kept].sum()
         return [Profile(self._family, weights_RL, cut_R)]
+
+
+def all_holders(mechanism: RoundMechanism, unit: str, kind: str, *, tail: float) -> Profile:
+    """The profile of one round that holds for every number of holders at once."""
+    if not depends_on_holders(mechanism, unit, kind):
+        return one_round(mechanism, unit, kind, tail=tail)
+    least, most = mechanism.max_holders or 0, mechanism.max_users or 0
+    # Every H lies in an interval, whose pair dominates it: the pointwise maximum holds for every H.
+    intervals = [(least, least), *holder_intervals(least, least + 1, most, _WIDTH)]
+    return HolderGroups(mechanism, unit, kind, tail=tail, most=most).profiles(intervals)[0]
 
 
 def holder_intervals(least: int, low: int, high: int, ratio: float) -> list[tuple[int, int]]:

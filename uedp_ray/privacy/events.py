@@ -20,7 +20,7 @@ from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.dominating import MIN_DELTA
 from uedp_ray.privacy.mechanisms import UnsupportedEvent, release_of
 from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, count_of, mapping_of
-from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 
 _MOST_CHANGES = 64
 """The most mechanisms in one ledger; a run has one, and each takes an accountant some time."""
@@ -146,7 +146,7 @@ def planned_rounds(header: Mapping[str, Any]) -> PlannedRounds | None:
 def union(one: Charges, other: Charges) -> Charges:
     """The larger count of each release."""
     return Charges(
-        tuple((_counted(one) | _counted(other)).items()),
+        tuple((counted(one.rounds) | counted(other.rounds)).items()),
         tuple((Counter(one.releases) | Counter(other.releases)).elements()),
         one.private and other.private,
         bounded=one.bounded and other.bounded,
@@ -210,7 +210,7 @@ def epsilon_of_charges(
 
 def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
     """What all releases cost together; None if one of them has no bound."""
-    counts = [*_counted(charged).items(), *Counter(charged.releases).items()]
+    counts = [*counted(charged.rounds).items(), *Counter(charged.releases).items()]
     costs = [mechanism.cost(count, unit, kind) for mechanism, count in counts]
     found = [cost for cost in costs if cost is not None]
     if len(found) < len(costs):
@@ -220,13 +220,6 @@ def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
         tuple(chain.from_iterable(cost.gaussians for cost in found)),
         math.fsum(cost.failure_prob for cost in found),
     )
-
-
-def _counted(charged: Charges) -> Counter[RoundMechanism]:
-    counts = Counter[RoundMechanism]()
-    for mechanism, count in charged.rounds:
-        counts[mechanism] += count
-    return counts
 
 
 def _ledgers(events: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

@@ -24,7 +24,7 @@ from scipy import special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
-from uedp_ray.privacy.dominating import HolderGroups, Profile
+from uedp_ray.privacy.dominating import Profile
 from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
@@ -42,7 +42,6 @@ _ALIASING = 30.0  # -log of the relative error of a trapezoid sum
 _REACH = 9.0  # how far nodes go beyond the last possible peak: what is left out is below exp(-40)
 _PADDING = 1e-12  # added to a log moment for all of these errors
 _MAX_NODES = 1 << 14
-_WIDTH = 0.01  # the width of an interval of numbers of holders
 
 
 def of_releases(parts: Parts, gaussians: Sequence[tuple[float, float]], *, delta: float, unit: str, kind: str) -> float:
@@ -96,13 +95,7 @@ def _one_round(
 ) -> tuple[np.ndarray, float]:
     if dominating.entity_part(mechanism, unit, kind)[0] == dominating.UNBOUNDED:
         return np.full(len(orders), math.inf), 0.0
-    if not dominating.depends_on_holders(mechanism, unit, kind):
-        return of_profile(dominating.one_round(mechanism, unit, kind, tail=tail), orders)
-    least, most = mechanism.max_holders or 0, mechanism.max_users or 0
-    # Every H lies in an interval, whose pair dominates it: the pointwise maximum holds for every H.
-    intervals = [(least, least), *dominating.holder_intervals(least, least + 1, most, _WIDTH)]
-    groups = HolderGroups(mechanism, unit, kind, tail=tail, most=most)
-    return of_profile(groups.profiles(intervals)[0], orders)
+    return of_profile(dominating.all_holders(mechanism, unit, kind, tail=tail), orders)
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # with hardly any noise: NaN bounds nothing

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -37,16 +36,17 @@ from uedp_ray.privacy.events import (
     together,
     union,
 )
-from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
 RULES = ("public", "repeat_and_select", "composition")
 Law = Literal["logarithmic", "geometric", "poisson"]
-PRICED_BY = ("profiles", "renyi")
 LAWS: tuple[str, ...] = get_args(Law)
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 SEARCHERS: tuple[str, ...] = get_args(Searcher)
+PROFILES, RENYI = "profiles", "renyi"
+"""How ``repeat_and_select`` is priced."""
 
 Event = Mapping[str, Any]
 
@@ -82,13 +82,23 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
         raise InputError("selection", rule, f"{why}: use composition")
 
 
-def accountant_of(rule: str, *, adaptive: bool, by: str = "profiles") -> str:
+def priced_by(terms: Mapping[str, Any]) -> str:
+    """How the terms of a ``repeat_and_select`` say that it is priced: those of an earlier version say nothing."""
+    return str(terms.get("by", RENYI))
+
+
+def candidates_of(values: Iterable[Iterable[Mapping[str, Any]]]) -> list[list[tuple[RoundMechanism, int]]]:
+    """Reads candidates from plain values. Raises: InputError, KeyError, TypeError for anything else."""
+    return [[(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts] for parts in values]
+
+
+def accountant_of(rule: str, *, adaptive: bool, by: str = PROFILES) -> str:
     """The method by which ``epsilon_of_choosing`` computes."""
     if rule == "public":
         return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
         return (
-            "repeat and select, by privacy profiles" if by == "profiles" else "repeat and select (Papernot and Steinke)"
+            "repeat and select, by privacy profiles" if by == PROFILES else "repeat and select (Papernot and Steinke)"
         )
     return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
 
@@ -107,7 +117,7 @@ def epsilon_of_choosing(
     candidates: Sequence[Parts] = (),
     mean: float = 1.0,
     law: str = "logarithmic",
-    by: str = "profiles",
+    by: str = PROFILES,
 ) -> float:
     """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, "The price of choosing".
 
@@ -139,13 +149,13 @@ def epsilon_of_choosing(
             raise InputError("odometer", stated, f"differs from the requested {delta:g}, {unit}, {kind}: use its own")
         return odometer.epsilon(ledgers)
     _check_law(mean, law)
-    if by not in PRICED_BY:
-        raise InputError("by", by, f"choose one of {', '.join(PRICED_BY)}")
+    if by not in (PROFILES, RENYI):
+        raise InputError("by", by, f"choose one of {PROFILES}, {RENYI}")
     if not candidates:
         raise InputError("candidates", [], "needs at least one")
     found = 0.0
     for each in dominating.kinds(kind):
-        if by == "profiles":
+        if by == PROFILES:
             settings: dict[str, Any] = {"mean": mean, "law": law, "delta": delta, "unit": unit, "kind": each}
             found = max(found, best_of.epsilon(candidates, halting=_halting(mean, law), **settings))
             continue
@@ -187,7 +197,7 @@ def check_own(events: Iterable[Event], candidate: Parts) -> None:
 
     Raises: InputError if it did not; UnsupportedEvent for events other than private rounds.
     """
-    room = Counter(dict(candidate))
+    room = counted(candidate)
     for mechanism, count in _rounds(events):
         own = [one for one in room if room[one] >= count and _is_at_most(mechanism, one)]
         if not own:

@@ -17,6 +17,7 @@ from typing import Any
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of
 from uedp_ray.privacy.events import Charges
+from uedp_ray.privacy.selection import priced_by
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
@@ -155,7 +156,7 @@ def _terms(
             "candidates": candidates,
             "mean": fixed["mean"],
             "law": fixed["law"],
-            "by": fixed.get("by", "renyi"),
+            "by": priced_by(fixed),
         }, {}
     runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}

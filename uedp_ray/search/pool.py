@@ -19,10 +19,13 @@ from uedp_ray.fields import list_of, number, record
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.selection import (
+    PROFILES,
+    candidates_of,
     check_own,
     check_trial,
     draw_trials,
     epsilon_of_choosing,
+    priced_by,
 )
 from uedp_ray.search.feasibility import judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
@@ -34,9 +37,6 @@ from uedp_ray.storage.files import read_json, write_json
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """The check of what a run of a candidate was planned to release, as JSON."""
 RESTORE = "restore the sweep's copy, or search in another folder"
-_BY = "profiles"
-"""How the best of a random number of trials is priced; sweeps of earlier versions recorded nothing, and are priced by
-``renyi``."""
 _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
 
@@ -68,7 +68,7 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
         candidates=candidates,
         mean=mean,
         law=search.law,
-        by=_BY,
+        by=PROFILES,
         delta=budget.delta,
         unit=budget.unit,
     )
@@ -77,7 +77,7 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
     ]
     write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
-    return {"mean": mean, "law": search.law, "by": _BY, "pool_size": len(points), "epsilon": epsilon}
+    return {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
 
 
 def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
@@ -116,14 +116,11 @@ def check_trials(
     it, or, as earlier versions priced it, than any candidate.
     """
     pool = read_pool(folder)
-    candidates = [
-        [(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts]
-        for parts in pool["candidates"]
-    ]
+    candidates = candidates_of(pool["candidates"])
     seeds, budget = sweep.search.seeds_per_trial, sweep.budget
     for place, row in enumerate(rows):
         events = [event for ledger in ledgers[place * seeds : (place + 1) * seeds] for event in ledger]
-        if terms.get("by") == _BY:
+        if priced_by(terms) == PROFILES:
             check_own(events, candidates[pool["draws"][row["number"]]])
         else:
             check_trial(events, candidates, mean=terms["mean"], delta=budget.delta, unit=budget.unit)

@@ -27,6 +27,7 @@ from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     accountant_of,
     epsilon_of_choosing,
+    priced_by,
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
@@ -142,7 +143,7 @@ def cost_of_selection(
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
-        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive, by=terms.get("by", "renyi")),
+        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive, by=priced_by(terms)),
         "settled_by_results": settled,
         "releasable": releasable,
         "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + read + note + _doubt(sweep, terms),

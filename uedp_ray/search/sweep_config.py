@@ -190,17 +190,14 @@ class SweepConfig:
         if not self._private_words:
             return
         space, search = self.parsed_space, self.search
-        remedies = {
-            "the model trained on base.pretrain.text brings its vocabulary: use public-words": self.base.pretrain.text,
-            "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition": (
-                search.rule == "repeat_and_select"
-            ),
-        }
-        for remedy, applies in remedies.items():
-            if applies:
-                searched = space.get("vocabulary.kind")
-                part = "space" if searched and _PRIVATE_WORDS in searched.values else "base"
-                raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)
+        remedy = ""
+        if self.base.pretrain.text:
+            remedy = "the model trained on base.pretrain.text brings its vocabulary: use public-words"
+        elif search.rule == "repeat_and_select":
+            remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
+        if remedy:
+            part = "space" if _PRIVATE_WORDS in self.choices("vocabulary.kind") else "base"
+            raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)
         for key in ("vocabulary.kind", "vocabulary.threshold_delta", "model.warm_start"):  # which may bring one instead
             if key in space and search.rule == "composition" and search.adaptive:
                 remedy = (

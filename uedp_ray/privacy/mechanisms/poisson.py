@@ -9,7 +9,8 @@ out bounds nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,3 +92,11 @@ class RoundMechanism(Mechanism):
             if name not in values:
                 raise InputError(name, None, "is missing")
         return cls(**values)
+
+
+def counted(parts: Iterable[tuple[RoundMechanism, int]]) -> Counter[RoundMechanism]:
+    """Rounds by mechanism, without those of which there are none."""
+    counts = Counter[RoundMechanism]()
+    for mechanism, count in parts:
+        counts[mechanism] += count
+    return +counts
