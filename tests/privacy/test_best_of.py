@@ -150,3 +150,22 @@ def test_what_cannot_be_bounded_is_infinite():
     assert math.isinf(price([[(change(max_holders=None), 1)]], mean=2.0, law="geometric"))
     assert math.isinf(price([[(BASE, 300_000)]], mean=2.0, law="geometric"))
     assert price([[]], mean=2.0, law="geometric") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "unit", "kind"),
+    [
+        ({"user_sampling_prob": 0.0}, "user-entity", "entity"),
+        ({"extended_sampling_prob": 0.0}, "entity", "extended"),
+        ({"noise_multiplier": 1e6}, "user-entity", "entity"),
+    ],
+)
+@pytest.mark.parametrize("law", LAWS)
+def test_a_candidate_that_tells_hardly_anything_has_a_price_alone_and_in_a_pool(fields, unit, kind, law):
+    """Its losses have no reach, or one a million times smaller than others': no grid, or one too large to hold."""
+    quiet = [(change(extended_clip=0.2, **fields), 20)]
+    loud = [(change(extended_clip=0.2, noise_multiplier=0.5), 20)]
+    call = {"mean": 8.0, "law": law, "unit": unit, "kind": kind}
+    assert price([quiet], **call) < 0.1, "not 0: probabilities are bounded cell by cell"
+    alone, both = price([loud], **call), price([quiet, loud], **call)
+    assert 0.5 * alone < both < alone

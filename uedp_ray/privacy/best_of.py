@@ -25,6 +25,8 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 _CELLS = 1500
+_MOST_LOSSES = 1 << 18
+"""Losses on the grid of a pool: those of candidates that tell far less than others are rounded up to it."""
 _SLACK = 1e-12
 """Relative error of floating-point arithmetic in the lines below, and more."""
 _LEAST_SHARE = 1e-7
@@ -103,14 +105,13 @@ _NOTHING = (Losses(1.0, 0, np.ones(1), 0.0, 0.0),) * 2
 
 def _mixed(losses: Sequence[tuple[Losses, float]]) -> Losses:
     """Losses of a run that is drawn, each with its probability: which one it was is the same in both worlds."""
-    gap = min(each.gap for each, _ in losses)
-    scales = [round(each.gap / gap) for each, _ in losses]
-    first = min(each.first * scale for (each, _), scale in zip(losses, scales, strict=True))
-    last = max((each.first + len(each.mass_G) - 1) * scale for (each, _), scale in zip(losses, scales, strict=True))
-    mass_G = np.zeros(last - first + 1)
-    for (each, share), scale in zip(losses, scales, strict=True):
-        start = each.first * scale - first
-        mass_G[start : start + (len(each.mass_G) - 1) * scale + 1 : scale] += share * each.mass_G
+    reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each, _ in losses)
+    gap = max(min(each.gap for each, _ in losses), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
+    places = [np.ceil(each.loss_G / gap).astype(int) for each, _ in losses]  # upwards, where one's own grid is finer
+    first = min(int(place[0]) for place in places)
+    mass_G = np.zeros(max(int(place[-1]) for place in places) - first + 1)
+    for (each, share), place in zip(losses, places, strict=True):
+        np.add.at(mass_G, place - first, share * each.mass_G)
     infinite, lost = (sum(share * getattr(each, name) for each, share in losses) for name in ("infinite", "lost"))
     return Losses(gap, first, mass_G, infinite, lost)
 

@@ -32,6 +32,7 @@ _NEGLIGIBLE = 1e-6  # or by less than this: where epsilon falls to 0, no share i
 _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
 MAX_ROUNDS = 200_000  # composed in a second or two, and longer with more
+_LEAST_REACH = 2.0**-24  # the least loss that is looked for
 _MAX_LOSS = 1e5  # of one round; beyond it epsilon is given as infinite
 
 
@@ -174,8 +175,9 @@ def composed_losses(
     ]
     tail = 1e-5 * delta / total
     reach = [_reach(profiles, tail) for profiles, _ in parts]
-    if max((max(pair) for pair in reach), default=0.0) > _MAX_LOSS:
+    if max(map(max, reach)) > _MAX_LOSS:
         return None
+    reach = [(max(add, _LEAST_REACH), max(remove, _LEAST_REACH)) for add, remove in reach]  # so that there is a grid
     found = []
     for side in (0, 1):
         value, best = math.inf, None
