@@ -21,7 +21,6 @@ from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.composition import pld
 from uedp_ray.privacy.dominating import HolderGroups
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
-from uedp_ray.privacy.statement import show_epsilon, state
 
 USERS_ONLY = {"max_holders": 0, "entity_clip": 0.0, "extended_clip": 0.0}
 
@@ -386,26 +385,3 @@ def test_repeated_call_is_a_lookup():
         epsilon(BASE, **CALL)
     after = accounting._epsilon.cache_info()
     assert (after.hits - before.hits, after.misses) == (20, before.misses)
-
-
-def test_what_is_shown_is_never_less():
-    shown = [show_epsilon(value) for value in (2.0, 2.0001, 2.0009999, 0.0, 1e-9)]
-    assert shown == ["2.000", "2.001", "2.001", "0.000", "0.001"]
-    assert (show_epsilon(math.inf), show_epsilon(None, "∞")) == ("no guarantee", "∞")
-
-
-def test_statement():
-    call = {"delta": 1e-5, "unit": "user-entity", "declared": False}
-    sound = state(BASE, epsilon=2.0, **call)
-    assert sound.guarantee
-    assert sound.relation == "zero_out (fixed-graph)"
-    for word in ("user and entity", "1e-05", "pld", "all", "poisson", "zero_out"):
-        assert word in sound.text
-    assert not state(BASE, epsilon=math.inf, **call).guarantee
-    assert not state(BASE, epsilon=2.0, **call, private=False).guarantee
-    settled = state(BASE, epsilon=2.0, **call, settled=True, note=" So it is read.")
-    assert not settled.guarantee
-    assert "(settled by results, to be read as said below)" in settled.text
-    published = state(BASE, epsilon=0.5, delta=1e-5, unit="user", accountant="published", declared=True)
-    assert not published.guarantee
-    assert "not a guarantee" in published.text

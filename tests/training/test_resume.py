@@ -28,6 +28,7 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
+from uedp_ray.training.setup import prepare_run
 
 
 def assert_same_run(out, uninterrupted):
@@ -288,3 +289,24 @@ def test_where_no_checkpoint_fits_no_round_is_charged(corpora, tmp_path, monkeyp
     with pytest.raises(Crash):
         train(config, out, workers=0, resume=True)
     assert len(events(out)) == config.training.checkpoint_every
+
+
+def test_what_a_resume_needs_is_on_disk_before_a_round_is_charged(tmp_path, monkeypatch):
+    """Kills cannot show it: what a process wrote survives it, and not a machine that loses its power."""
+    synced, fsync = set(), os.fsync
+
+    def noted(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    source = {"format": "synthetic", "num_users": 12}
+    corpus = {"source": source, "evaluation": {**source, "part": "held_out", "num_users": 3}}
+    config = run_config(tmp_path, corpus=corpus)
+    run = prepare_run(config, tmp_path / "run", resume=False)
+    found = {path for path in run.root.rglob("*") if path.is_file() and path.stat().st_size}
+    needed = {run.config, run.key, run.setup, run.ledger, run.vocabulary / "tokenizer.json", run.corpus / "corpus.json"}
+    assert needed <= found
+    assert any(path.suffix == ".parquet" for path in found)
+    assert any(run.tokens in path.parents for path in found)
+    assert not {path.relative_to(run.root) for path in found if path.stat().st_ino not in synced}

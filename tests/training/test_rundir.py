@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -383,24 +382,3 @@ def test_what_lies_beside_a_folder_that_is_made_stays(private_run, tmp_path):
     export(private_run.out, tmp_path / "made")
     prepare(SourceConfig(format="synthetic", num_users=3), tmp_path / "text")
     assert before.items() <= content(tmp_path).items()
-
-
-def test_what_a_resume_needs_is_on_disk_before_a_round_is_charged(tmp_path, monkeypatch):
-    """Kills cannot show it: what a process wrote survives it, and not a machine that loses its power."""
-    synced, fsync = set(), os.fsync
-
-    def noted(descriptor):
-        synced.add(os.fstat(descriptor).st_ino)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    source = {"format": "synthetic", "num_users": 12}
-    corpus = {"source": source, "evaluation": {**source, "part": "held_out", "num_users": 3}}
-    config = run_config(tmp_path, corpus=corpus)
-    run = prepare_run(config, tmp_path / "run", resume=False)
-    found = {path for path in run.root.rglob("*") if path.is_file() and path.stat().st_size}
-    needed = {run.config, run.key, run.setup, run.ledger, run.vocabulary / "tokenizer.json", run.corpus / "corpus.json"}
-    assert needed <= found
-    assert any(path.suffix == ".parquet" for path in found)
-    assert any(run.tokens in path.parents for path in found)
-    assert not {path.relative_to(run.root) for path in found if path.stat().st_ino not in synced}
