@@ -64,6 +64,14 @@ def test_too_few_file_descriptors_name_the_limit_and_leave_nothing(tmp_path, lim
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+@pytest.mark.parametrize("words", ["train run.yaml --out run", "report sweep", "--help"])
+def test_a_working_directory_that_was_removed_is_named(tmp_path, words):
+    command = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m uedp_ray {words}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the working directory was removed")
+
+
 @pytest.mark.parametrize("started", [0, 1])
 def test_where_no_thread_can_be_started_no_file_is_blamed(refused, run_file, tmp_path, monkeypatch, started):
     """A tokenizer whose pool of threads cannot be made fails as a damaged one does."""

@@ -173,6 +173,19 @@ def test_a_stale_copy_of_a_node_is_not_used(corpora, url, node):
     assert charged(url) == [(0, 0), (1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0), (4, 1), (5, 0)]
 
 
+def test_a_start_without_resume_leaves_the_copy_of_a_live_run_alone(corpora, url):
+    """Its driver may be elsewhere, and this node's copy in use by a worker."""
+    config = run_config(corpora, training={"num_rounds": 9})
+    crash(config, url, charges=4)
+    kept = open_storage(url).root / "private" / "marker"
+    kept.write_text("")
+    for named in (config, run_config(corpora)):
+        with pytest.raises(InputError, match="holds a run already: add --resume"):
+            train(named, url, workers=0)
+    assert kept.exists()
+    assert train(config, url, workers=0, resume=True)["rounds"] == 7
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_of_two_starts_the_later_goes_on_and_the_earlier_releases_nothing_more(corpora, url, node, monkeypatch, after):
     """The later one begins, and ends, just before the earlier one charges round 2, or just after."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import sys
 from contextlib import suppress
@@ -61,6 +62,11 @@ def _resumes(words: list[str]) -> bool:
 
 def _answered() -> int:
     """Runs the command and prints what went wrong. Returns the exit code; raises KeyboardInterrupt if it was interrupted."""
+    try:
+        os.getcwd()
+    except OSError:
+        _tell("error: the working directory was removed or cannot be read: change to another one, and run again")
+        return 2
     try:
         with kept_apart(), no_thread_no_blame():
             if app(args=sys.argv[1:] or ["--help"], standalone_mode=False) == 130:  # Typer's answer to Ctrl-C

@@ -28,6 +28,7 @@ NO_WORDS = "no-words"
 VOCABULARY = "|".join((vocabulary.MADE, *map(re.escape, (TRAINED_HERE, NO_WORDS, WHOLE))))
 """A regular expression, as for ``find_other``, of what is in a run's vocabulary folder."""
 
+HOLDS_RUN = "holds a run already: add --resume, or name another folder"
 _NO_RUN = "is not empty and holds no run: name another folder"
 
 
@@ -55,7 +56,7 @@ def claim(run: RunDir, config: RunConfig, resume: bool) -> None:
             clear(run)  # a config that failed to start may be fixed and tried again
     if run.config.exists():
         if not resume:
-            raise InputError("--out", run.address, "holds a run already: add --resume, or name another folder")
+            raise InputError("--out", run.address, HOLDS_RUN)
         theirs = run.load_config().digest()
         if theirs != config.digest():
             raise InputError(

@@ -41,7 +41,7 @@ from uedp_ray.storage.files import (
 )
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.claim import NO_WORDS, VOCABULARY, check_kinds, claim, clear
+from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear
 from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,
@@ -130,6 +130,8 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     storage, config, used, reporter = run.storage, asked.config, asked.used, asked.reporter
     if resume and not storage.exists():
         raise InputError("--out", run.address, "holds no run to resume: check the name, or drop --resume")
+    if storage.is_copy and storage.exists() and not resume:  # before this node's copy goes: its worker may run here
+        raise InputError("--out", run.address, HOLDS_RUN)
     check_start(used)
     check_kinds(run)
     storage.clear()
