@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,6 +22,14 @@ def drawn(axes) -> set[tuple[float, float]]:
 
 def legend_texts(figure) -> str:
     return " | ".join(text.get_text() for each in figure.legends for text in each.get_texts())
+
+
+def test_the_name_of_a_font_in_a_text_takes_nothing_away():
+    figure, (axes,) = chart(4, 3)
+    axes.set_title("DejaVu Sans' and more")
+    axes.set_xlabel("below")
+    told = "".join(ElementTree.fromstring(svg(figure, "fonts")).itertext())
+    assert "below" in told
 
 
 def test_pareto_shows_every_comparable_trial_and_the_references(small):

@@ -78,6 +78,14 @@ def test_so_do_those_of_the_table(copy, name):
     refused(copy, "is not a run of a sweep")
 
 
+@pytest.mark.parametrize("value", [3, 0.5, [7], "trials/0000"], ids=str)
+def test_the_runs_of_a_trial_are_a_list_of_names(copy, value):
+    table = pq.read_table(copy / "trials.parquet")
+    place = table.column_names.index("run_dirs")
+    pq.write_table(table.set_column(place, "run_dirs", pa.array([value] * len(table))), copy / "trials.parquet")
+    refused(copy, "expected lists of text")
+
+
 def test_a_run_or_a_file_that_is_a_symbolic_link_to_elsewhere_is_not_read(copy):
     best = copy / read_result(copy)["best"]["run_dir"]
     for name in ("config.yaml", "privacy.md", "ledger.jsonl"):
@@ -113,6 +121,7 @@ def test_the_page_replaces_a_link_and_figures_follow_none(copy):
 @pytest.mark.parametrize(
     ("keys", "value", "part"),
     [
+        (("best", "bits_per_byte"), "x", "best.bits_per_byte"),
         (("best", "perplexity"), "1e999", "best.perplexity"),
         (("best", "perplexity"), "-1", "best.perplexity"),
         (("best", "perplexity"), 0.5, "best.perplexity"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -93,6 +95,23 @@ def test_memory_that_runs_out_is_charged_once_and_not_tried_again(corpora, tmp_p
         train(config, out, workers=1)
     assert len(events(out)) <= 4
     assert not [path.name for path in (out / "private").iterdir() if path.name.startswith(("ray", "group", "error"))]
+
+
+SESSION = """
+import os, ray
+from uedp_ray.training.host import ray_session
+opened, init = [], ray.init
+ray.init = lambda **settings: opened.append(init(**settings)) or opened[-1]
+with ray_session(1):
+    mode = os.stat(opened[0].address_info["session_dir"]).st_mode
+print(oct(mode & 0o777))
+"""
+
+
+def test_what_ray_keeps_of_a_session_of_ours_is_the_owners():
+    """Ray opens the folder to everybody. The names of logs tell how many trials ran, which may be secret."""
+    done = subprocess.run([sys.executable, "-c", SESSION], capture_output=True, text=True)
+    assert done.stdout.split() == ["0o700"], done.stderr
 
 
 def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):

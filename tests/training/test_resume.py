@@ -73,6 +73,30 @@ def test_a_command_killed_in_mid_run_resumes(fixed, corpora, uninterrupted, tmp_
     assert_same_run(out, uninterrupted)
 
 
+@pytest.mark.parametrize(("when", "kept"), [("while users are summed", 4), ("amid the release", 2)])
+def test_an_interrupt_loses_no_round_but_the_one_it_comes_in(corpora, tmp_path, monkeypatch, when, kept):
+    """A round that was released, and of which nothing is left, took a part of the budget."""
+    config, out = run_config(corpora, training={"num_rounds": 8, "checkpoint_every": 3}), tmp_path / "run"
+    target, name = (Plan, "select") if kept == 4 else (RunDriver, "charge")
+    original, calls = getattr(target, name), []
+
+    def interrupted(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return original(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, workers=0)
+    assert len(events(out)) == 4
+    state = json.loads((out / "checkpoint" / "state.json").read_text())
+    assert state["next_round"] == (4 if kept == 4 else 3)
+    rounds = train(config, out, workers=0, resume=True)["rounds"]
+    assert rounds == (8 if kept == 4 else 7)
+
+
 class Drawn:
     """Who was drawn in each (round, attempt) of a run."""
 

@@ -147,6 +147,18 @@ def test_a_model_that_was_paid_for_is_not_trained_over(private_run, corpora, tmp
     assert {path.name: path.read_bytes() for path in (run / "model").iterdir()} == before
 
 
+def test_a_ledger_of_which_nothing_tells_whether_it_was_cut_is_refused(corpora, tmp_path):
+    """Rounds that were cut off it would be repeated on the samples of before."""
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=4)
+    (out / "private" / "charged").unlink()
+    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"charged = .* is missing"):
+        train(config, out, workers=0, resume=True)
+    assert (out / "ledger.jsonl").read_bytes() == b"".join(lines[:-1])
+
+
 def test_tokens_are_written_where_the_run_keeps_them_whatever_its_setup_says(corpora, tmp_path):
     """A folder anywhere was made the owner's alone, and tokens of the private text were put into it."""
     config, out, victim = run_config(corpora), tmp_path / "run", tmp_path / "victim"

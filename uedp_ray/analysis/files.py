@@ -110,6 +110,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
     best = {
         "trial": _NAMED,
         metric.name: score,
+        **{each.name: number(each.least, nothing=True) for each in metric.beside},
         metric.spread: spent,
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,

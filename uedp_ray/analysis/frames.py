@@ -28,7 +28,7 @@ from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_tabl
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.search.columns import columns_of
+from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
@@ -235,6 +235,11 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     dtypes = {name: _DTYPES[kind] for name, kind in columns_of(metric).items()} | {"number": "int64"}
     _check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
+    kind = table.schema.field("run_dirs").type
+    if kind not in (pa.null(), pa.list_(pa.null()), COLUMNS["run_dirs"]):
+        raise InputError(
+            "trials.parquet: run_dirs", str(kind)[:60], "has a column of another type: expected lists of text"
+        )
     frame = _typed("trials.parquet", path, table, dtypes | ranges)
     for key, dimension in space.items():
         for value in frame[key].dropna():

@@ -169,4 +169,4 @@ def svg(figure: Figure, name: str) -> str:
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("<svg") :].strip()
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
-    return re.sub(r"DejaVu Sans'[^;\"]*", _FONTS, drawn)
+    return re.sub(r"DejaVu Sans'[^;\"<>]*", _FONTS, drawn)

@@ -95,7 +95,7 @@ _RECOMPUTE = {
     "before the first of them in `selection.json`.",
     "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
     "in `selection.json`, both fixed before the first trial. That the number was drawn by that law, and that every trial "
-    "stayed within a candidate's bound, only the owner can check.",
+    "stayed within its own candidate's bound, only the owner can check.",
     "public": "Recompute: `uedp-ray epsilon --export .`, from `ledger.jsonl`.",
 }
 

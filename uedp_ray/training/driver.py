@@ -55,7 +55,7 @@ class RunDriver:
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0
         self._left = 0
-        self._unsaved = 0
+        self._unsaved, self._whole = 0, True
         """Rounds since the last checkpoint, or since this start."""
 
     def resume(self) -> None:
@@ -150,10 +150,17 @@ class RunDriver:
         self.run.know(event["seq"] + 1)
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
+        self._whole = False
         denominator = None if self.weights is None else self.weights.denominator
         return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
 
+    def interrupted(self) -> None:
+        """Saves the rounds since the last checkpoint, which were charged; unless amid the release of another."""
+        if self._whole and self._unsaved:
+            self._save()
+
     def after_round(self, state: RoundState) -> None:
+        self._whole = True
         last = state.next_round == self._training.num_rounds or self._left == 0
         if last or state.next_round % self._training.evaluate_every == 0:
             self._record()

@@ -153,7 +153,7 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
 
     def start() -> None:
         try:
-            ray.init(
+            context = ray.init(
                 address=address or "local",
                 num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
                 include_dashboard=None if address else False,
@@ -169,6 +169,8 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             raise
         except Exception as error:  # Ray raises bare Exceptions
             raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
+        if not address:  # Ray opens it to everybody, and the names and dates of logs tell of trials that are secret
+            os.chmod(context.address_info["session_dir"], 0o700)
 
     # Ray reports lost nodes on standard output, which is for answers.
     with redirect_stdout(sys.stderr), ray_started(start) as gcs_address:

@@ -139,8 +139,16 @@ class RunDir:
         return self.private / "charged"
 
     def open_ledger(self, config: RunConfig) -> Ledger:
-        """Opens the run's own ledger to append to. Raises: InputError if it is another run's, damaged, or was cut."""
-        return Ledger.open(self.ledger, config_digest=ledger_digest(self, config), charged=self.num_known)
+        """Opens the run's own ledger to append to.
+
+        Raises: InputError if it is another run's, damaged, or was cut, or if nothing tells whether it was.
+        """
+        found = Ledger.open(self.ledger, config_digest=ledger_digest(self, config), charged=self.num_known)
+        rounds = sum(event["kind"] == "round" for event in found.events)
+        if rounds > 1 and not self.num_known and not self.storage.is_copy:  # a kill may leave one round that it lacks
+            remedy = "is missing, and without it a ledger that was cut would be continued: restore the run's copy"
+            raise InputError(self.charged.name, str(self.charged), remedy)
+        return found
 
     @property
     def num_known(self) -> int:

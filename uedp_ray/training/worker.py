@@ -99,15 +99,20 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         driver = RunDriver(run, plan, state, weights, evaluate, reporter)
         driver.resume()
     _share_state(state, reducer)
-    run_rounds(
-        state,
-        num_rounds=config.training.num_rounds,
-        rate=partial(server_rate, config.training),
-        local_sum=local_sum,
-        reducer=reducer,
-        driver=driver,
-        after_round=driver.after_round if driver else lambda state: None,
-    )
+    try:
+        run_rounds(
+            state,
+            num_rounds=config.training.num_rounds,
+            rate=partial(server_rate, config.training),
+            local_sum=local_sum,
+            reducer=reducer,
+            driver=driver,
+            after_round=driver.after_round if driver else lambda state: None,
+        )
+    except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
+        if driver:
+            driver.interrupted()
+        raise
     _write_diagnostics(run, rank, update)
     if driver:
         params.set(state.parameters)

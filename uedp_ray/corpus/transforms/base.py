@@ -46,6 +46,7 @@ class Transform(ABC):
 
         It is called once on an object of its own, made for this sentence: what it keeps in ``self`` reaches no other. It
         must keep nothing elsewhere, in a class, a module or a file: nothing would undo that, and no bound would hold.
+        Nor may it raise, whatever the sentence: whether a run fails would depend on private text, which no rule charges.
         """
 
 
