@@ -51,7 +51,7 @@ class SourceConfig:
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
     """``synthetic`` only: how many users to generate."""
-    part: Literal["private", "held_out", "public"] = "private"
+    part: Literal["private", "held_out", "public", "proxy"] = "private"
     """``synthetic`` only: which part of the generated language; the parts share no user."""
     seed: int = 0
     """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""

@@ -14,23 +14,29 @@ from uedp_ray.corpus._spill import stable_hash
 T = TypeVar("T")
 
 _CONTACTS = 3  # Own people of a user; the first two have the own phone numbers and addresses.
-_OWN = {"private": 0, "held_out": 1, "public": 2}  # Regions of entity numbers.
-_SHARED = {"private": 3, "held_out": 3, "public": 4}  # private and held_out share one pool of entities.
+_OWN = {"private": 0, "held_out": 1, "public": 2, "proxy": 2}  # Regions of entity numbers.
+_SHARED = {"private": 3, "held_out": 3, "public": 4, "proxy": 4}  # private and held_out share one pool of entities.
+_ORDERS: dict[str, Callable[[tuple], tuple]] = {
+    "private": lambda items: items,
+    "public": lambda items: items[::-1],
+    "proxy": lambda items: items[len(items) // 2 :] + items[: len(items) // 2],
+}
+"""Which words a part prefers, of those in a topic's list."""
 
 
-def _weighted(items: tuple, *, reverse: bool) -> tuple:
+def _weighted(items: tuple, *, order: str) -> tuple:
     """``items`` repeated in proportion to 1 / (rank + 1.5), for drawing by a uniform index."""
-    ordered = items[::-1] if reverse else items
+    ordered = _ORDERS[order](items)
     return tuple(item for rank, item in enumerate(ordered) for _ in range(max(1, round(9 / (rank + 1.5)))))
 
 
 class TopicTable:
     """One topic as a part uses it: tuples in which likelier entries occur more often."""
 
-    def __init__(self, index: int, *, reverse: bool):
+    def __init__(self, index: int, *, order: str):
         topic = lexicon.TOPICS[index]
         self.index, self.name = index, topic.name
-        weigh = functools.partial(_weighted, reverse=reverse)
+        weigh = functools.partial(_weighted, order=order)
         self.agents = weigh(topic.agents)
         self.frames = weigh(tuple((verb, weigh(objects)) for verb, objects in topic.frames))
         self.places, self.complements = weigh(topic.places), weigh(topic.complements)
@@ -44,10 +50,9 @@ class TopicTable:
         }
 
 
-TABLES = {
-    reverse: [TopicTable(index, reverse=reverse) for index in range(len(lexicon.TOPICS))] for reverse in (False, True)
-}
-_PLURAL = {noun: lexicon.plural(noun) for table in TABLES[False] for noun in table.adjectives}
+TABLES = {order: [TopicTable(index, order=order) for index in range(len(lexicon.TOPICS))] for order in _ORDERS}
+TABLES["held_out"] = TABLES["private"]
+_PLURAL = {noun: lexicon.plural(noun) for table in TABLES["private"] for noun in table.adjectives}
 _TENSES = ("past",) * 6 + ("present",) * 4 + ("future", "modal", "perfect", "progressive", "negated")
 BE_PAST = {"s": "was", "p": "were", "I": "was"}
 _BE = {"s": "is", "p": "are", "I": "am"}
@@ -65,7 +70,7 @@ class Writer:
         self.draw = rng.random
         self.user = f"{part}-{index:07d}"
         self.shared = _SHARED[part]
-        tables, shares = TABLES[part == "public"], lexicon.SHARES[part]
+        tables, shares = TABLES[part], lexicon.SHARES[part]
         self.topics = rng.choices(tables, shares, k=1) * 3 + rng.choices(tables, shares, k=2)
         self.tenses = rng.choices(_TENSES, k=6)
         self.pronouns = rng.choices(_PRONOUNS, k=3)

@@ -93,7 +93,7 @@ def conjugate(base: str) -> Verb:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic's words, in order of use by private users (the public part reverses it)."""
+    """One topic's words, in order of use by private users (other parts have other orders)."""
 
     name: str
     agents: tuple[str, ...]
@@ -238,6 +238,7 @@ SHARES = {  # How often a user of the part takes each topic as one of its own, i
     "private": (24, 22, 20, 16, 8, 6, 2, 2),
     "held_out": (24, 22, 20, 16, 8, 6, 2, 2),
     "public": (5, 5, 5, 7, 22, 22, 16, 18),
+    "proxy": (8, 20, 6, 22, 6, 8, 22, 8),
 }
 
 ADVERBS = "quickly carefully quietly rarely often finally promptly gladly clearly calmly".split()

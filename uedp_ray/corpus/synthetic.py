@@ -8,7 +8,8 @@ numbers and e-mail addresses, which almost nobody else mentions, and shared peop
 drawn by a power law, so that a few are held by many users and most by one or few. Verbs choose their objects, nouns their
 adjectives, topics their places: there is something to learn beyond word counts. ``private`` and ``held_out`` follow one
 distribution and share entities but no user; ``public`` has other topic shares, the reverse order of preference among each
-topic's words, and its own names.
+topic's words, and its own names. So has ``proxy``, in yet another order: public text of another source, to train
+trials on.
 
 User ``i`` depends only on ``(seed, part, i)``: a longer corpus starts with the shorter one, and memory does not grow with
 ``num_users``. Everything is invented, so nothing here is private. Phone numbers use the unassigned country code 999,
@@ -25,7 +26,7 @@ from uedp_ray.corpus._grammar import BE_PAST, Writer
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
-Part = Literal["private", "held_out", "public"]
+Part = Literal["private", "held_out", "public", "proxy"]
 
 MIN_TOKENS, MAX_TOKENS = 5, 25
 
