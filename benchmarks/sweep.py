@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import torch
 
 from uedp_ray.config import PretrainConfig, load_config
-from uedp_ray.search.feasibility import judge, random_points
+from uedp_ray.search.feasibility import alone, judge, random_points
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import train
@@ -66,10 +66,10 @@ def _refusal(count: int = 20) -> float:
     space = "{privacy.noise_multiplier: {uniform: [0.4, 0.8]}, privacy.user_sampling_prob: {uniform: [0.3, 0.5]}}"
     config = load_sweep_config(RECIPE, ["budget.noise=free", f"space={space}"])
     points = random_points(config)
-    judge(config, next(points))
+    judge(config, next(points), alone(config))
     started = time.perf_counter()
     for _ in range(count):
-        assert judge(config, next(points)).config is None
+        assert judge(config, next(points), alone(config)).config is None
     return (time.perf_counter() - started) / count
 
 

@@ -18,6 +18,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ import uedp_ray
 from tests.analysis.sweeps import write_sweep
 from tests.search.sweeps import search_here, sweep_config
 from tests.training.runs import run_config, run_tree
+from uedp_ray.accounted import planned_charges
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.config import ModelConfig
 from uedp_ray.corpus.store import open_corpus
@@ -47,6 +49,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT
+from uedp_ray.search.feasibility import alone
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node
 from uedp_ray.search.results import read_rows
@@ -193,6 +196,7 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "sketch": evaluation.text_sketch,
         "source": config.corpus.evaluation,
         "step": torch.ones(params.num),
+        "allowance": alone(sweep),
         "study": Study.open(sweep, Path("new.journal")),
         "sweep": sweep,
         "task": task,
@@ -207,6 +211,7 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
     return found | {
         "analysis.axes": {"sweep": load_sweep(Path("runs/quickstart"))},
         "analysis.files": {"config": sweep},
+        "privacy.odometer": {"planned": partial(planned_charges, run_config(corpora))},
         "models.architecture": {"config": ModelConfig()},
         "privacy.clipping": {"rows": torch.ones(2, SIZE)},
         "search.disk": {"config": sweep},

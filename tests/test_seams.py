@@ -49,7 +49,7 @@ from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
 from uedp_ray.models.saved import check_saveable
 from uedp_ray.plan import Plan
-from uedp_ray.search.feasibility import judge
+from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.tasks.base import IGNORED, forward_logits
@@ -414,7 +414,7 @@ def test_a_method(monkeypatch):
 def test_a_method_of_a_sweep_stays_within_its_budget(monkeypatch, corpora, tmp_path, settings, field):
     monkeypatch.setitem(methods.METHODS, "loud", settings)  # type: ignore[arg-type]
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", "loud"]}})
-    good, bad = (judge(sweep, {"method": name}) for name in ("uedp", "loud"))
+    good, bad = (judge(sweep, {"method": name}, alone(sweep)) for name in ("uedp", "loud"))
     assert good.config is not None
     assert bad.config is None
     assert bad.reason.startswith(f"{field} = ")

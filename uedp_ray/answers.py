@@ -184,8 +184,14 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     chosen = rule in ("none", "public") and part_of(events) is not None  # no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
-    settled = rule == "composition" and "odometer" in terms
-    by = "" if rule in ("none", "public") else accountant_of(rule, adaptive=settled, by=priced_by(terms))
+    fixed = _odometer(terms) if rule == "composition" else None
+    settled = fixed is not None and fixed.settled_by_results(total)
+    filtered = fixed is not None and fixed.target is not None
+    by = (
+        ""
+        if rule in ("none", "public")
+        else accountant_of(rule, adaptive=fixed is not None, by=priced_by(terms), filtered=filtered)
+    )
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
@@ -219,9 +225,13 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
         if not len(found) <= terms["runs"] <= _MOST_RUNS:
             raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
         settings["ledgers"] = [_run(folder, position, terms) for position in range(terms["runs"])]
-        settings["odometer"] = Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+        settings["odometer"] = _odometer(terms)
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, unit=unit)
+
+
+def _odometer(terms: Mapping[str, Any]) -> Odometer | None:
+    return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
 
 
 def _run(folder: Path, position: int, terms: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:

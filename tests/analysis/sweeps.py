@@ -87,7 +87,7 @@ def write_sweep(
     settings = {
         "base": to_dict(base),
         "space": space,
-        "budget": {"target_epsilon": 8, "delta": delta, "unit": unit, "noise": noise},
+        "budget": {"target_epsilon": 8, "delta": delta, "unit": unit, "noise": noise, "covers": "each_trial"},
         "search": {
             "searcher": "random" if rule == "repeat_and_select" else "tpe",
             "trials": trials,

@@ -252,7 +252,7 @@ def test_it_can_be_written_down():
     assert Odometer.from_dict(json.loads(json.dumps(meter.to_dict()))) == meter
     earlier = {"accountant" if name == "unit" else name: value for name, value in meter.to_dict().items()}
     assert Odometer.from_dict(earlier) == meter
-    for name in meter.to_dict():
+    for name in meter.to_dict().keys() - {"target", "order"}:  # a filter's
         assert Odometer.from_dict({**meter.to_dict(), name: plan(ROUND, 3, 9, delta=1e-4).to_dict()[name]}) != meter
 
 

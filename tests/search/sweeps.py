@@ -40,7 +40,7 @@ def sweep_tree(corpora: Path, **sections: Any) -> dict[str, Any]:
     tree = {
         "base": base,
         "space": copy.deepcopy(SPACE),
-        "budget": {"target_epsilon": 8.0, "delta": 1e-4},
+        "budget": {"target_epsilon": 8.0, "delta": 1e-4, "covers": "each_trial"},
         "search": {"searcher": "tpe", "trials": 3},
     }
     for name, section in sections.items():

@@ -12,7 +12,7 @@ from uedp_ray.accounted import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import epsilon
-from uedp_ray.search.feasibility import budget_cautions, check_reachable, judge
+from uedp_ray.search.feasibility import alone, budget_cautions, check_reachable, judge
 
 FREE = {"noise": "free"}
 NOISE = {"privacy.noise_multiplier": {"uniform": [0.3, 0.6]}, "training.num_rounds": {"integer": [10, 30]}}
@@ -22,15 +22,19 @@ def free_sweep(corpora, tmp_path, **budget):
     return sweep_config(corpora, tmp_path, space=NOISE, budget={**FREE, **budget})
 
 
+def judged(sweep, point):
+    return judge(sweep, point, alone(sweep))
+
+
 def test_a_free_point_is_refused_exactly_where_its_epsilon_exceeds_the_budget(corpora, tmp_path):
     point = {"privacy.noise_multiplier": 0.5, "training.num_rounds": 12}
-    config = judge(free_sweep(corpora, tmp_path, target_epsilon=1e3), point).config
+    config = judged(free_sweep(corpora, tmp_path, target_epsilon=1e3), point).config
     assert config is not None
     mechanism = Plan.of(config).mechanism
     assert mechanism is not None
     true = epsilon(mechanism, rounds=12, delta=1e-4)
     for target, allowed in ((true * 1.001, True), (true * 0.999, False)):
-        verdict = judge(free_sweep(corpora, tmp_path, target_epsilon=target), point)
+        verdict = judged(free_sweep(corpora, tmp_path, target_epsilon=target), point)
         assert (verdict.config is not None) == allowed
         assert verdict.excess == pytest.approx(true - target)
         assert allowed or f"{true:.1f}" in verdict.reason
@@ -39,31 +43,31 @@ def test_a_free_point_is_refused_exactly_where_its_epsilon_exceeds_the_budget(co
 @pytest.mark.parametrize("method", ["noiseless", "clip_only", "published", "user_dp"])
 def test_what_has_no_epsilon_in_the_unit_is_refused_with_a_reason(corpora, tmp_path, method):
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", method]}})
-    verdict = judge(sweep, {"method": method})
+    verdict = judged(sweep, {"method": method})
     assert verdict.config is None
     assert verdict.reason
     assert math.isinf(verdict.excess)
-    assert judge(sweep, {"method": "uedp"}).config is not None
+    assert judged(sweep, {"method": "uedp"}).config is not None
 
 
 def test_every_method_is_held_to_the_unit_of_the_budget(corpora, tmp_path):
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", "user_dp"]}}, budget={"unit": "user"})
     for method in ("uedp", "user_dp"):
-        config = judge(sweep, {"method": method}).config
+        config = judged(sweep, {"method": method}).config
         assert config is not None
         assert (config.privacy.unit, config.privacy.target_epsilon) == ("user", 8.0)
 
 
 def test_a_calibrated_point_may_ask_for_less_than_the_budget(corpora, tmp_path):
     sweep = sweep_config(corpora, tmp_path, space={"privacy.target_epsilon": {"uniform": [1.0, 8.0]}})
-    config = judge(sweep, {"privacy.target_epsilon": 2.0}).config
+    config = judged(sweep, {"privacy.target_epsilon": 2.0}).config
     assert config is not None
     assert config.privacy.target_epsilon == 2.0
 
 
 def test_a_budget_no_point_meets_names_the_smallest_epsilon_and_the_knob_that_binds(corpora, tmp_path):
     sweep = free_sweep(corpora, tmp_path)
-    least = judge(sweep, {"privacy.noise_multiplier": 0.6, "training.num_rounds": 10}).excess + 8
+    least = judged(sweep, {"privacy.noise_multiplier": 0.6, "training.num_rounds": 10}).excess + 8
     with pytest.raises(InputError) as caught:
         check_reachable(sweep)
     message = str(caught.value)
@@ -87,7 +91,7 @@ def test_a_budget_under_which_nothing_is_learnt_is_told(corpora, tmp_path):
 
 
 def test_a_billion_rounds_are_judged_like_any_number(corpora, tmp_path):
-    verdict = judge(free_sweep(corpora, tmp_path), {"privacy.noise_multiplier": 0.5, "training.num_rounds": 10**9})
+    verdict = judged(free_sweep(corpora, tmp_path), {"privacy.noise_multiplier": 0.5, "training.num_rounds": 10**9})
     assert verdict.config is None
     assert verdict.excess > 1e6
     many = methods.overlay(sweep_config(corpora, tmp_path).base, {"training.num_rounds": 10**9})

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.search.sweeps import sweep_config
+from uedp_ray.search.feasibility import alone
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.study import Study, outcome
 
@@ -34,7 +35,7 @@ def searched(config, journal, *, at_once, clock, killed=0):
     study = Study.open(config, journal)
     study.fix_lag(at_once)
     left = config.num_trials - study.ended(count_refused=False)
-    searcher = StudySearcher(study, left=left, count_refused=False, changed=lambda: None)
+    searcher = StudySearcher(study, alone(config), left=left, count_refused=False, changed=lambda: None)
     events, running, names = [], {}, iter(range(10_000))
 
     def begin():
@@ -126,11 +127,12 @@ def test_nor_in_who_is_stopped(corpora, tmp_path):
 
 
 def test_a_study_whose_lag_was_never_fixed_tries_one_at_a_time(corpora, tmp_path):
-    study = Study.open(sweep_config(corpora, tmp_path), tmp_path / "journal")
-    first = study.ask()
-    assert study.ask() is None
+    sweep = sweep_config(corpora, tmp_path)
+    study = Study.open(sweep, tmp_path / "journal")
+    first = study.ask(alone(sweep))
+    assert study.ask(alone(sweep)) is None
     study.finish(first.number, score=5.0, epsilon=1.0)
-    assert study.ask().number == 1
+    assert study.ask(alone(sweep)).number == 1
 
 
 def test_the_lag_of_the_first_start_holds_on_another_cluster(corpora, tmp_path):
@@ -153,5 +155,5 @@ def test_a_kill_between_two_settings_of_a_point_changes_none_of_them(corpora, tm
         journal = tmp_path / f"{cut}.journal"
         journal.write_text("".join(lines[:cut]))
         study = Study.open(config, journal)
-        asked = study.ask()
+        asked = study.ask(alone(config))
         assert asked.point == points[asked.number]

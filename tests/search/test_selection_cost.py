@@ -17,7 +17,7 @@ from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.search.feasibility import judge
+from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.storage.files import make_folder
@@ -36,7 +36,7 @@ def folder(tmp_path):
 def write_ledgers(sweep, folder, points, *, rounds=None):
     """What trials at these points leave when all goes well, or after fewer or more rounds."""
     for trial, point in enumerate(points):
-        config = judge(sweep, point).config
+        config = judge(sweep, point, alone(sweep)).config
         for run in folder.runs(trial, sweep.search.seeds_per_trial):
             run.mkdir(parents=True)
             plan = Plan.of(config)
@@ -68,7 +68,7 @@ def test_points_fixed_beforehand_are_composed_whole_even_if_trials_broke_off(cor
     said = announced(sweep, folder)
     write_ledgers(sweep, folder, points, rounds=2)
     found = cost_of_selection(sweep, folder, rows(len(points)))
-    configs = [judge(sweep, point).config for point in points]
+    configs = [judge(sweep, point, alone(sweep)).config for point in points]
     whole = together(planned_charges(config, Plan.of(config).noise_std) for config in configs)
     assert found["epsilon"] == pytest.approx(epsilon_of_charges(whole, delta=1e-4, unit="user-entity"))
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4)
@@ -90,7 +90,9 @@ def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(
     odometer = json.loads(folder.terms.read_text())["odometer"]
     assert (odometer["runs"], odometer["delta"], odometer["unit"]) == (8, 1e-4, "user-entity")
     assert planned_points(sweep, folder) is None
-    assert re.search(r"will cost about epsilon = \d+\.\d+ .* each run alone is at most 8$", announced(sweep, folder))
+    assert re.search(
+        r"will cost about epsilon = \d+\.\d+ .* each run alone is at most 8\.000$", announced(sweep, folder)
+    )
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
     four = cost_of_selection(sweep, folder, rows(4))
@@ -188,7 +190,8 @@ def test_repeat_and_select_pays_for_a_point_that_is_drawn_from_the_pool(corpora,
 
 def best_of_run(sweep, points, law):
     runs = [
-        (Plan.of(config).mechanism, config.training.num_rounds) for config in (judge(sweep, p).config for p in points)
+        (Plan.of(config).mechanism, config.training.num_rounds)
+        for config in (judge(sweep, p, alone(sweep)).config for p in points)
     ]
     return selection.epsilon_of_choosing(
         "repeat_and_select",

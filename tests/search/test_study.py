@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 from tests.search.sweeps import sweep_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
+from uedp_ray.search.feasibility import alone
 from uedp_ray.search.samplers import SAMPLERS, Sampler
 from uedp_ray.search.study import NAME, Study, _seeded_sampler, refused
 
@@ -32,7 +33,7 @@ def journal(tmp_path):
 
 def next_allowed(study):
     while True:
-        asked = study.ask()
+        asked = study.ask(alone(study._sweep))
         if not asked.reason:
             return asked
 
@@ -40,7 +41,7 @@ def next_allowed(study):
 def test_a_refused_point_is_told_with_its_reason_and_a_violated_constraint(sweep, journal):
     study = Study.open(sweep, journal)
     study.fix_lag(20)
-    asked = [study.ask() for _ in range(20)]
+    asked = [study.ask(alone(sweep)) for _ in range(20)]
     kinds = {bool(one.reason) for one in asked}
     assert kinds == {True, False}, "the space holds both kinds of points"
     for one, trial in zip(asked, study.trials, strict=True):
@@ -72,8 +73,8 @@ def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_els
         "nobody may know of them yet"
     )
     again = Study.open(sweep, journal)
-    assert again.ask() == begun
-    new = again.ask()
+    assert again.ask(alone(sweep)) == begun
+    new = again.ask(alone(sweep))
     assert new.number == len(again.trials) - 1
     assert new.point not in [done.point, begun.point, failed.point], "a resumed sampler does not repeat itself"
     again.close()
@@ -87,17 +88,18 @@ def test_points_fixed_beforehand_come_in_order_and_once(sweep, journal):
     study = Study.open(sweep, journal)
     study.plan(points)
     study.fix_lag(2)
-    assert study.ask().point == points[0]
+    assert study.ask(alone(sweep)).point == points[0]
     again = Study.open(sweep, journal)
     again.plan(points)
-    assert [again.ask().point for _ in range(3)] == points
+    assert [again.ask(alone(sweep)).point for _ in range(3)] == points
     assert len(again.trials) == 3
 
 
 def test_two_objectives_are_told_both(corpora, tmp_path, journal):
     space = {"privacy.target_epsilon": {"uniform": [1.0, 8.0]}}
-    study = Study.open(sweep_config(corpora, tmp_path, space=space, search={"searcher": "nsga2"}), journal)
-    asked = study.ask()
+    sweep = sweep_config(corpora, tmp_path, space=space, search={"searcher": "nsga2"})
+    study = Study.open(sweep, journal)
+    asked = study.ask(alone(sweep))
     study.report(asked.number, 2, 100.0)
     study.finish(asked.number, score=90.0, epsilon=3.0)
     study.close()

@@ -16,8 +16,10 @@ from tests.search.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
+from uedp_ray.search.feasibility import alone
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.searcher import StudySearcher
+from uedp_ray.search.selection_cost import fix_terms
 from uedp_ray.search.study import Study, outcome
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import prepared
@@ -38,6 +40,7 @@ def folder(corpora, tmp_path):
     sweep = sweep_config(corpora, tmp_path)
     dump_sweep_config(sweep, out.config)
     dump_config(prepared(sweep.base, out, out.private / "corpora"), out.trial_base)
+    fix_terms(sweep, out)
     return out
 
 
@@ -99,7 +102,10 @@ def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
 def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
     search = {"selection": "public", "public": {"corpus.source": {"format": "synthetic", "num_users": 20}}}
     space = {"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
-    dump_sweep_config(sweep_config(corpora, tmp_path, space=space, search=search), folder.config)
+    sweep = sweep_config(corpora, tmp_path, space=space, search=search)
+    dump_sweep_config(sweep, folder.config)
+    folder.terms.unlink()
+    fix_terms(sweep, folder)
     weights, stated = [], []
     for number, point in enumerate(load_sweep_config(folder.config).parsed_space.grid()):
         reports = []
@@ -149,7 +155,9 @@ def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
     folder, corpora, tmp_path, monkeypatch, number
 ):
     sweep = sweep_config(corpora, tmp_path)
-    searcher = StudySearcher(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    searcher = StudySearcher(
+        Study.open(sweep, folder.journal), alone(sweep), left=3, count_refused=False, changed=lambda: None
+    )
     handed = searcher.suggest("a")
 
     def full(descriptor):
@@ -163,7 +171,9 @@ def test_a_disk_that_fails_ends_the_search_and_the_trial_is_begun_again_later(
     assert str(searcher.failure).count("--resume") == 1
     assert searcher.suggest("b") == StudySearcher.FINISHED
     monkeypatch.undo()
-    again = StudySearcher(Study.open(sweep, folder.journal), left=3, count_refused=False, changed=lambda: None)
+    again = StudySearcher(
+        Study.open(sweep, folder.journal), alone(sweep), left=3, count_refused=False, changed=lambda: None
+    )
     assert again.suggest("a") == handed
     assert run_trial(handed, root=str(folder.root), report=reports.append) == "done"
     assert reports[-1]["outcome"] == "done"
@@ -174,9 +184,11 @@ def search(folder, corpora, tmp_path):
     """search(…): a searcher over a fresh look at one study, as a start of the sweep has it."""
 
     def start(left=24, slots=2):
-        study = Study.open(sweep_config(corpora, tmp_path), folder.journal)
+        sweep = sweep_config(corpora, tmp_path)
+        study = Study.open(sweep, folder.journal)
         study.fix_lag(4)
-        return StudySearcher(study, left=left, count_refused=False, changed=lambda: None, slots=slots), study
+        settings = {"left": left, "count_refused": False, "changed": lambda: None, "slots": slots}
+        return StudySearcher(study, alone(sweep), **settings), study
 
     return start
 
@@ -289,7 +301,9 @@ def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_pat
     monkeypatch.setattr("uedp_ray.search.searcher._MOST_REFUSALS", 5)
     space = {"privacy.noise_multiplier": {"log_uniform": [0.2, 0.5]}}
     sweep = sweep_config(corpora, tmp_path, space=space, budget={"noise": "free", "target_epsilon": 0.5})
-    searcher = StudySearcher(Study.open(sweep, folder.journal), left=2, count_refused=False, changed=lambda: None)
+    searcher = StudySearcher(
+        Study.open(sweep, folder.journal), alone(sweep), left=2, count_refused=False, changed=lambda: None
+    )
     assert searcher.suggest("a") == StudySearcher.FINISHED
     assert isinstance(searcher.failure, InputError)
     assert "5 points in a row were refused" in str(searcher.failure)

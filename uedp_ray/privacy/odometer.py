@@ -2,13 +2,17 @@
 
     odometer = Odometer(planned=((mechanism, 500),), runs=32, delta=1e-5)   # before the first run
     odometer.epsilon(ledgers)                                               # of all runs so far, finished or not
+    filtering = filter_of(planned, runs=32, target=8.0, delta=1e-5)         # planned(z) is what a typical run charges
+    filtering.least_noise(planned)                                          # with which 32 runs cost at most 8
 
 Losses of rounds that were chosen beforehand may be composed at the end. Where results decide what runs next, or
 when to stop, they may not: that sum understates what was lost. An odometer fixes beforehand how it will convert Renyi
 divergences: one weight for each order. The plan only says where weights are large: a wrong one costs some epsilon, and the
-figure still holds. docs/accounting.md has theorem and proof. Inputs are public.
-References: Rogers, Roth, Ullman, Vadhan, arXiv 1605.08294 (odometers); Feldman, Zrnic, arXiv 2008.11193, and Lecuyer,
-arXiv 2103.01379 (adaptive Renyi composition); Canonne, Kamath, Steinke, arXiv 2004.00010, Prop. 12 (conversion).
+figure still holds. A *filter* is an odometer with a budget: it converts by one order, and every run takes an equal share at
+most, so that the budget bounds all that the search releases, whatever it finds. docs/accounting.md has theorem and proof.
+Inputs are public.
+References: Rogers, Roth, Ullman, Vadhan, arXiv 1605.08294 (odometers and filters); Feldman, Zrnic, arXiv 2008.11193 (Renyi
+filters), and Lecuyer, arXiv 2103.01379; Canonne, Kamath, Steinke, arXiv 2004.00010, Prop. 12 (conversion).
 """
 # Shape legend: A = orders.
 
@@ -18,7 +22,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +42,11 @@ SETTLED_BY_RESULTS = (
     "named beforehand, epsilon = x holds for all that the search releases at a figure of x or less, and not for what it "
     "releases at a larger one."
 )
-"""The note to every figure of ``Odometer.epsilon``: it is not an epsilon of the search whatever its outcome."""
-_ORDERS_A = np.array(ORDERS)
-_SLOPES_A = _ORDERS_A - 1.0
+"""The note to every figure of an odometer without a target: it is not an epsilon of the search whatever its outcome."""
+_MOST_NOISE = 1e6
+"""A noise multiplier beyond any that trains a model."""
+_ROOM = 1e-6
+"""The part of a filter's budget that no share uses: another machine may round differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,10 @@ class Odometer:
     kind: str = "both"
     threshold_delta: float = 0.0
     """The part of delta set aside for noisy vocabularies: the sum of the threshold_delta of all that may be built."""
+    target: float | None = None
+    """Of a filter: the epsilon that ``runs`` runs may cost together."""
+    order: float | None = None
+    """Of a filter: the one order by which it converts."""
 
     def __post_init__(self) -> None:
         dominating.check_arguments(self.unit, self.kind, self.delta)
@@ -69,6 +79,17 @@ class Odometer:
             raise InputError("runs", self.runs, "must be an integer, 1 or more")
         if not self.threshold_delta >= 0.0 or self._loss_delta <= 0.0:
             raise InputError("threshold_delta", self.threshold_delta, "must be 0 or more, and leave a part of delta")
+        if (self.target is None) != (self.order is None):
+            raise InputError("target, order", (self.target, self.order), "give both, or neither")
+        if self.target is not None and not 0.0 < self.target < math.inf:
+            raise InputError("target", self.target, "must be a finite number above 0")
+        if self.order is not None and not 1.0 < self.order < math.inf:
+            raise InputError("order", self.order, "must be a finite number above 1")
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """Those by which it converts."""
+        return ORDERS if self.order is None else (self.order,)
 
     @property
     def _rounds(self) -> int:
@@ -98,10 +119,48 @@ class Odometer:
         Guarantees: with this function of the releases called E, P(M(D) in A and E <= x) <= exp(x) P(M(D') in A) + delta
         for every x and A, and the same exchanged, however runs are chosen and whenever the search is stopped. Never falls
         as rounds are added. Infinity if vocabularies take more than ``threshold_delta``, or for a release without bound.
+        That of a filter is never below its target, which therefore holds whatever the results, as long as every run that is
+        started is one that it ``admits``; it is infinite for more than ``runs`` of them.
         Raises: UnsupportedEvent, InputError for events that cannot be read.
         """
         found = [charges(events) for events in ledgers]
-        if not all(run.private for run in found):
+        return max(self._spent(found), self.target or 0.0)
+
+    def admits(self, run: Charges) -> bool:
+        """Whether a run takes its share of a filter at most: as many like it as there may be meet the target."""
+        return self.excess(run) <= 0.0
+
+    def excess(self, run: Charges) -> float:
+        """By how much as many runs like this one as there may be exceed a filter's target, less what no share uses."""
+        assert self.target is not None
+        return self._spent([run] * self.runs) - self.target * (1 - _ROOM)
+
+    def settled_by_results(self, epsilon: float) -> bool:
+        """Whether results settled a figure of ``epsilon()``: see ``SETTLED_BY_RESULTS``. A filter's target is fixed."""
+        return self.target is None or epsilon > self.target
+
+    def least_noise(self, planned: Callable[[float], Charges]) -> float:
+        """The least noise multiplier z, to within 0.01 %, for which the filter admits ``planned(z)``.
+
+        Raises: InputError if no noise is enough.
+        """
+        high = 1.0
+        while not self.admits(planned(high)):
+            high *= 4.0
+            if high > _MOST_NOISE:
+                raise InputError("target_epsilon", self.target, f"no noise lets {self.runs} such runs meet it together")
+        low = high / 4.0
+        while low > 1e-3 and self.admits(planned(low)):
+            low, high = low / 4.0, low
+        while high > 1.0001 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self.admits(planned(middle)) else (middle, high)
+        return high
+
+    def _spent(self, found: Sequence[Charges]) -> float:
+        """epsilon of what runs charged, at their positions."""
+        begun = sum(bool(run.rounds or run.releases) for run in found)
+        if not all(run.private for run in found) or (self.target is not None and begun > self.runs):
             return math.inf
         releases = together(run._replace(rounds=()) for run in found)
         parts: Counter[tuple[RoundMechanism, float]] = Counter()
@@ -118,8 +177,8 @@ class Odometer:
                 return math.inf
             rates_A = self._rates(parts, kind)
             for sensitivity, noise_std in cost.gaussians:
-                rates_A = rates_A + _ORDERS_A * ((sensitivity / noise_std) * (sensitivity / noise_std)) / 2
-            largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta))
+                rates_A = rates_A + np.array(self.orders) * ((sensitivity / noise_std) * (sensitivity / noise_std)) / 2
+            largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta, self.orders))
         return largest
 
     def _limits(self, number: int, index: int, count: int) -> Iterator[tuple[float, int]]:
@@ -128,7 +187,7 @@ class Odometer:
         It depends on nothing but the positions of run and round, and all masses sum to _cut_delta: 2^a runs of 2^b rounds,
         in units of the plan, share 2^-(a+b+2) of it, for a, b = 0, 1, ...
         """
-        a = (number // self.runs + 1).bit_length() - 1
+        a = 0 if self.target is not None else (number // self.runs + 1).bit_length() - 1  # a filter admits no more runs
         while count > 0:
             b = (index // self._rounds + 1).bit_length() - 1
             many = min(count, (2 ** (b + 1) - 1) * self._rounds - index)
@@ -136,9 +195,9 @@ class Odometer:
             index, count = index + many, count - many
 
     def _rates(self, parts: Mapping[tuple[RoundMechanism, float], int], kind: str) -> np.ndarray:
-        """Renyi divergences at ``ORDERS``; infinity if more had to be cut than the limits say."""
-        rates_A = np.zeros(len(ORDERS))
-        rdp = functools.partial(renyi.rdp, unit=self.unit, kind=kind, orders=ORDERS)
+        """Renyi divergences at ``orders``; infinity if more had to be cut than the limits say."""
+        rates_A = np.zeros(len(self.orders))
+        rdp = functools.partial(renyi.rdp, unit=self.unit, kind=kind, orders=self.orders)
         for (mechanism, limit), count in parts.items():
             asked = limit * count / 2  # as tails of labels and components may add up to twice what is asked for
             part_A, cut = rdp([(mechanism, count)], lost=asked)
@@ -164,18 +223,55 @@ class Odometer:
 _RENAMED = {"accountant": "unit"}
 
 
+def filter_of(
+    planned: Callable[[float], Charges],
+    *,
+    runs: int,
+    target: float,
+    delta: float,
+    unit: str = "user-entity",
+    threshold_delta: float = 0.0,
+) -> Odometer:
+    """Returns the filter that asks a typical run for the least noise; ``planned(z)``: what it charges with that noise.
+
+    Raises: InputError for values out of range, and if no noise is enough.
+    """
+    settings: dict[str, Any] = {"delta": delta, "unit": unit, "threshold_delta": threshold_delta}
+    # any order at which nothing but the conversion takes less than the target
+    order = next((each for each in ORDERS if -math.log(delta) / (each - 1.0) < target / 2), ORDERS[-1])
+    rounds = planned(1.0).rounds
+    while True:  # with less noise each time, until no order asks for less
+        found = Odometer(planned=rounds, runs=runs, target=target, order=order, **settings)
+        rounds = planned(found.least_noise(planned)).rounds
+        usual_A = np.maximum.reduce([_usual(found, rounds, kind) for kind in dominating.kinds(found.kind)])
+        best = ORDERS[int(np.argmin(usual_A))]
+        if best == order:
+            return dataclasses.replace(found, planned=rounds)
+        order = best
+
+
+def _usual(odometer: Odometer, planned: renyi.Parts, kind: str) -> np.ndarray:
+    """epsilon of all planned runs by the usual conversion from each of ``ORDERS``."""
+    parts = [(mechanism, odometer.runs * count) for mechanism, count in planned]
+    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, unit=odometer.unit, kind=kind, orders=ORDERS)
+    orders_A = np.array(ORDERS)
+    slopes_A, log_room_A = orders_A - 1.0, math.log(odometer._loss_delta) + np.log(orders_A)
+    return rates_A - log_room_A / slopes_A + np.log(slopes_A / orders_A)
+
+
 @functools.lru_cache(maxsize=16)
 def _log_weights(odometer: Odometer, kind: str) -> np.ndarray:
     """log weights of the orders, largest where the plan converts best; weights sum to 1."""
-    parts = [(mechanism, odometer.runs * count) for mechanism, count in odometer.planned]
-    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, unit=odometer.unit, kind=kind, orders=ORDERS)
-    log_room_A = math.log(odometer._loss_delta) + np.log(_ORDERS_A)
-    best = np.argmin(rates_A - log_room_A / _SLOPES_A + np.log(_SLOPES_A / _ORDERS_A))
+    if odometer.order is not None:
+        return np.zeros(1)
+    best = np.argmin(_usual(odometer, odometer.planned, kind))
     weights_A = (1.0 + np.abs(np.arange(len(ORDERS)) - best)) ** -2
     return np.log(weights_A / weights_A.sum())
 
 
-def to_epsilon(rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float) -> float:
+def to_epsilon(
+    rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS
+) -> float:
     """The smallest x with (1 - exp(x - l))+ <= delta sum_a w_a exp((a - 1)(l - rate_a)) at every loss l.
 
     ``rates_A`` may depend on releases, ``log_weights_A`` and ``delta`` not. With all weight on one order it is the usual
@@ -186,16 +282,16 @@ def to_epsilon(rates_A: np.ndarray, log_weights_A: np.ndarray, delta: float) -> 
         return 0.0
     if not np.isfinite(rates_A).all():
         return math.inf
-    offsets_A = math.log(delta) + log_weights_A
+    slopes_A, offsets_A = np.array(orders) - 1.0, math.log(delta) + log_weights_A
 
     def excess(loss: float) -> float:  # increases: g is convex
-        terms_A = offsets_A + _SLOPES_A * (loss - rates_A)
-        return float(special.logsumexp(terms_A) + math.log1p(special.softmax(terms_A) @ _SLOPES_A))
+        terms_A = offsets_A + slopes_A * (loss - rates_A)
+        return float(special.logsumexp(terms_A) + math.log1p(special.softmax(terms_A) @ slopes_A))
 
-    low = -2.0 * math.log(_ORDERS_A[-1]) / _SLOPES_A[0]  # g < -2 log(largest order) there
-    high = float(np.min(rates_A - offsets_A / _SLOPES_A))  # g >= 0 there
+    low = -2.0 * math.log(max(orders[-1], 2.0)) / slopes_A[0]  # g < -2 log(largest order) there
+    high = float(np.min(rates_A - offsets_A / slopes_A))  # g >= 0 there
     if excess(high) <= 0.0:  # terms of 1e17, beyond what rounding resolves
         return math.inf
     loss = optimize.brentq(excess, low, high, xtol=1e-10)
-    log_right = float(special.logsumexp(offsets_A + _SLOPES_A * (loss - rates_A)))
+    log_right = float(special.logsumexp(offsets_A + slopes_A * (loss - rates_A)))
     return max(0.0, loss + math.log(-math.expm1(log_right)))

@@ -92,14 +92,16 @@ def candidates_of(values: Iterable[Iterable[Mapping[str, Any]]]) -> list[list[tu
     return [[(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts] for parts in values]
 
 
-def accountant_of(rule: str, *, adaptive: bool, by: str = PROFILES) -> str:
-    """The method by which ``epsilon_of_choosing`` computes."""
+def accountant_of(rule: str, *, adaptive: bool, by: str = PROFILES, filtered: bool = False) -> str:
+    """The method by which ``epsilon_of_choosing`` computes; ``filtered``: whether the odometer is a filter."""
     if rule == "public":
         return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
         return (
             "repeat and select, by privacy profiles" if by == PROFILES else "repeat and select (Papernot and Steinke)"
         )
+    if filtered:
+        return "Renyi filter over all ledgers"
     return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
 
 

@@ -7,7 +7,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.models.architecture import shaping
 from uedp_ray.reporting import Reporter
-from uedp_ray.search.feasibility import run_config
+from uedp_ray.search.feasibility import alone, run_config
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.training.checks import check_comparable, check_device, check_model, check_pretraining, check_unshared
 from uedp_ray.training.paths import for_use
@@ -34,7 +34,7 @@ def check_sweep(config: SweepConfig, searched: RunConfig, reporter: Reporter) ->
     for key, dimension in config.parsed_space.items():
         for value in dimension.values if key.startswith(("model.", "vocabulary.", "training.device")) else ():
             try:
-                tried = run_config(config, {key: value})
+                tried = run_config(config, {key: value}, alone(config))
             except InputError:
                 continue  # not valid by itself; the points that hold it say why
             try:

@@ -1,7 +1,7 @@
 """Turns a point of the space into a run, if the budget allows it: before any worker starts, without touching data.
 
-    verdict = judge(sweep, point)         # verdict.config, or why there is none
-    check_reachable(sweep)                # InputError if the budget refuses every point
+    verdict = judge(sweep, point, allowance)      # verdict.config, or why there is none
+    check_reachable(sweep)                        # InputError if the budget refuses every point
 
 Inputs are public.
 """
@@ -16,17 +16,14 @@ from typing import Any, NamedTuple
 import optuna
 
 from uedp_ray import methods
-from uedp_ray.accounted import planned_charges
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import cautions
-from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.space import Point, settings_of
 from uedp_ray.search.sweep_config import SweepConfig
 
-_ENOUGH_NOISE = 1e3
-"""A noise multiplier beyond any that trains a model: if epsilon is still too large, noise cannot fix it."""
 _TRIED_POINTS = 20
 _KNOBS = {
     "privacy.noise_multiplier": 2.0,
@@ -41,15 +38,18 @@ _KNOBS = {
 
 
 class Verdict(NamedTuple):
-    """A run, or the reason why there is none; ``excess``, epsilon minus the budget, is above 0 if the budget refuses it."""
+    """A run, or the reason why there is none; ``excess`` of the allowance is above 0 if the budget refuses it."""
 
     config: RunConfig | None
     reason: str
     excess: float
 
 
-def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
-    """Returns the run of a point. Raises: InputError if its settings contradict each other, or its method the budget."""
+def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunConfig:
+    """Returns the run of a point, with the noise that meets its allowance.
+
+    Raises: InputError if its settings contradict each other, or its method the budget, or if no noise is enough.
+    """
     method, settings = settings_of(point, sweep.base)
     if method is None:
         config = methods.overlay(sweep.base, settings)
@@ -64,29 +64,25 @@ def run_config(sweep: SweepConfig, point: Point) -> RunConfig:
     ):
         if value != there:
             raise InputError(name, value, f"the budget says {there}: leave it out of method {method}")
-    return config
+    return allowance.applied(config)
 
 
-def epsilon_of(sweep: SweepConfig, config: RunConfig) -> float:
-    """Returns epsilon of the whole run in the budget's unit: at its own noise multiplier, or one beyond any ever solved."""
-    if config.privacy.noise != "calibrated":
-        return math.inf
-    planned = planned_charges(config, config.privacy.noise_multiplier or _ENOUGH_NOISE)
-    return epsilon_of_charges(planned, delta=sweep.budget.delta, unit=sweep.budget.unit)
+def alone(sweep: SweepConfig) -> Allowance:
+    """The allowance of runs that may each cost the whole budget by themselves: the most that any run of the sweep has."""
+    return Allowance(sweep.budget.target_epsilon)
 
 
-def judge(sweep: SweepConfig, point: Point) -> Verdict:
-    """Decides whether a point may be trained. Costs one call of the accountant."""
+def judge(sweep: SweepConfig, point: Point, allowance: Allowance) -> Verdict:
+    """Decides whether a point may be trained. Costs a call of the accountant, or some."""
+    budget = sweep.budget
     try:
-        config = run_config(sweep, point)
-        epsilon = epsilon_of(sweep, config)
+        config = run_config(sweep, point, allowance)
+        excess, reason = allowance.excess(config, delta=budget.delta, unit=budget.unit)
     except InputError as error:
         return Verdict(None, str(error), math.inf)
-    target = config.privacy.target_epsilon or sweep.budget.target_epsilon
-    if epsilon > target:
-        reason = f"epsilon ({sweep.budget.unit}) = {show_epsilon(epsilon)}, the budget is {target:g}"
-        return Verdict(None, reason, epsilon - target)
-    return Verdict(config, "", epsilon - target if config.privacy.noise_multiplier else 0.0)
+    if excess > 0.0:
+        return Verdict(None, reason, excess)
+    return Verdict(config, "", excess if budget.noise == "free" else 0.0)
 
 
 def random_points(sweep: SweepConfig) -> Iterator[Point]:
@@ -101,7 +97,7 @@ def check_reachable(sweep: SweepConfig) -> None:
     """Raises: InputError if no point was found that meets the budget, with the smallest epsilon and the knob that binds."""
     reasons = []
     for point in itertools.islice(random_points(sweep), _TRIED_POINTS):
-        verdict = judge(sweep, point)
+        verdict = judge(sweep, point, alone(sweep))
         if verdict.config:
             return
         reasons.append(verdict.reason)
@@ -133,13 +129,13 @@ def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
     """Finds the point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
     space = sweep.parsed_space
     values = {key: dimension.values[0] for key, dimension in space.items()}
-    best = judge(sweep, space.at(values)).excess
+    best = judge(sweep, space.at(values), alone(sweep)).excess
     improved = True
     while improved:
         improved = False
         for key, dimension in space.items():
             for value in dimension.values:
-                excess = judge(sweep, space.at(values | {key: value})).excess
+                excess = judge(sweep, space.at(values | {key: value}), alone(sweep)).excess
                 if excess < best:
                     best, values, improved = excess, values | {key: value}, True
     return space.at(values), best
@@ -156,7 +152,8 @@ def _binding(sweep: SweepConfig, point: Point) -> str:
 
 
 def _moves(sweep: SweepConfig, point: Point) -> Iterator[tuple[float, str, float, float]]:
-    config = run_config(sweep, point)
+    allowance, budget = alone(sweep), sweep.budget
+    config = run_config(sweep, point, allowance)
     tree = to_dict(config)
     for key, factor in _KNOBS.items():
         section, name = key.split(".")
@@ -165,8 +162,8 @@ def _moves(sweep: SweepConfig, point: Point) -> Iterator[tuple[float, str, float
             continue
         new = max(1, round(old * factor)) if isinstance(old, int) else old * factor
         try:
-            epsilon = epsilon_of(sweep, methods.overlay(config, {key: new}))
+            excess, _ = allowance.excess(methods.overlay(config, {key: new}), delta=budget.delta, unit=budget.unit)
         except InputError:
             continue
-        if epsilon < math.inf:
-            yield epsilon, key, old, new
+        if excess < math.inf:
+            yield excess + budget.target_epsilon, key, old, new

@@ -19,7 +19,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
-from uedp_ray.search.feasibility import run_config
+from uedp_ray.search.feasibility import alone, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pool import RESTORE
@@ -165,7 +165,7 @@ def _winner(
         _begin_winner(folder)
     reporter.say(f"training the winner, trial {found['trial']}, on private text")
     base = prepared(config.base, folder, folder.private / "winner")
-    winner = run_config(dataclasses.replace(config, base=base), point)
+    winner = run_config(dataclasses.replace(config, base=base), point, alone(config))
     return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, reporter)
 
 

@@ -36,7 +36,7 @@ class SweepDir:
 
     def fetch(self) -> None:
         """Fetches what trials open into this node's copy."""
-        self.storage.get(self.config, self.trial_base, *corpora_at(self.private / "corpora"))
+        self.storage.get(self.config, self.terms, self.trial_base, *corpora_at(self.private / "corpora"))
 
     @property
     def address(self) -> str:

@@ -1,9 +1,9 @@
 """Points that are fixed before the first trial: a grid's, those of random search, and the pool of ``repeat_and_select``.
 
-    fixed_points(sweep)         # of a grid, or as many random ones as there are trials
+    fixed_points(sweep, allowance)         # of a grid, or as many random ones as there are trials
 
-``fix_pool`` draws a pool and, in secret, the trials from it; ``check_trials`` holds their ledgers against it. What is drawn
-is kept in ``private/pool.json``, and is secret with the number of trials.
+``fix_points`` and ``fix_pool`` decide what each run may spend. ``fix_pool`` draws a pool and, in secret, trials from it;
+``check_trials`` holds their ledgers against it. What is drawn is kept in ``private/pool.json``, as secret as their number.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from uedp_ray.accounted import planned_charges
 from uedp_ray.config import RunConfig
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.selection import (
     PROFILES,
@@ -27,7 +29,8 @@ from uedp_ray.privacy.selection import (
     epsilon_of_choosing,
     priced_by,
 )
-from uedp_ray.search.feasibility import judge, random_points, run_config
+from uedp_ray.search.allowance import Allowance, largest
+from uedp_ray.search.feasibility import alone, judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Row
 from uedp_ray.search.space import Point
@@ -37,15 +40,55 @@ from uedp_ray.storage.files import read_json, write_json
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """The check of what a run of a candidate was planned to release, as JSON."""
 RESTORE = "restore the sweep's copy, or search in another folder"
+_FEW = 4
+"""Points by which a pool's allowance is guessed."""
 _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
 
 
-def fixed_points(sweep: SweepConfig) -> list[Point]:
-    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
+def fixed_points(sweep: SweepConfig, allowance: Allowance) -> list[Point]:
+    """Returns a grid's points, or as many random points that the allowance allows as there are trials."""
     if sweep.search.searcher == "grid":
         return sweep.parsed_space.grid()
-    return _draw(sweep, sweep.num_trials)
+    return _draw(sweep, sweep.num_trials, allowance)
+
+
+def fix_points(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+    """Decides on the points of a search by ``composition``; returns the terms that say what each run may spend."""
+    each = alone(sweep)
+    if sweep.budget.covers == "answer" and sweep.search.rule == "composition" and not sweep.search.adaptive:
+        each = Allowance(largest(lambda epsilon: _all(sweep, Allowance(epsilon)), sweep.budget.target_epsilon))
+    write_json(folder.pool, {"points": fixed_points(sweep, each)}, private=True)
+    return {"run_epsilon": each.epsilon}
+
+
+def _all(sweep: SweepConfig, allowance: Allowance) -> float:
+    """epsilon of all runs of a search by ``composition`` together, each to its planned end."""
+    planned = planned_of(sweep, fixed_points(sweep, allowance), allowance)
+    return epsilon_of_choosing(
+        "composition",
+        searcher=sweep.search.searcher,
+        early_stopping=sweep.search.stops_early,
+        ledgers=[[]] * len(planned),
+        planned=planned,
+        delta=sweep.budget.delta,
+        unit=sweep.budget.unit,
+    )
+
+
+def planned_of(sweep: SweepConfig, points: Sequence[Point], allowance: Allowance) -> list[Charges]:
+    """Returns what every run of these points charges in full; empty for the runs of a refused point."""
+    found: list[Charges] = []
+    for point in points:
+        config = judge(sweep, point, allowance).config
+        found += [whole_run(config) if config else Charges(())] * sweep.search.seeds_per_trial
+    return found
+
+
+def whole_run(config: RunConfig) -> Charges:
+    """Returns what a run charges up to its planned end."""
+    mechanism = Plan.of(config).mechanism
+    return planned_charges(config, mechanism.noise_multiplier) if mechanism else Charges(())
 
 
 def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
@@ -57,27 +100,48 @@ def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
 
 def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
-    search, budget = sweep.search, sweep.budget
-    points = _draw(sweep, search.pool_size)
-    candidates = [_with_slack(parts_of(run_config(sweep, point), search.seeds_per_trial)) for point in points]
-    mean = float(sweep.num_trials)
-    epsilon = epsilon_of_choosing(
-        "repeat_and_select",
-        searcher=search.searcher,
-        early_stopping=search.stops_early,
-        candidates=candidates,
-        mean=mean,
-        law=search.law,
-        by=PROFILES,
-        delta=budget.delta,
-        unit=budget.unit,
-    )
+    search, budget, mean = sweep.search, sweep.budget, float(sweep.num_trials)
+    each = alone(sweep)
+    if budget.covers == "answer":
+        # a few points first: pricing the whole pool takes a while
+        guess = largest(lambda epsilon: _price(sweep, _pool(sweep, Allowance(epsilon), _FEW)[1]), budget.target_epsilon)
+        each = Allowance(
+            largest(lambda epsilon: _price(sweep, _pool(sweep, Allowance(epsilon))[1]), budget.target_epsilon, guess)
+        )
+    points, candidates = _pool(sweep, each)
+    epsilon = _price(sweep, candidates)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
     ]
     write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
-    return {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
+    terms = {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
+    return terms | {"run_epsilon": each.epsilon}
+
+
+def _pool(
+    sweep: SweepConfig, allowance: Allowance, size: int | None = None
+) -> tuple[list[Point], list[list[tuple[RoundMechanism, int]]]]:
+    """Draws the points of a pool; returns them, and what a trial at each of them runs."""
+    points = _draw(sweep, size or sweep.search.pool_size, allowance)
+    seeds = sweep.search.seeds_per_trial
+    return points, [_with_slack(parts_of(run_config(sweep, point, allowance), seeds)) for point in points]
+
+
+def _price(sweep: SweepConfig, candidates: Sequence[Any]) -> float:
+    """epsilon of the best of a random number of trials, drawn from a pool."""
+    search, budget = sweep.search, sweep.budget
+    return epsilon_of_choosing(
+        "repeat_and_select",
+        searcher=search.searcher,
+        early_stopping=search.stops_early,
+        candidates=candidates,
+        mean=float(sweep.num_trials),
+        law=search.law,
+        by=PROFILES,
+        delta=budget.delta,
+        unit=budget.unit,
+    )
 
 
 def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
@@ -88,11 +152,11 @@ def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMech
     ]
 
 
-def _draw(sweep: SweepConfig, size: int) -> list[Point]:
-    """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
+def _draw(sweep: SweepConfig, size: int, allowance: Allowance) -> list[Point]:
+    """Returns distinct points that the allowance allows; fewer than ``size`` if the space holds no more, or hardly any."""
     points: list[Point] = []
     for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
-        if point not in points and judge(sweep, point).config:
+        if point not in points and judge(sweep, point, allowance).config:
             points.append(point)
         if len(points) == size:
             break

@@ -13,6 +13,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from uedp_ray.errors import InputError
+from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.study import Asked, Study
 from uedp_ray.search.trial import CRASHED, DEVICE, DISK, DONE
 
@@ -27,6 +28,7 @@ class StudySearcher(Searcher):
 
     Args:
       study: an open study; trials that were started are handed out first.
+      allowance: what each run may spend.
       left: points still to hand out.
       slots: trials that run at once. A trial whose device failed holds it until the search is over, so that no other trial
         is placed there; None if trials hold no device.
@@ -35,10 +37,18 @@ class StudySearcher(Searcher):
     """
 
     def __init__(
-        self, study: Study, *, left: int, count_refused: bool, changed: Callable[[], None], slots: int | None = None
+        self,
+        study: Study,
+        allowance: Allowance,
+        *,
+        left: int,
+        count_refused: bool,
+        changed: Callable[[], None],
+        slots: int | None = None,
     ):
         super().__init__(metric=study.metric.name, mode=study.metric.goal)
         self._study, self._left, self._count_refused, self._changed = study, left, count_refused, changed
+        self._allowance = allowance
         self._running: dict[str, Asked] = {}
         self._slots, self._held = slots, 0
         self._again: list[Asked] = []
@@ -84,7 +94,7 @@ class StudySearcher(Searcher):
             return self._hand_out(trial_id, self._again.pop(0))
         refusals = 0
         while self._left > 0 and self.failure is None:
-            asked = self._study.ask()
+            asked = self._study.ask(self._allowance)
             if asked is None:
                 break
             if not asked.reason or self._count_refused:

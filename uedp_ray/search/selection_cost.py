@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.accounted import planned_charges, planned_releases
-from uedp_ray.config import RunConfig
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, within
 from uedp_ray.fields import number, string
-from uedp_ray.plan import Plan
+from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer, filter_of
 from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     accountant_of,
@@ -31,9 +30,19 @@ from uedp_ray.privacy.selection import (
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.search.feasibility import judge, run_config
+from uedp_ray.search.allowance import Allowance
+from uedp_ray.search.feasibility import alone, run_config
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.pool import RESTORE, check_trials, fix_pool, fixed_points, parts_of, read_pool
+from uedp_ray.search.pool import (
+    RESTORE,
+    check_trials,
+    fix_points,
+    fix_pool,
+    parts_of,
+    planned_of,
+    read_pool,
+    whole_run,
+)
 from uedp_ray.search.results import Row
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
@@ -60,19 +69,24 @@ _BY_CLOCK = (
     "tried next: sweeps of this version decide in the order of trials."
 )
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
-_TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
+_TERMS = {"rule": string(), "covers": string(), "delta": number(0.0), "unit": string()}
 
 
-def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
+def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT) -> None:
     """Records how the choice is paid for, unless an earlier start did. Nothing in it may follow from results.
 
     Raises: InputError if the rule does not cover what the trials do.
     """
     if folder.terms.exists():
         return
+    # takes a while: points are drawn, and each one's noise is solved for, at several budgets
+    reporter.say(
+        "fixing what each run may spend, and how the choice is paid for (seconds for each point fixed beforehand)"
+    )
     search, budget = sweep.search, sweep.budget
     terms: dict[str, Any] = {
         "rule": search.rule,
+        "covers": budget.covers,
         "adaptive": search.adaptive,
         "delta": budget.delta,
         "unit": budget.unit,
@@ -80,7 +94,7 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
     if search.rule == "repeat_and_select":
         terms |= fix_pool(sweep, folder)
     elif search.searcher == "grid" or not search.adaptive:
-        write_json(folder.pool, {"points": fixed_points(sweep)}, private=True)
+        terms |= fix_points(sweep, folder)
     if search.adaptive:
         terms["order"] = _ORDER
         if search.rule == "composition":
@@ -90,13 +104,29 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir) -> None:
 
 def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Returns the terms. Raises: InputError if they are damaged, or not this sweep's."""
-    drawn = sweep.search.rule == "repeat_and_select"
-    fields = _TERMS | (_DRAWN if drawn else {})
+    search, fields = sweep.search, _TERMS
+    if search.rule == "repeat_and_select":
+        fields = fields | _DRAWN
+    if search.rule != "public" and not search.adaptive:
+        fields = fields | {"run_epsilon": number(0.0)}
     terms = read_json(folder.terms, fields, RESTORE)
-    found, asked = (terms["rule"], terms["delta"], terms["unit"]), sweep.budget
-    if found != (sweep.search.rule, asked.delta, asked.unit):
+    found, asked = tuple(terms[name] for name in _TERMS), sweep.budget
+    if found != (sweep.search.rule, asked.covers, asked.delta, asked.unit):
         raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {RESTORE}")
     return terms
+
+
+def allowance_of(sweep: SweepConfig, folder: SweepDir) -> Allowance:
+    """Returns what each run may spend, as it was fixed. Raises: InputError if the terms are damaged, or do not say it."""
+    terms = _read_terms(sweep, folder)
+    if sweep.search.rule == "public" or sweep.budget.covers == "each_trial":
+        return alone(sweep)
+    odometer = _fixed_odometer(terms)
+    if odometer is not None and odometer.target == sweep.budget.target_epsilon:
+        return Allowance(odometer.target, odometer)
+    if odometer is None and 0.0 < terms["run_epsilon"] <= sweep.budget.target_epsilon:
+        return Allowance(terms["run_epsilon"])
+    raise InputError(folder.terms.name, str(folder.terms), f"does not say what each run may spend: {RESTORE}")
 
 
 def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
@@ -122,6 +152,7 @@ def cost_of_selection(
     terms = _read_terms(sweep, folder)
     rule, note = terms["rule"], ""
     ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
+    odometer = _fixed_odometer(terms)
     epsilon = terms.get("epsilon", math.inf)
     if rule == "repeat_and_select":
         reporter.say(PRICING_POINTS)
@@ -130,11 +161,11 @@ def cost_of_selection(
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     if rule != "repeat_and_select":
-        epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), _fixed_odometer(terms))
+        epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), odometer)
     releasable = RELEASABLE[rule] if any(row["state"] == "done" for row in rows) else _NOTHING_TRAINED
     if math.isinf(epsilon):
         releasable = "nothing: no epsilon bounds what the search released"
-    settled = rule == "composition" and sweep.search.adaptive
+    settled = rule == "composition" and odometer is not None and odometer.settled_by_results(epsilon)
     read = f" {SETTLED_BY_RESULTS}" if settled else ""
     return {
         "rule": rule,
@@ -143,10 +174,18 @@ def cost_of_selection(
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
-        "accountant": accountant_of(rule, adaptive=sweep.search.adaptive, by=priced_by(terms)),
+        "accountant": accountant_of(
+            rule,
+            adaptive=sweep.search.adaptive,
+            by=priced_by(terms),
+            filtered=odometer is not None and odometer.target is not None,
+        ),
         "settled_by_results": settled,
         "releasable": releasable,
-        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers)) + read + note + _doubt(sweep, terms),
+        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers, odometer))
+        + read
+        + note
+        + _doubt(sweep, terms),
     }
 
 
@@ -162,14 +201,21 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     elif odometer is None:
         planned = planned_charges_of(sweep, folder)
         epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
+    elif odometer.target is not None:
+        epsilon = odometer.target
     else:
         typical = Charges(odometer.planned, planned_releases(sweep.base))
         about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
         epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
-    shown = show_epsilon(epsilon, "infinite")
+    shown, delta = show_epsilon(epsilon, "infinite"), sweep.budget.delta
+    if odometer is not None and odometer.target is not None:
+        own = compose(odometer.planned, delta=delta, unit=sweep.budget.unit)
+        each = f"each of {odometer.runs} runs takes an equal share: the base alone is {show_epsilon(own)}"
+    else:
+        each = f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
     return (
-        f"training and choosing together will cost {about}epsilon = {shown} at delta = {show_delta(sweep.budget.delta)} "
-        f"({sweep.unit}; rule {rule}), where each run alone is at most {sweep.budget.target_epsilon:g}"
+        f"training and choosing together will cost {about}epsilon = {shown} at delta = {show_delta(delta)} "
+        f"({sweep.unit}; rule {rule}), where {each}"
     )
 
 
@@ -199,8 +245,10 @@ def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
         raise InputError("selection.json: odometer", str(error), f"is damaged: {RESTORE}") from None
 
 
-def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> int:
-    """Counts the runs that are charged: with points fixed beforehand those that the budget allows, else all that started."""
+def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], odometer: Odometer | None) -> int:
+    """Counts the charged runs: all that may start, if points or shares are fixed beforehand; else all that did."""
+    if odometer is not None and odometer.target is not None:
+        return odometer.runs
     planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
     return planned or sum(map(bool, ledgers))  # ``Charges`` are true
 
@@ -239,6 +287,7 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
     Raises: InputError for a trial that was trained and whose ledger is missing, or holds less than the row was charged.
     """
     found: list[list[dict[str, Any]] | Charges] = []
+    allowance: Allowance | None = None
     for row in rows:
         rounds: dict[Path, list[Any]] = {}
         for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
@@ -251,7 +300,8 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
             elif row["state"] == "refused" or not sweep.search.adaptive:  # points fixed beforehand: charged as planned
                 found.append([])
             else:
-                found.append(_whole(run_config(sweep, sweep.parsed_space.at(row))))
+                allowance = allowance or allowance_of(sweep, folder)
+                found.append(whole_run(run_config(sweep, sweep.parsed_space.at(row), allowance)))
         _refuse_short(row, rounds, ledger)
     return found
 
@@ -278,34 +328,23 @@ def _refuse_short(row: Row, rounds: Mapping[Path, Sequence[Any]], last: Path) ->
         raise InputError("ledger.jsonl", str(list(rounds)[-1]), remedy)
 
 
-def _whole(config: RunConfig) -> Charges:
-    """Returns what a run charges up to its planned end."""
-    mechanism = Plan.of(config).mechanism
-    return planned_charges(config, mechanism.noise_multiplier) if mechanism else Charges(())
-
-
 def planned_charges_of(sweep: SweepConfig, folder: SweepDir) -> list[Charges]:
     """Returns what every run that was planned beforehand charges in full; empty for the runs of a refused point."""
-    found: list[Charges] = []
     if sweep.search.adaptive:  # results decide how long they run
-        return found
-    for point in planned_points(sweep, folder) or []:
-        config = judge(sweep, point).config
-        found += [_whole(config) if config else Charges(())] * sweep.search.seeds_per_trial
-    return found
+        return []
+    return planned_of(sweep, planned_points(sweep, folder) or [], allowance_of(sweep, folder))
 
 
 def _odometer(sweep: SweepConfig) -> Odometer:
-    """Returns an odometer anchored at the base, with the budget's noise."""
-    config = sweep.base
-    privacy = dataclasses.replace(config.privacy, target_epsilon=sweep.budget.target_epsilon, noise_multiplier=None)
+    """Returns an odometer anchored at the base, with the budget's noise; a filter if the budget covers the answer."""
+    config, budget = sweep.base, sweep.budget
+    privacy = dataclasses.replace(config.privacy, target_epsilon=budget.target_epsilon, noise_multiplier=None)
     config = dataclasses.replace(config, privacy=privacy)
     runs = sweep.num_trials * sweep.search.seeds_per_trial
-    others = cost_of(Charges((), planned_releases(config)), sweep.budget.unit, "entity")
-    return Odometer(
-        planned=tuple(parts_of(config, 1)),
-        runs=runs,
-        delta=sweep.budget.delta,
-        unit=sweep.budget.unit,
-        threshold_delta=runs * (0.0 if others is None else others.failure_prob),
-    )
+    others = cost_of(Charges((), planned_releases(config)), budget.unit, "entity")
+    settings: dict[str, Any] = {"delta": budget.delta, "unit": budget.unit}
+    settings["threshold_delta"] = runs * (0.0 if others is None else others.failure_prob)
+    if budget.covers == "answer":
+        with within("budget"):
+            return filter_of(lambda z: planned_charges(config, z), runs=runs, target=budget.target_epsilon, **settings)
+    return Odometer(planned=tuple(parts_of(config, 1)), runs=runs, **settings)

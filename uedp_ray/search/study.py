@@ -1,7 +1,7 @@
 """The Optuna study of a sweep, in ``study.journal``: asks for points, records their outcomes, and resumes.
 
     study = Study.open(sweep, Path("runs/s/study.journal"))
-    asked = study.ask()                                     # a point, judged; a refused one has ended already
+    asked = study.ask(allowance)                            # a point, judged; a refused one has ended already
     study.finish(asked.number, score=151.7, epsilon=7.9)
 
 States in the journal: COMPLETE: trained to the end; PRUNED: refused by the budget (its constraint is above 0) or stopped
@@ -35,6 +35,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
+from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
 from uedp_ray.search.samplers import SAMPLERS
 from uedp_ray.search.space import Point
@@ -142,7 +143,7 @@ class Study:
         for point in points[len(self.trials) :]:
             self._study.enqueue_trial(point)
 
-    def ask(self) -> Asked | None:
+    def ask(self, allowance: Allowance) -> Asked | None:
         """Returns the next point; trials that were started and did not end come first. A refused one is recorded at once.
 
         None while an adaptive search waits for a trial by whose result the next one is chosen.
@@ -157,7 +158,7 @@ class Study:
         self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
         trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
         point = self._sweep.parsed_space.suggest(trial)
-        verdict = judge(self._sweep, point)
+        verdict = judge(self._sweep, point, allowance)
         if "epsilon" not in trial.constraints:
             trial.set_constraint("epsilon", min(verdict.excess, _UNBOUNDED))
         if verdict.config is None:

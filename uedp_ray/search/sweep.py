@@ -30,7 +30,7 @@ from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, Rows, best, count_states, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
-from uedp_ray.search.selection_cost import announced, charged_runs, fix_terms, planned_points
+from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
@@ -101,10 +101,7 @@ def sweep(
             restore(folder)
             _refuse_second_winner(config, folder)
             _claim(config, folder)
-            if not folder.terms.exists():
-                # takes a while: points are drawn, and each one's noise is solved for
-                reporter.say("fixing how the choice is paid for (about a second for each point fixed beforehand)")
-            fix_terms(config, folder)
+            fix_terms(config, folder, reporter)
             keep_terms(folder)
             reporter.say(announced(config, folder))
             study = Study.open(config, folder.journal)
@@ -238,10 +235,9 @@ def _search(
 ) -> None:
     """Runs the trials that are left. Raises: KeyboardInterrupt when interrupted; ``StudySearcher.failure`` if it is set."""
     points = planned_points(config, folder)
-    if points is not None:
-        study.plan(points)
-    wanted = config.num_trials if points is None else len(points)
-    left = wanted - study.ended(count_refused=points is not None)
+    study.plan(points or ())
+    fixed, wanted = points is not None, config.num_trials if points is None else len(points)
+    left = wanted - study.ended(count_refused=fixed)
     if left <= 0:
         return
     changed = _on_change(study, rows, config, folder, wanted, reporter)
@@ -258,7 +254,9 @@ def _search(
     reporter.say(f"searching: {left} trials, {at_once} at once{each}")
     slots = at_once if config.resources.workers_per_trial == 1 else None
     make_folder(folder.trials)
-    searcher = StudySearcher(study, left=left, count_refused=points is not None, changed=changed, slots=slots)
+    searcher = StudySearcher(
+        study, allowance_of(config, folder), left=left, count_refused=fixed, changed=changed, slots=slots
+    )
     tune_trials(config, folder, searcher, at_once, gpus)
 
 

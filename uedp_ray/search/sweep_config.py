@@ -44,15 +44,18 @@ _PRIVATE_WORDS = "noisy-threshold"
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig:
-    """What every trial may spend. The cost of the choice among trials comes on top of it, and is reported."""
+    """What may be spent, and on what."""
 
     target_epsilon: float = 8.0
+    covers: Literal["answer", "each_trial"] = "answer"
+    """``answer``: the target bounds all that the rule lets one hand on, the choice included, and what each run may spend is
+    solved from it. ``each_trial``: it bounds each run alone; choosing costs more, and is reported."""
     delta: float = 1e-5
     unit: Unit = "user-entity"
     """Whose epsilon is bounded."""
     noise: Literal["calibrated", "free"] = "calibrated"
-    """``calibrated``: each trial's noise multiplier is solved so that it meets the budget. ``free``: the base or the
-    space gives the noise multiplier, and points beyond the budget are refused."""
+    """``calibrated``: each trial's noise multiplier is solved from the budget. ``free``: the base or the space gives it, and
+    points beyond what a run may spend are refused."""
 
     def __post_init__(self) -> None:
         check_choices(self, "budget")
@@ -230,6 +233,11 @@ class SweepConfig:
         if target and free:
             remedy = "nothing is solved with free noise: search privacy.noise_multiplier"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
+        if target and self.budget.covers == "answer" and self.search.rule != "public":
+            remedy = (
+                "is solved, as the budget covers the whole answer: leave it out, or set budget.covers to each_trial"
+            )
+            raise InputError("space.privacy.target_epsilon", target.spec, remedy)
         if target and any(value > self.budget.target_epsilon for value in target.values):
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
@@ -278,12 +286,14 @@ class SweepConfig:
         """SHA-256 of what may not change on resume: all but name, resources, trackers, and sometimes the number of trials.
 
         Anyone who adds trials has seen results. Where that is not charged for, the number of trials stays as it was; so it
-        does where they make vocabularies from private text, for which no more of delta was set aside.
+        does where one budget covers them all, and where they make vocabularies from private text, for which no more of delta
+        was set aside.
         """
         tree = to_dict(self)
         del tree["resources"], tree["trackers"], tree["base"]["name"]
         as_first_named(tree["base"])
         charged = self.search.rule == "composition" and self.search.adaptive and not self._private_words
+        charged &= self.budget.covers == "each_trial"
         if self.search.rule == "public" or charged:
             del tree["search"]["trials"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -21,6 +21,7 @@ from uedp_ray.errors import DeviceError, InputError, TextError
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.selection_cost import allowance_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
 from uedp_ray.storage.base import Storage, StorageError
@@ -97,7 +98,7 @@ def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) ->
 def _train(
     sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
 ) -> tuple[float, float]:
-    config = started(run_config(trial_base(sweep, folder), point), folder)
+    config = started(run_config(trial_base(sweep, folder), point, allowance_of(sweep, folder)), folder)
     resources, unit, name = sweep.resources, sweep.budget.unit, sweep.metric.name
 
     class Evaluations(Reporter):
