@@ -251,8 +251,10 @@ def print_comparison(answer: dict[str, Any]) -> None:
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
+    on_public = answer["selection"]["rule"] == "public"
+    text = f"{metric.title} on the search's text" if on_public else f"Held-out {metric.title}"
     table = Table(
-        title=f"Held-out {metric.title}, and ε {OF_ONE_RUN}",
+        title=f"{text[:1].upper()}{text[1:]}, and ε {OF_ONE_RUN}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -281,7 +283,9 @@ def print_sweep(answer: dict[str, Any]) -> None:
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
     for row in answer["references"]:
-        if row["epsilon"] is None:
+        if row["epsilon"] is None and on_public:
+            lines.append(f"{row['name']}: trained without privacy, on the search's public text.")
+        elif row["epsilon"] is None:
             lines.append(f"{row['name']}: trained without privacy, so its figures are private, and no ε covers them.")
     if best is None and not counts["asked"]:
         lines.append("The random number of trials was 0: nothing was trained, and the price covers this outcome too.")
@@ -290,7 +294,12 @@ def print_sweep(answer: dict[str, Any]) -> None:
     else:
         lines.append(_told_apart(best))
         total = show_epsilon(best["epsilon_with_choice"], "∞")
-        lines.append(f"Best: trial {best['trial']}, {_measured(best)}, in {best['run_dir']}")
+        trained = (
+            f"the settings of trial {best['trial']} on the private text" if on_public else f"trial {best['trial']}"
+        )
+        before = best.get(metric.initial) if on_public else None
+        from_there = "" if before is None else f" (from {metric.show(before)} before that training)"
+        lines.append(f"Best: {trained}, {_measured(best)}{from_there}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")
         paid_for = narrowed(unit, answer["selection"].get("categories"))
         lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")

@@ -116,7 +116,10 @@ def _result(
     price = {"delta": best["delta"], "unit": best["unit"], "accountant": "composition"}
     return {
         "best": {
-            **{key: best[key] for key in ("trial", *_SCORES, "perplexity_std", "seeds", "delta", "unit")},
+            **{
+                key: best[key]
+                for key in ("trial", *_SCORES, "initial_perplexity", "perplexity_std", "seeds", "delta", "unit")
+            },
             "epsilon": {name: best[f"epsilon_{name}"] for name in UNITS},
             "epsilon_with_choice": choice or best["epsilon"],
             **{key: best[key] for key in ("noise_multiplier", "rounds", "planned_rounds")},

@@ -191,7 +191,7 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
 
 
 @pytest.mark.usefixtures("here")
-def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path):
+def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path, capsys):
     public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
     config = sweep_config(corpora, tmp_path, search={"trials": 2, "selection": "public", "public": public})
     answer = sweep(config, tmp_path / "out")
@@ -203,6 +203,10 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     sources = [json.loads((tmp_path / "out" / part / "private" / "setup.json").read_text())["corpus_digest"]
                for part in ("trials/0000", "trials/0001", "winner")]  # fmt: skip
     assert sources[0] == sources[1] != sources[2]
+    print_sweep(answer)
+    shown = capsys.readouterr().out
+    assert "Perplexity on the search's text" in shown
+    assert f"(from {winner['initial_perplexity']:.1f} before that training)" in shown
     kept = files(tmp_path / "out" / "winner")
     assert sweep(config, tmp_path / "out", resume=True) == answer
     more = sweep_config(corpora, tmp_path, search={"trials": 3, "selection": "public", "public": public})

@@ -39,7 +39,14 @@ from uedp_ray.analysis.style import (
 )
 from uedp_ray.privacy.statement import show_delta
 
-NOISELESS = "no guarantee; trained without noise on the same text: do not publish this line"
+
+def noiseless(sweep: Sweep) -> str:
+    """Says what the line of the model without noise is worth, and whether it may be shown."""
+    if sweep.selection["rule"] == "public":
+        return "no guarantee; trained without noise on the search's public text"
+    return "no guarantee; trained without noise on the same text: do not publish this line"
+
+
 EXTENDED = "privacy.extended_sampling_prob"
 SAMPLING = (EXTENDED, "privacy.entity_sampling_prob", "privacy.user_sampling_prob", "expected_cohort_size")
 _STYLES: dict[str, dict[str, Any]] = {
@@ -217,7 +224,7 @@ def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
     levels = {name: level for name, level in named if level <= LARGEST}
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
-        "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {NOISELESS}".replace("on the", "\non the")),
+        "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {noiseless(sweep)}".replace("on the", "\non the")),
     }
     for name, level in levels.items():
         color, dash, text = looks[name]

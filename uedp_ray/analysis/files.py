@@ -112,6 +112,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         metric.name: score,
         **{each.name: number(each.least, nothing=True) for each in metric.beside},
         metric.spread: spent,
+        metric.initial: number(metric.least, nothing=True),
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,
         "epsilon": record(dict.fromkeys(UNITS, spent)),

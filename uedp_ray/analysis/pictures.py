@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from uedp_ray.analysis import epsilon, figures, importance, parallel
 from uedp_ray.analysis.cost import Spent, spent_by_best
-from uedp_ray.analysis.figures import NOISELESS
 from uedp_ray.analysis.frames import Sweep, check_comparable
 from uedp_ray.analysis.style import NothingToShow, svg
 from uedp_ray.analysis.summary import terms
@@ -44,7 +43,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
 
     several_seeds = (sweep.trials["seeds"] > 1).any()
     spread = "Bars are one standard deviation over seeds." if several_seeds else "One seed per trial, so no bars."
-    noiseless = f"Noiseless line: {NOISELESS}." if "noiseless" in set(sweep.references["name"]) else ""
+    noiseless = f"Noiseless line: {figures.noiseless(sweep)}." if "noiseless" in set(sweep.references["name"]) else ""
     return [
         picture(
             "pareto",

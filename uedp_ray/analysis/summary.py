@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from uedp_ray.analysis.figures import NOISELESS
+from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
@@ -82,7 +82,7 @@ def warnings(sweep: Sweep) -> list[str]:
             "score, configuration and ledger): other trials, their scores and their number are not paid for."
         )
     if "noiseless" in set(sweep.references["name"]):
-        found.append(f"The noiseless reference on this page: {NOISELESS}.")
+        found.append(f"The noiseless reference on this page: {noiseless(sweep)}.")
     return found
 
 
@@ -93,14 +93,15 @@ def _sentence(text: str) -> str:
 def _searched(sweep: Sweep) -> str:
     search = sweep.sweep_config.search
     noise = (
-        "the noise of every trial is solved so that it meets the budget"
+        "the noise of every trial is solved from what it may spend"
         if sweep.sweep_config.budget.noise == "calibrated"
-        else "the noise is free, and points beyond the budget are refused before training"
+        else "the noise is free, and points beyond what a run may spend are refused before training"
     )
+    of_what = "per run" if sweep.sweep_config.budget.covers == "each_trial" else "in total"
     settings = f"{len(sweep.space)} setting{'s' if len(sweep.space) > 1 else ''}"
     seeds = search.seeds_per_trial
     return (
-        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} per run "
+        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} {of_what} "
         f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} per trial."
     )
 
@@ -125,6 +126,10 @@ def _found(sweep: Sweep) -> str:
     beside = [score.say(best[score.name]) for score in metric.beside if best.get(score.name) is not None]
     text += f" ({', '.join(beside)})" if beside else ""
     levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
+    if sweep.selection["rule"] == "public":  # trials and references are of other text than the winner
+        before = best.get(metric.initial)
+        text += ", trained anew on the private text by its settings"
+        levels = {} if before is None else {"public-only": before}
     if "public-only" in levels:
         text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"
     if "noiseless" in levels:

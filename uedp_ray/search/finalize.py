@@ -302,7 +302,7 @@ def _best(
     if winner is not None:
         answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule == "public":  # the trials used other text
-        measured = (*config.metric.names, "epsilon", "rounds", "planned_rounds")
+        measured = (*config.metric.names, config.metric.initial, "epsilon", "rounds", "planned_rounds")
         answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
         answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
     return answer

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
@@ -101,31 +102,30 @@ def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
 def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget, mean = sweep.search, sweep.budget, float(sweep.num_trials)
-    each = alone(sweep)
+    # Noise that is solved for refuses no point: they are the same whatever a run may spend.
+    drawn = _draw(sweep, search.pool_size, alone(sweep)) if budget.noise == "calibrated" else []
+
+    @functools.cache
+    def at(run_epsilon: float, size: int = search.pool_size) -> tuple[list[Point], list[Any], float]:
+        """The points, what a trial at each of them runs, and the price."""
+        allowance = Allowance(run_epsilon)
+        points = drawn[:size] or _draw(sweep, size, allowance)
+        configs = [run_config(sweep, point, allowance) for point in points]
+        candidates = [_with_slack(parts_of(config, search.seeds_per_trial)) for config in configs]
+        return points, candidates, _price(sweep, candidates)
+
+    each = budget.target_epsilon
     if budget.covers == "answer":
-        # a few points first: pricing the whole pool takes a while
-        guess = largest(lambda epsilon: _price(sweep, _pool(sweep, Allowance(epsilon), _FEW)[1]), budget.target_epsilon)
-        each = Allowance(
-            largest(lambda epsilon: _price(sweep, _pool(sweep, Allowance(epsilon))[1]), budget.target_epsilon, guess)
-        )
-    points, candidates = _pool(sweep, each)
-    epsilon = _price(sweep, candidates)
+        guess = largest(lambda epsilon: at(epsilon, _FEW)[2], each)
+        each = largest(lambda epsilon: at(epsilon)[2], each, guess)
+    points, candidates, epsilon = at(each)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
     ]
     write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
     terms = {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
-    return terms | {"run_epsilon": each.epsilon}
-
-
-def _pool(
-    sweep: SweepConfig, allowance: Allowance, size: int | None = None
-) -> tuple[list[Point], list[list[tuple[RoundMechanism, int]]]]:
-    """Draws the points of a pool; returns them, and what a trial at each of them runs."""
-    points = _draw(sweep, size or sweep.search.pool_size, allowance)
-    seeds = sweep.search.seeds_per_trial
-    return points, [_with_slack(parts_of(run_config(sweep, point, allowance), seeds)) for point in points]
+    return terms | {"run_epsilon": each}
 
 
 def _price(sweep: SweepConfig, candidates: Sequence[Any]) -> float:

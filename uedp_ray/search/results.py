@@ -169,7 +169,16 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     found = best(rows, metric)
     if found is None:
         return None
-    of_trial = ("trial", *metric.names, metric.spread, "seeds", "noise_multiplier", "rounds", "planned_rounds")
+    of_trial = (
+        "trial",
+        *metric.names,
+        metric.initial,
+        metric.spread,
+        "seeds",
+        "noise_multiplier",
+        "rounds",
+        "planned_rounds",
+    )
     tied = [row["trial"] for row in rows if row["tied_with_best"] and row is not found]
     return {
         **{key: found[key] for key in of_trial},
