@@ -8,6 +8,7 @@ import math
 import pytest
 
 from tests.search.sweeps import finalize_here, search_here, sweep_config
+from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.answers import export_epsilon
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
@@ -162,3 +163,35 @@ def test_no_point_may_ask_for_an_epsilon_of_its_own(corpora, tmp_path):
     space = {"privacy.target_epsilon": {"uniform": [1.0, 6.0]}}
     with pytest.raises(InputError, match=r"budget\.covers to each_trial"):
         sweep_config(corpora, tmp_path, space=space, budget=ANSWER)
+
+
+def test_noise_that_is_given_and_too_little_for_the_budget_is_refused_before_anything_starts(corpora, tmp_path, folder):
+    """Lowering what each run may cost would only refuse its points, and to train nothing costs nothing."""
+    for search in (GRID, RANDOM, SELECT):
+        free = {**ANSWER, "noise": "free", "target_epsilon": 6.0}
+        sweep = sweep_config(
+            corpora, tmp_path, space={"training.server_learning_rate": {"choice": [0.01, 0.02, 0.03]}}, search=search,
+            budget=free, base={"privacy": {"user_sampling_prob": 0.3, "noise_multiplier": 1.0}},
+        )  # fmt: skip
+        with pytest.raises(InputError, match=r"target_epsilon = 6\.0: training and choosing would cost .* more noise"):
+            fix_terms(sweep, folder)
+        assert not folder.terms.exists()
+    sweep = sweep_config(
+        corpora, tmp_path, space={"privacy.noise_multiplier": {"uniform": [1.3, 1.5]}}, search=TPE, budget=free
+    )
+    with pytest.raises(InputError, match="no point of the space meets it: the smallest epsilon of 3 runs together"):
+        fix_terms(sweep, folder)
+
+
+def test_a_sweep_that_an_earlier_version_began_keeps_its_reading_of_the_budget(corpora, tmp_path):
+    sweep = sweep_config(corpora, tmp_path, space=FEW, search=GRID, budget={"covers": "each_trial"})
+    out = tmp_path / "out"
+    answer = search_here(sweep, out)
+    for name in ("sweep.yaml", "selection.json"):
+        text = (out / name).read_text()
+        kept = [line for line in text.splitlines(keepends=True) if "covers" not in line and "run_epsilon" not in line]
+        (out / name).write_text("".join(kept).replace(",\n}", "\n}"))
+    assert "covers" not in (out / "sweep.yaml").read_text()
+    export(out, tmp_path / "handed-on")
+    assert export_epsilon(tmp_path / "handed-on")["epsilon"] == pytest.approx(answer["selection"]["epsilon"])
+    assert load_sweep(out).sweep_config.budget.covers == "each_trial"

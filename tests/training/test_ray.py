@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -98,20 +99,34 @@ def test_memory_that_runs_out_is_charged_once_and_not_tried_again(corpora, tmp_p
 
 
 SESSION = """
-import os, ray
-from uedp_ray.training.host import ray_session
+import os, ray, uedp_ray.training.host as host
 opened, init = [], ray.init
 ray.init = lambda **settings: opened.append(init(**settings)) or opened[-1]
-with ray_session(1):
-    mode = os.stat(opened[0].address_info["session_dir"]).st_mode
-print(oct(mode & 0o777))
+with host.ray_session(1):
+    number = ray.remote(lambda: os.getpid()).options(runtime_env={"env_vars": {"NEW": "1"}})
+    ray.get(number.remote())  # a worker that starts opens its session to everybody
+    session = opened[0].address_info["session_dir"]
+    own = host.own_folder()
+    modes = oct(os.stat(own).st_mode & 0o777), str(own.resolve()) in os.path.realpath(session)
+print(*modes)
 """
 
 
 def test_what_ray_keeps_of_a_session_of_ours_is_the_owners():
-    """Ray opens the folder to everybody. The names of logs tell how many trials ran, which may be secret."""
+    """The names of logs tell how many trials ran, which may be secret."""
     done = subprocess.run([sys.executable, "-c", SESSION], capture_output=True, text=True)
-    assert done.stdout.split() == ["0o700"], done.stderr
+    assert done.stdout.split() == ["0o700", "True"], done.stderr
+
+
+def test_a_folder_for_sessions_that_is_somebody_elses_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert host.own_folder() == tmp_path / f"uedp_ray-{os.getuid()}"
+    host.own_folder().chmod(0o777)
+    assert stat.S_IMODE(host.own_folder().stat().st_mode) == 0o700, "the second start of many"
+    host.own_folder().rmdir()
+    (tmp_path / f"uedp_ray-{os.getuid()}").symlink_to("/tmp")
+    with pytest.raises(InputError, match="belongs to somebody else"):
+        host.own_folder()
 
 
 def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):

@@ -31,7 +31,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.space import Space
-from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.tasks.metric import Metric, metric_in
 
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
@@ -158,7 +158,7 @@ def load_sweep(path: str | Path) -> Sweep:
             "is not a sweep directory: name a folder with sweep.yaml and trials.parquet, as uedp-ray sweep writes it"
         )
         raise InputError("sweep", str(path), remedy)
-    config = load_sweep_config(inside(path, "sweep.yaml"))
+    config = load_kept(inside(path, "sweep.yaml"), inside(path, "selection.json"))
     table = read_table(path, "trials.parquet")
     trials = _checked_trials(path, table, config)
     result = read_result(path, config) if (path / "result.json").is_file() else None

@@ -31,7 +31,7 @@ from scipy import optimize, special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating, renyi
-from uedp_ray.privacy.events import Charges, charges, cost_of, together
+from uedp_ray.privacy.events import Charges, charges, cost_of, to_planned_end, together
 from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
@@ -43,6 +43,7 @@ SETTLED_BY_RESULTS = (
     "releases at a larger one."
 )
 """The note to every figure of an odometer without a target: it is not an epsilon of the search whatever its outcome."""
+_MOST_RUNS = 10**9
 _MOST_NOISE = 1e6
 """A noise multiplier beyond any that trains a model."""
 _ROOM = 1e-6
@@ -75,16 +76,16 @@ class Odometer:
         check_counts(self.planned)
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
-        if type(self.runs) is not int or self.runs < 1:
-            raise InputError("runs", self.runs, "must be an integer, 1 or more")
+        if type(self.runs) is not int or not 1 <= self.runs <= _MOST_RUNS:
+            raise InputError("runs", self.runs, f"must be an integer from 1 to {_MOST_RUNS}")
         if not self.threshold_delta >= 0.0 or self._loss_delta <= 0.0:
             raise InputError("threshold_delta", self.threshold_delta, "must be 0 or more, and leave a part of delta")
         if (self.target is None) != (self.order is None):
             raise InputError("target, order", (self.target, self.order), "give both, or neither")
         if self.target is not None and not 0.0 < self.target < math.inf:
             raise InputError("target", self.target, "must be a finite number above 0")
-        if self.order is not None and not 1.0 < self.order < math.inf:
-            raise InputError("order", self.order, "must be a finite number above 1")
+        if self.order is not None and not 1.0 < self.order <= ORDERS[-1]:
+            raise InputError("order", self.order, f"must be above 1 and at most {ORDERS[-1]:g}")
 
     @property
     def orders(self) -> tuple[float, ...]:
@@ -119,12 +120,16 @@ class Odometer:
         Guarantees: with this function of the releases called E, P(M(D) in A and E <= x) <= exp(x) P(M(D') in A) + delta
         for every x and A, and the same exchanged, however runs are chosen and whenever the search is stopped. Never falls
         as rounds are added. Infinity if vocabularies take more than ``threshold_delta``, or for a release without bound.
-        That of a filter is never below its target, which therefore holds whatever the results, as long as every run that is
-        started is one that it ``admits``; it is infinite for more than ``runs`` of them.
+        That of a filter is its target, which holds whatever the results. Infinity if a run was not one that it ``admits``,
+        to its planned end, or if there are more than ``runs`` of them.
         Raises: UnsupportedEvent, InputError for events that cannot be read.
         """
         found = [charges(events) for events in ledgers]
-        return max(self._spent(found), self.target or 0.0)
+        if self.target is None:
+            return self._spent(found)
+        if not all(map(self.admits, {to_planned_end(run)._replace(plan=None) for run in found})):
+            return math.inf
+        return max(self._spent(found), self.target)
 
     def admits(self, run: Charges) -> bool:
         """Whether a run takes its share of a filter at most: as many like it as there may be meet the target."""
@@ -239,24 +244,14 @@ def filter_of(
     settings: dict[str, Any] = {"delta": delta, "unit": unit, "threshold_delta": threshold_delta}
     # any order at which nothing but the conversion takes less than the target
     order = next((each for each in ORDERS if -math.log(delta) / (each - 1.0) < target / 2), ORDERS[-1])
-    rounds = planned(1.0).rounds
-    while True:  # with less noise each time, until no order asks for less
-        found = Odometer(planned=rounds, runs=runs, target=target, order=order, **settings)
-        rounds = planned(found.least_noise(planned)).rounds
-        usual_A = np.maximum.reduce([_usual(found, rounds, kind) for kind in dominating.kinds(found.kind)])
-        best = ORDERS[int(np.argmin(usual_A))]
-        if best == order:
-            return dataclasses.replace(found, planned=rounds)
-        order = best
-
-
-def _usual(odometer: Odometer, planned: renyi.Parts, kind: str) -> np.ndarray:
-    """epsilon of all planned runs by the usual conversion from each of ``ORDERS``."""
-    parts = [(mechanism, odometer.runs * count) for mechanism, count in planned]
-    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, unit=odometer.unit, kind=kind, orders=ORDERS)
-    orders_A = np.array(ORDERS)
-    slopes_A, log_room_A = orders_A - 1.0, math.log(odometer._loss_delta) + np.log(orders_A)
-    return rates_A - log_room_A / slopes_A + np.log(slopes_A / orders_A)
+    found = Odometer(planned=planned(1.0).rounds, runs=runs, target=target, order=order, **settings)
+    least = math.inf
+    while (z := found.least_noise(planned)) < least:  # until no order asks for less
+        least, typical = z, planned(z)
+        chosen = found = dataclasses.replace(found, planned=typical.rounds)
+        excess = {each: dataclasses.replace(chosen, order=each).excess(typical) for each in ORDERS}
+        found = dataclasses.replace(chosen, order=min(excess, key=excess.__getitem__))
+    return chosen
 
 
 @functools.lru_cache(maxsize=16)
@@ -264,7 +259,11 @@ def _log_weights(odometer: Odometer, kind: str) -> np.ndarray:
     """log weights of the orders, largest where the plan converts best; weights sum to 1."""
     if odometer.order is not None:
         return np.zeros(1)
-    best = np.argmin(_usual(odometer, odometer.planned, kind))
+    parts = [(mechanism, odometer.runs * count) for mechanism, count in odometer.planned]
+    rates_A, _ = renyi.rdp(parts, lost=odometer._cut_delta, unit=odometer.unit, kind=kind, orders=ORDERS)
+    orders_A = np.array(ORDERS)
+    slopes_A, log_room_A = orders_A - 1.0, math.log(odometer._loss_delta) + np.log(orders_A)
+    best = np.argmin(rates_A - log_room_A / slopes_A + np.log(slopes_A / orders_A))
     weights_A = (1.0 + np.abs(np.arange(len(ORDERS)) - best)) ** -2
     return np.log(weights_A / weights_A.sum())
 

@@ -25,7 +25,7 @@ from uedp_ray.search.layout import SweepDir, sweep_above
 from uedp_ray.search.pool import PART
 from uedp_ray.search.results import Row, best, read_columns, read_rows
 from uedp_ray.search.selection_cost import charged_runs, cost_of_selection, planned_charges_of
-from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.storage.files import read_json
 from uedp_ray.storage.open import folder_only, open_storage
 from uedp_ray.training.export import Finished, export_run, own_total
@@ -101,7 +101,7 @@ _RECOMPUTE = {
 
 
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter) -> dict[str, Any]:
-    config = load_sweep_config(folder.config)
+    config = load_kept(folder.config, folder.terms)
     rows = _ended_rows(config, folder)
     folder.storage.get(folder.pool)
     for row in rows:

@@ -1,7 +1,7 @@
 """Turns a point of the space into a run, if the budget allows it: before any worker starts, without touching data.
 
     verdict = judge(sweep, point, allowance)      # verdict.config, or why there is none
-    check_reachable(sweep)                        # InputError if the budget refuses every point
+    check_reachable(sweep, alone(sweep))          # InputError if the budget refuses every point
 
 Inputs are public.
 """
@@ -93,15 +93,15 @@ def random_points(sweep: SweepConfig) -> Iterator[Point]:
         yield sweep.parsed_space.suggest(study.ask())
 
 
-def check_reachable(sweep: SweepConfig) -> None:
-    """Raises: InputError if no point was found that meets the budget, with the smallest epsilon and the knob that binds."""
+def check_reachable(sweep: SweepConfig, allowance: Allowance) -> None:
+    """Raises: InputError if no point was found that meets the allowance, with the least epsilon and the knob that binds."""
     reasons = []
     for point in itertools.islice(random_points(sweep), _TRIED_POINTS):
-        verdict = judge(sweep, point, alone(sweep))
+        verdict = judge(sweep, point, allowance)
         if verdict.config:
             return
         reasons.append(verdict.reason)
-    point, excess = _most_private(sweep)
+    point, excess = _most_private(sweep, allowance)
     if excess <= 0.0:
         return
     target = sweep.budget.target_epsilon
@@ -109,10 +109,11 @@ def check_reachable(sweep: SweepConfig) -> None:
         raise InputError(
             "budget.target_epsilon", target, f"no point of the space can meet it; the first says: {reasons[0]}"
         )
+    what = "epsilon" if allowance.share_of is None else f"epsilon of {allowance.share_of.runs} runs together"
     remedy = (
-        f"no point of the space meets it: the smallest epsilon ({sweep.budget.unit}) is {show_epsilon(target + excess)}"
+        f"no point of the space meets it: the smallest {what} ({sweep.budget.unit}) is {show_epsilon(target + excess)}"
     )
-    raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point)}")
+    raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point, allowance)}")
 
 
 def budget_cautions(sweep: SweepConfig) -> list[str]:
@@ -125,25 +126,25 @@ def budget_cautions(sweep: SweepConfig) -> list[str]:
         return []
 
 
-def _most_private(sweep: SweepConfig) -> tuple[Point, float]:
+def _most_private(sweep: SweepConfig, allowance: Allowance) -> tuple[Point, float]:
     """Finds the point of least epsilon over the budget: coordinate descent over the ends of ranges and all choices."""
     space = sweep.parsed_space
     values = {key: dimension.values[0] for key, dimension in space.items()}
-    best = judge(sweep, space.at(values), alone(sweep)).excess
+    best = judge(sweep, space.at(values), allowance).excess
     improved = True
     while improved:
         improved = False
         for key, dimension in space.items():
             for value in dimension.values:
-                excess = judge(sweep, space.at(values | {key: value}), alone(sweep)).excess
+                excess = judge(sweep, space.at(values | {key: value}), allowance).excess
                 if excess < best:
                     best, values, improved = excess, values | {key: value}, True
     return space.at(values), best
 
 
-def _binding(sweep: SweepConfig, point: Point) -> str:
+def _binding(sweep: SweepConfig, point: Point, allowance: Allowance) -> str:
     """Names the setting, searched or not, that lowers epsilon most if it may go further."""
-    found = list(_moves(sweep, point))
+    found = list(_moves(sweep, point, allowance))
     if not found:
         return ""
     epsilon, key, old, new = min(found)
@@ -151,8 +152,8 @@ def _binding(sweep: SweepConfig, point: Point) -> str:
     return f"; {key} = {old:g} ({kind}) binds most: at {new:g} it would be {show_epsilon(epsilon)}"
 
 
-def _moves(sweep: SweepConfig, point: Point) -> Iterator[tuple[float, str, float, float]]:
-    allowance, budget = alone(sweep), sweep.budget
+def _moves(sweep: SweepConfig, point: Point, allowance: Allowance) -> Iterator[tuple[float, str, float, float]]:
+    budget = sweep.budget
     config = run_config(sweep, point, allowance)
     tree = to_dict(config)
     for key, factor in _KNOBS.items():

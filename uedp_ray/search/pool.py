@@ -12,11 +12,12 @@ import dataclasses
 import functools
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uedp_ray.accounted import planned_charges
 from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
@@ -30,6 +31,8 @@ from uedp_ray.privacy.selection import (
     epsilon_of_choosing,
     priced_by,
 )
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.reporting import Reporter
 from uedp_ray.search.allowance import Allowance, largest
 from uedp_ray.search.feasibility import alone, judge, random_points, run_config
 from uedp_ray.search.layout import SweepDir
@@ -54,13 +57,35 @@ def fixed_points(sweep: SweepConfig, allowance: Allowance) -> list[Point]:
     return _draw(sweep, sweep.num_trials, allowance)
 
 
-def fix_points(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Decides on the points of a search by ``composition``; returns the terms that say what each run may spend."""
-    each = alone(sweep)
-    if sweep.budget.covers == "answer" and sweep.search.rule == "composition" and not sweep.search.adaptive:
-        each = Allowance(largest(lambda epsilon: _all(sweep, Allowance(epsilon)), sweep.budget.target_epsilon))
+    each, search = alone(sweep), sweep.search
+    if sweep.budget.covers == "answer" and search.rule == "composition" and not search.adaptive:
+        each = Allowance(_most(sweep, lambda epsilon: _all(sweep, Allowance(epsilon)), reporter))
     write_json(folder.pool, {"points": fixed_points(sweep, each)}, private=True)
     return {"run_epsilon": each.epsilon}
+
+
+def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter, guess: float | None = None) -> float:
+    """The most that each run may cost by itself, ``cost`` being that of the whole.
+
+    Raises: InputError if the whole cannot be kept within the budget; it cannot be lowered where the noise is given.
+    """
+    target = sweep.budget.target_epsilon
+
+    def told(epsilon: float) -> float:
+        total = cost(epsilon)
+        reporter.say(
+            f"runs of epsilon = {epsilon:.3f} would cost {show_epsilon(total, 'infinitely much')} with the choice"
+        )
+        return total
+
+    if sweep.budget.noise != "free":
+        return largest(told, target, guess)
+    if (total := told(target)) > target:
+        what = f"training and choosing would cost {show_epsilon(total, 'infinitely much')}"
+        raise InputError("budget.target_epsilon", target, f"{what}: give more noise, or train fewer trials or rounds")
+    return target
 
 
 def _all(sweep: SweepConfig, allowance: Allowance) -> float:
@@ -99,7 +124,7 @@ def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
     return [(mechanism, config.training.num_rounds * seeds)]
 
 
-def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
+def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget, mean = sweep.search, sweep.budget, float(sweep.num_trials)
     # Noise that is solved for refuses no point: they are the same whatever a run may spend.
@@ -116,8 +141,8 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
     each = budget.target_epsilon
     if budget.covers == "answer":
-        guess = largest(lambda epsilon: at(epsilon, _FEW)[2], each)
-        each = largest(lambda epsilon: at(epsilon)[2], each, guess)
+        guess = largest(lambda epsilon: at(epsilon, _FEW)[2], each) if drawn else None
+        each = _most(sweep, lambda epsilon: at(epsilon)[2], reporter, guess)
     points, candidates, epsilon = at(each)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [

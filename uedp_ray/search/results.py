@@ -254,3 +254,13 @@ def count_states(rows: list[Row]) -> dict[str, int]:
     return {"asked": len(rows)} | {
         state: states.count(state) for state in ("done", "stopped", "failed", "refused", "running")
     }
+
+
+def progress(rows: list[Row], wanted: int, metric: Metric) -> dict[str, Any]:
+    """Returns what the live line shows of a search for so many trials: their states, and the best so far."""
+    found = best(rows, metric)
+    return {
+        **count_states(rows),
+        "wanted": wanted,
+        "best": found and {key: found[key] for key in ("trial", *metric.names, "epsilon", "unit")},
+    }

@@ -17,7 +17,7 @@ from typing import Any
 
 from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.errors import InputError, within
-from uedp_ray.fields import number, string
+from uedp_ray.fields import number, record, string
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
 from uedp_ray.privacy.ledger import read_ledger
@@ -31,7 +31,7 @@ from uedp_ray.privacy.selection import (
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import Allowance
-from uedp_ray.search.feasibility import alone, run_config
+from uedp_ray.search.feasibility import alone, check_reachable, run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import (
     RESTORE,
@@ -69,7 +69,7 @@ _BY_CLOCK = (
     "tried next: sweeps of this version decide in the order of trials."
 )
 _DRAWN = {"mean": number(0.0), "epsilon": number(0.0), "law": string()}
-_TERMS = {"rule": string(), "covers": string(), "delta": number(0.0), "unit": string()}
+_TERMS = {"rule": string(), "delta": number(0.0), "unit": string()}
 
 
 def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT) -> None:
@@ -92,13 +92,16 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT)
         "unit": budget.unit,
     }
     if search.rule == "repeat_and_select":
-        terms |= fix_pool(sweep, folder)
+        terms |= fix_pool(sweep, folder, reporter)
     elif search.searcher == "grid" or not search.adaptive:
-        terms |= fix_points(sweep, folder)
+        terms |= fix_points(sweep, folder, reporter)
     if search.adaptive:
         terms["order"] = _ORDER
         if search.rule == "composition":
-            terms["odometer"] = _odometer(sweep).to_dict()
+            odometer = _odometer(sweep)
+            terms["odometer"] = odometer.to_dict()
+            if odometer.target is not None:
+                check_reachable(sweep, Allowance(odometer.target, odometer))
     write_json(folder.terms, terms)
 
 
@@ -107,11 +110,12 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     search, fields = sweep.search, _TERMS
     if search.rule == "repeat_and_select":
         fields = fields | _DRAWN
-    if search.rule != "public" and not search.adaptive:
-        fields = fields | {"run_epsilon": number(0.0)}
-    terms = read_json(folder.terms, fields, RESTORE)
-    found, asked = tuple(terms[name] for name in _TERMS), sweep.budget
-    if found != (sweep.search.rule, asked.covers, asked.delta, asked.unit):
+    answer = sweep.budget.covers == "answer" and search.rule != "public"
+    if answer:
+        fields = fields | ({"odometer": record({})} if search.adaptive else {"run_epsilon": number(0.0)})
+    terms = {"covers": "each_trial"} | read_json(folder.terms, fields, RESTORE)  # as earlier versions had it
+    found, asked = tuple(terms[name] for name in (*_TERMS, "covers")), sweep.budget
+    if found != (search.rule, asked.delta, asked.unit, asked.covers):
         raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {RESTORE}")
     return terms
 
@@ -241,7 +245,7 @@ def _together(
 def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
     try:
         return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
-    except (InputError, KeyError, TypeError) as error:
+    except (InputError, KeyError, TypeError, OverflowError) as error:
         raise InputError("selection.json: odometer", str(error), f"is damaged: {RESTORE}") from None
 
 

@@ -22,23 +22,22 @@ from uedp_ray.errors import InputError, within
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
-from uedp_ray.search.feasibility import budget_cautions, check_reachable
+from uedp_ray.search.feasibility import alone, budget_cautions, check_reachable
 from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, finalize, marked, pretrained
 from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.remote import Beside
-from uedp_ray.search.results import Row, Rows, best, count_states, read_columns, write_table
+from uedp_ray.search.results import Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
 from uedp_ray.search.study import Study
-from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
+from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_kept
 from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.search.tuning import tune_trials
 from uedp_ray.storage.files import find_other, holds_others, make_folder, owner_only, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
-from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import check_other, check_public, check_warm_start
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
@@ -87,7 +86,7 @@ def sweep(
         base = _searched_base(config)
         if not folder.trial_base.exists():  # else it was checked, and the text may no longer be here
             check_sweep(config, base, reporter)
-        check_reachable(config)
+        check_reachable(config, alone(config))
         for caution in budget_cautions(config):
             reporter.say(f"caution: {caution}")
         make_folder(folder.root)
@@ -133,9 +132,13 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
         raise InputError("--out", folder.address, _ADD_RESUME)
     elif not folder.storage.exists():
         raise InputError("--resume", folder.address, "has no private/: it is a copy for reading, name the sweep itself")
-    elif load_sweep_config(folder.config).digest() != config.digest():
-        remedy = f"is from another sweep file: resume with {folder.config}, or name another folder"
-        raise InputError("--resume", folder.address, remedy)
+    elif (kept := load_kept(folder.config, folder.terms)).digest() != config.digest():
+        remedy = f"is from another sweep file: resume with {folder.config}"
+        if kept.budget.covers != config.budget.covers:
+            remedy = f"was begun with another reading of the budget: add --set budget.covers={kept.budget.covers}"
+        elif kept.num_trials != config.num_trials:
+            remedy = f"was begun for {kept.num_trials} trials, which its price is of: keep to them"
+        raise InputError("--resume", folder.address, f"{remedy}, or name another folder")
 
 
 def _trained(folder: SweepDir) -> bool:
@@ -145,7 +148,7 @@ def _trained(folder: SweepDir) -> bool:
         return True
     if folder.started_runs() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
         return True
-    return folder.journal.exists() and Study.open(load_sweep_config(folder.config), folder.journal).began
+    return folder.journal.exists() and Study.open(load_kept(folder.config, folder.terms), folder.journal).began
 
 
 def _tells_of_trials(table: Path) -> bool:
@@ -189,7 +192,9 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
         if not file.exists() and _trained(folder):
             remedy = "is missing, and trials have run under it: restore the sweep's copy, or search in another folder"
             raise InputError(file.name, str(file), remedy)
-    if folder.config.exists() and load_sweep_config(folder.config).digest() != config.digest():  # ``_refuse`` allows it
+    if (
+        folder.config.exists() and load_kept(folder.config, folder.terms).digest() != config.digest()
+    ):  # ``_refuse`` allows it
         copies = (folder.private / "corpora", folder.private / "winner")
         for path in copies:
             if (other := find_other(path, CORPORA)) is not None:
@@ -384,15 +389,6 @@ def _on_change(
             ended[0] = count
             write_table(now, config, folder.table)
             folder.storage.publish(folder.table)
-        reporter.trials(_status(now, wanted, config.metric))
+        reporter.trials(progress(now, wanted, config.metric))
 
     return changed
-
-
-def _status(rows: list[Row], wanted: int, metric: Metric) -> dict[str, Any]:
-    found = best(rows, metric)
-    return {
-        **count_states(rows),
-        "wanted": wanted,
-        "best": found and {key: found[key] for key in ("trial", *metric.names, "epsilon", "unit")},
-    }

@@ -31,7 +31,7 @@ from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import SAMPLERS
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
-from uedp_ray.storage.files import write_atomically
+from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.units import Unit
 
@@ -242,7 +242,10 @@ class SweepConfig:
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
         if SAMPLERS[self.search.searcher].minimizes_epsilon and not (noise or target):
-            remedy = "trades the score for epsilon: put privacy.target_epsilon into the space, or use tpe"
+            remedy = (
+                "trades the score for epsilon: with budget.noise free put privacy.noise_multiplier into the space, with "
+                "budget.covers each_trial privacy.target_epsilon; or use tpe"
+            )
             raise InputError("search.searcher", self.search.searcher, remedy)
         if free and not SAMPLERS[self.search.searcher].may_be_refused:
             raise InputError(
@@ -311,6 +314,15 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
     budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
     tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
     return from_dict(SweepConfig, tree)
+
+
+def load_kept(path: Path, terms: Path) -> SweepConfig:
+    """Reads the sweep that a folder holds.
+
+    The budget of one that an earlier version began, as its ``terms`` show, covers each trial. Raises: as ``load_sweep_config``; InputError if the terms are damaged.
+    """
+    earlier = terms.exists() and "covers" not in read_json(terms, {}, "restore the sweep's copy")
+    return load_sweep_config(path, ["budget.covers=each_trial"] if earlier else [])
 
 
 def _with_budget(privacy: Any, budget: BudgetConfig) -> dict[str, Any]:

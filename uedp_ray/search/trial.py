@@ -23,7 +23,7 @@ from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import allowance_of
 from uedp_ray.search.space import Point
-from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
+from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.storage.base import Storage, StorageError
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.faults import blamed
@@ -54,7 +54,7 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
     folder = SweepDir(storage.root, storage)
     try:
         folder.fetch()
-        sweep = load_sweep_config(folder.config)
+        sweep = load_kept(folder.config, folder.terms)
         with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
             score, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
         outcome, reason = (DONE, "") if math.isfinite(score) else (FAILED, f"its {sweep.metric.title} is not finite")

@@ -55,8 +55,10 @@ class RunDriver:
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first = time.monotonic(), 0
         self._left = 0
-        self._unsaved, self._whole = 0, True
+        self._unsaved = 0
         """Rounds since the last checkpoint, or since this start."""
+        self._stepped: int | None = 0
+        """Up to which round the state was stepped and paid for; None amid a release, when it is that of no round."""
 
     def resume(self) -> None:
         """Loads the last complete checkpoint, if any, and computes how many rounds the budget still allows."""
@@ -148,19 +150,20 @@ class RunDriver:
         self._charged = self._charged.with_round(event)
         self.run.storage.append(self.run.ledger)
         self.run.know(event["seq"] + 1)
+        self._stepped = round_index + 1
 
     def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
-        self._whole = False
+        self._stepped = None
         denominator = None if self.weights is None else self.weights.denominator
         return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
 
     def interrupted(self) -> None:
         """Saves the rounds since the last checkpoint, which were charged; unless amid the release of another."""
-        if self._whole and self._unsaved:
+        if self._stepped is not None and self._unsaved:
+            self.state.next_round = max(self.state.next_round, self._stepped)
             self._save()
 
     def after_round(self, state: RoundState) -> None:
-        self._whole = True
         last = state.next_round == self._training.num_rounds or self._left == 0
         if last or state.next_round % self._training.evaluate_every == 0:
             self._record()

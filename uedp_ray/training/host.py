@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 import threading
 import uuid
@@ -137,6 +138,22 @@ def train(
         return result | speed | {"run_dir": run.address}
 
 
+def own_folder() -> Path:
+    """Returns this user's own folder for Ray's sessions, in which nobody else can list anything.
+
+    Ray opens its folder to everybody, again whenever a worker starts, and the names and dates of its logs tell of trials
+    that may be secret. The path is short, as those of sockets have to be. Raises: InputError if it is somebody else's.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), f"uedp_ray-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise InputError("RAY_TMPDIR", str(folder), "belongs to somebody else: set RAY_TMPDIR to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
 @contextmanager
 def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
     """Connects to ``address`` (default ``RAY_ADDRESS``), or starts Ray here. An open session is used, and left open.
@@ -153,8 +170,9 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
 
     def start() -> None:
         try:
-            context = ray.init(
+            ray.init(
                 address=address or "local",
+                _temp_dir=None if address else str(own_folder() / "ray"),
                 num_cpus=None if address else max(num_workers, os.cpu_count() or 1),
                 include_dashboard=None if address else False,
                 log_to_driver=False,
@@ -169,8 +187,6 @@ def ray_session(num_workers: int, address: str | None = None) -> Iterator[None]:
             raise
         except Exception as error:  # Ray raises bare Exceptions
             raise RuntimeError(f"Ray did not start: {one_line(str(error), 500)}") from None
-        if not address:  # Ray opens it to everybody, and the names and dates of logs tell of trials that are secret
-            os.chmod(context.address_info["session_dir"], 0o700)
 
     # Ray reports lost nodes on standard output, which is for answers.
     with redirect_stdout(sys.stderr), ray_started(start) as gcs_address:
