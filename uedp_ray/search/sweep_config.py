@@ -317,9 +317,9 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
 
 
 def load_kept(path: Path, terms: Path) -> SweepConfig:
-    """Reads the sweep that a folder holds.
+    """Reads the sweep that a folder holds; the budget of one that an earlier version began covers each trial.
 
-    The budget of one that an earlier version began, as its ``terms`` show, covers each trial. Raises: as ``load_sweep_config``; InputError if the terms are damaged.
+    Raises: as ``load_sweep_config``; InputError if its terms are damaged.
     """
     earlier = terms.exists() and "covers" not in read_json(terms, {}, "restore the sweep's copy")
     return load_sweep_config(path, ["budget.covers=each_trial"] if earlier else [])
