@@ -18,6 +18,7 @@ from uedp_ray.search.export import export
 from uedp_ray.search.feasibility import judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
+from uedp_ray.search.sweep import _other
 from uedp_ray.storage.files import make_folder
 
 ANSWER = {"covers": "answer", "target_epsilon": 6.0}
@@ -195,3 +196,14 @@ def test_a_sweep_that_an_earlier_version_began_keeps_its_reading_of_the_budget(c
     export(out, tmp_path / "handed-on")
     assert export_epsilon(tmp_path / "handed-on")["epsilon"] == pytest.approx(answer["selection"]["epsilon"])
     assert load_sweep(out).sweep_config.budget.covers == "each_trial"
+
+
+def test_a_resume_says_what_differs_from_what_was_begun(corpora, tmp_path):
+    sweep = sweep_config(corpora, tmp_path, space=FEW, search=TPE, budget=ANSWER)
+    folder = SweepDir(tmp_path / "out")
+    for changed, remedy in (
+        ({"search": {**TPE, "trials": 4}, "budget": ANSWER}, "was begun for 3 trials"),
+        ({"search": TPE, "budget": {**ANSWER, "covers": "each_trial"}}, "add --set budget.covers=answer"),
+        ({"search": TPE, "budget": {**ANSWER, "delta": 1e-6}}, "is from another sweep file"),
+    ):
+        assert remedy in _other(sweep, sweep_config(corpora, tmp_path, space=FEW, **changed), folder)

@@ -8,6 +8,7 @@ Everything can be killed: the state is in the study's journal and each trial's o
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -45,7 +46,6 @@ from uedp_ray.training.texts import CORPORA, copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
 _ADD_RESUME = "already holds a sweep: add --resume, or name another folder"
-_DELETE = "delete it: the search will rewrite it"
 
 
 def sweep(
@@ -133,12 +133,18 @@ def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:
     elif not folder.storage.exists():
         raise InputError("--resume", folder.address, "has no private/: it is a copy for reading, name the sweep itself")
     elif (kept := load_kept(folder.config, folder.terms)).digest() != config.digest():
-        remedy = f"is from another sweep file: resume with {folder.config}"
-        if kept.budget.covers != config.budget.covers:
-            remedy = f"was begun with another reading of the budget: add --set budget.covers={kept.budget.covers}"
-        elif kept.num_trials != config.num_trials:
-            remedy = f"was begun for {kept.num_trials} trials, which its price is of: keep to them"
-        raise InputError("--resume", folder.address, f"{remedy}, or name another folder")
+        raise InputError("--resume", folder.address, f"{_other(kept, config, folder)}, or name another folder")
+
+
+def _other(kept: SweepConfig, config: SweepConfig, folder: SweepDir) -> str:
+    """Says what would have to be as it was when the sweep began."""
+    as_then = dataclasses.replace(config, search=dataclasses.replace(config.search, trials=kept.search.trials))
+    if as_then.digest() == kept.digest():
+        return f"was begun for {kept.num_trials} trials, which its price is of: keep to them"
+    as_then = dataclasses.replace(config, budget=dataclasses.replace(config.budget, covers=kept.budget.covers))
+    if as_then.digest() == kept.digest():
+        return f"was begun with another reading of the budget: add --set budget.covers={kept.budget.covers}"
+    return f"is from another sweep file: resume with {folder.config}"
 
 
 def _trained(folder: SweepDir) -> bool:
@@ -222,9 +228,8 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
         raise InputError("trials", lost[0], remedy)
     if charged:
         folder.storage.get(folder.table)
-        stated = {
-            row["trial"]: row["charged"] or 0 for row in read_columns(folder.table, ["trial", "charged"], _DELETE)
-        }
+        priced = read_columns(folder.table, ["trial", "charged"], "delete it: the search will rewrite it")
+        stated = {row["trial"]: row["charged"] or 0 for row in priced}
         ended = [row for row in rows.read(study.trials) if row["state"] in ("done", "stopped", "failed")]
         charged_runs(config, folder, [row | {"charged": stated.get(row["trial"])} for row in ended])
 
