@@ -33,7 +33,7 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         ({"search": {"early_stopping": "asha", "seeds_per_trial": 2}}, "search.early_stopping", "one seed"),
         ({"search": {"selection": "public"}}, "search.public", "names the public text"),
         ({"search": {"public": {"corpus.declared_num_users": 9}}}, "search.public", "for that rule only"),
-        ({"search": {"searcher": "nsga2"}}, "search.searcher", "target_epsilon into the space"),
+        ({"search": {"searcher": "nsga2"}}, "search.searcher", "noise_multiplier into the space"),
         ({"search": {"searcher": "gp"}, "space": NOISE, "budget": {"noise": "free"}}, "search.searcher", "calibrated"),
         ({"space": NOISE}, "space.privacy.noise_multiplier", "solved from the budget"),
         ({"space": TARGET, "budget": {"noise": "free"}}, "space.privacy.target_epsilon", "noise_multiplier"),
