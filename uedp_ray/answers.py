@@ -21,9 +21,16 @@ from uedp_ray.privacy.dominating import kinds
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
-from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.published import published_epsilon, published_unit
-from uedp_ray.privacy.selection import PRICING_POINTS, accountant_of, candidates_of, epsilon_of_choosing, priced_by
+from uedp_ray.privacy.selection import (
+    PRICING_POINTS,
+    accountant_of,
+    candidates_of,
+    epsilon_of_choosing,
+    odometer_of,
+    priced_by,
+)
 from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import check_regular
@@ -184,14 +191,9 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     chosen = rule in ("none", "public") and part_of(events) is not None  # no export of ours is
     run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
-    fixed = _odometer(terms) if rule == "composition" else None
-    settled = fixed is not None and fixed.settled_by_results(total)
-    filtered = fixed is not None and fixed.target is not None
-    by = (
-        ""
-        if rule in ("none", "public")
-        else accountant_of(rule, adaptive=fixed is not None, by=priced_by(terms), filtered=filtered)
-    )
+    odometer = odometer_of(terms) if rule == "composition" else None
+    settled = odometer is not None and odometer.settled_by_results(total)
+    by = "" if rule in ("none", "public") else accountant_of(rule, odometer=odometer, by=priced_by(terms))
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
@@ -225,13 +227,9 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
         if not len(found) <= terms["runs"] <= _MOST_RUNS:
             raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
         settings["ledgers"] = [_run(folder, position, terms) for position in range(terms["runs"])]
-        settings["odometer"] = _odometer(terms)
+        settings["odometer"] = odometer_of(terms)
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, unit=unit)
-
-
-def _odometer(terms: Mapping[str, Any]) -> Odometer | None:
-    return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
 
 
 def _run(folder: Path, position: int, terms: Mapping[str, Any]) -> list[dict[str, Any]] | Charges:

@@ -92,17 +92,22 @@ def candidates_of(values: Iterable[Iterable[Mapping[str, Any]]]) -> list[list[tu
     return [[(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts] for parts in values]
 
 
-def accountant_of(rule: str, *, adaptive: bool, by: str = PROFILES, filtered: bool = False) -> str:
-    """The method by which ``epsilon_of_choosing`` computes; ``filtered``: whether the odometer is a filter."""
+def odometer_of(terms: Mapping[str, Any]) -> Odometer | None:
+    """The odometer that the terms of an adaptive search fixed. Raises: as ``Odometer.from_dict``."""
+    return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+
+
+def accountant_of(rule: str, *, odometer: Odometer | None, by: str = PROFILES) -> str:
+    """The method by which ``epsilon_of_choosing`` computes."""
     if rule == "public":
         return "none: the search is declared to have read no protected text"
     if rule == "repeat_and_select":
         return (
             "repeat and select, by privacy profiles" if by == PROFILES else "repeat and select (Papernot and Steinke)"
         )
-    if filtered:
-        return "Renyi filter over all ledgers"
-    return "Renyi odometer over all ledgers" if adaptive else "composition of all planned runs and their ledgers"
+    if odometer is None:
+        return "composition of all planned runs and their ledgers"
+    return f"Renyi {'odometer' if odometer.target is None else 'filter'} over all ledgers"
 
 
 def epsilon_of_choosing(

@@ -1,6 +1,6 @@
 """Points that are fixed before the first trial: a grid's, those of random search, and the pool of ``repeat_and_select``.
 
-    fixed_points(sweep, allowance)         # of a grid, or as many random ones as there are trials
+    fixed_points(sweep)         # of a grid, or as many random ones as there are trials
 
 ``fix_points`` and ``fix_pool`` decide what each run may spend. ``fix_pool`` draws a pool and, in secret, trials from it;
 ``check_trials`` holds their ledgers against it. What is drawn is kept in ``private/pool.json``, as secret as their number.
@@ -50,20 +50,20 @@ _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
 
 
-def fixed_points(sweep: SweepConfig, allowance: Allowance) -> list[Point]:
-    """Returns a grid's points, or as many random points that the allowance allows as there are trials."""
+def fixed_points(sweep: SweepConfig) -> list[Point]:
+    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
     if sweep.search.searcher == "grid":
         return sweep.parsed_space.grid()
-    return _draw(sweep, sweep.num_trials, allowance)
+    return _draw(sweep, sweep.num_trials)
 
 
 def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Decides on the points of a search by ``composition``; returns the terms that say what each run may spend."""
-    each, search = alone(sweep), sweep.search
+    points, each, search = fixed_points(sweep), sweep.budget.target_epsilon, sweep.search
     if sweep.budget.covers == "answer" and search.rule == "composition" and not search.adaptive:
-        each = Allowance(_most(sweep, lambda epsilon: _all(sweep, Allowance(epsilon)), reporter))
-    write_json(folder.pool, {"points": fixed_points(sweep, each)}, private=True)
-    return {"run_epsilon": each.epsilon}
+        each = _most(sweep, lambda epsilon: cost_of_all(sweep, planned_of(sweep, points, Allowance(epsilon))), reporter)
+    write_json(folder.pool, {"points": points}, private=True)
+    return {"run_epsilon": each}
 
 
 def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter, guess: float | None = None) -> float:
@@ -88,18 +88,16 @@ def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter
     return target
 
 
-def _all(sweep: SweepConfig, allowance: Allowance) -> float:
-    """epsilon of all runs of a search by ``composition`` together, each to its planned end."""
-    planned = planned_of(sweep, fixed_points(sweep, allowance), allowance)
-    return epsilon_of_choosing(
-        "composition",
-        searcher=sweep.search.searcher,
-        early_stopping=sweep.search.stops_early,
-        ledgers=[[]] * len(planned),
-        planned=planned,
-        delta=sweep.budget.delta,
-        unit=sweep.budget.unit,
-    )
+def cost_by(rule: str, sweep: SweepConfig, **of: Any) -> float:
+    """epsilon of choosing by a rule in this sweep; ``of``: as in ``selection.epsilon_of_choosing``."""
+    search, budget = sweep.search, sweep.budget
+    settings: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
+    return epsilon_of_choosing(rule, **settings, delta=budget.delta, unit=budget.unit, **of)
+
+
+def cost_of_all(sweep: SweepConfig, planned: Sequence[Charges]) -> float:
+    """epsilon of all runs of a search by ``composition`` whose points were fixed, each to its planned end."""
+    return cost_by("composition", sweep, ledgers=[[]] * len(planned), planned=planned)
 
 
 def planned_of(sweep: SweepConfig, points: Sequence[Point], allowance: Allowance) -> list[Charges]:
@@ -127,23 +125,22 @@ def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
 def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget, mean = sweep.search, sweep.budget, float(sweep.num_trials)
-    # Noise that is solved for refuses no point: they are the same whatever a run may spend.
-    drawn = _draw(sweep, search.pool_size, alone(sweep)) if budget.noise == "calibrated" else []
+    points = _draw(sweep, search.pool_size)
 
     @functools.cache
-    def at(run_epsilon: float, size: int = search.pool_size) -> tuple[list[Point], list[Any], float]:
-        """The points, what a trial at each of them runs, and the price."""
-        allowance = Allowance(run_epsilon)
-        points = drawn[:size] or _draw(sweep, size, allowance)
-        configs = [run_config(sweep, point, allowance) for point in points]
+    def at(run_epsilon: float, size: int = search.pool_size) -> tuple[list[Any], float]:
+        """What a trial at each of so many points runs, and the price."""
+        configs = [run_config(sweep, point, Allowance(run_epsilon)) for point in points[:size]]
         candidates = [_with_slack(parts_of(config, search.seeds_per_trial)) for config in configs]
-        return points, candidates, _price(sweep, candidates)
+        price = cost_by("repeat_and_select", sweep, candidates=candidates, mean=mean, law=search.law, by=PROFILES)
+        return candidates, price
 
     each = budget.target_epsilon
     if budget.covers == "answer":
-        guess = largest(lambda epsilon: at(epsilon, _FEW)[2], each) if drawn else None
-        each = _most(sweep, lambda epsilon: at(epsilon)[2], reporter, guess)
-    points, candidates, epsilon = at(each)
+        solved = budget.noise == "calibrated"
+        guess = largest(lambda epsilon: at(epsilon, _FEW)[1], each) if solved else None
+        each = _most(sweep, lambda epsilon: at(epsilon)[1], reporter, guess)
+    candidates, epsilon = at(each)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [
         [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
@@ -151,22 +148,6 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
     write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
     terms = {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
     return terms | {"run_epsilon": each}
-
-
-def _price(sweep: SweepConfig, candidates: Sequence[Any]) -> float:
-    """epsilon of the best of a random number of trials, drawn from a pool."""
-    search, budget = sweep.search, sweep.budget
-    return epsilon_of_choosing(
-        "repeat_and_select",
-        searcher=search.searcher,
-        early_stopping=search.stops_early,
-        candidates=candidates,
-        mean=float(sweep.num_trials),
-        law=search.law,
-        by=PROFILES,
-        delta=budget.delta,
-        unit=budget.unit,
-    )
 
 
 def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
@@ -177,11 +158,11 @@ def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMech
     ]
 
 
-def _draw(sweep: SweepConfig, size: int, allowance: Allowance) -> list[Point]:
-    """Returns distinct points that the allowance allows; fewer than ``size`` if the space holds no more, or hardly any."""
+def _draw(sweep: SweepConfig, size: int) -> list[Point]:
+    """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
     points: list[Point] = []
     for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):
-        if point not in points and judge(sweep, point, allowance).config:
+        if point not in points and judge(sweep, point, alone(sweep)).config:
             points.append(point)
         if len(points) == size:
             break

@@ -25,7 +25,7 @@ from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer, filter_of
 from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     accountant_of,
-    epsilon_of_choosing,
+    odometer_of,
     priced_by,
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
@@ -36,6 +36,8 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import (
     RESTORE,
     check_trials,
+    cost_by,
+    cost_of_all,
     fix_points,
     fix_pool,
     parts_of,
@@ -164,8 +166,9 @@ def cost_of_selection(
             check_trials(sweep, folder, rows, ledgers, terms)
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
+    planned = planned_charges_of(sweep, folder) if rule == "composition" else []
     if rule != "repeat_and_select":
-        epsilon = _together(sweep, rule, ledgers, planned_charges_of(sweep, folder), odometer)
+        epsilon = cost_by(rule, sweep, ledgers=ledgers, planned=planned, odometer=odometer)
     releasable = RELEASABLE[rule] if any(row["state"] == "done" for row in rows) else _NOTHING_TRAINED
     if math.isinf(epsilon):
         releasable = "nothing: no epsilon bounds what the search released"
@@ -178,83 +181,50 @@ def cost_of_selection(
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
         "categories": sweep.common_categories,
-        "accountant": accountant_of(
-            rule,
-            adaptive=sweep.search.adaptive,
-            by=priced_by(terms),
-            filtered=odometer is not None and odometer.target is not None,
-        ),
+        "accountant": accountant_of(rule, odometer=odometer, by=priced_by(terms)),
         "settled_by_results": settled,
         "releasable": releasable,
-        "text": _text(rule, epsilon, sweep, _runs(sweep, folder, ledgers, odometer))
-        + read
-        + note
-        + _doubt(sweep, terms),
+        "text": _text(rule, epsilon, sweep, _runs(planned, ledgers, odometer)) + read + note + _doubt(sweep, terms),
     }
 
 
 def announced(sweep: SweepConfig, folder: SweepDir) -> str:
-    """Says what the search's answer will cost, before any of it is spent. An adaptive search may try dearer points than
-    the base, and may be given more trials: its price is an estimate."""
+    """Says what the search's answer will cost, before any of it is spent. Without a filter an adaptive search may try dearer
+    points than the base, and may be given more trials: its price is an estimate."""
     terms, about = _read_terms(sweep, folder), ""
     rule, odometer = terms["rule"], _fixed_odometer(terms)
     if rule == "public":
         return "the search is charged nothing, as it reads public text; its winner costs the epsilon of its own run"
+    delta, each = sweep.budget.delta, f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
     if rule == "repeat_and_select":
         epsilon = terms["epsilon"]
     elif odometer is None:
-        planned = planned_charges_of(sweep, folder)
-        epsilon = _together(sweep, rule, [[]] * len(planned), planned, None)
+        epsilon = cost_of_all(sweep, planned_charges_of(sweep, folder))
     elif odometer.target is not None:
-        epsilon = odometer.target
+        epsilon, own = odometer.target, compose(odometer.planned, delta=delta, unit=sweep.budget.unit)
+        each = f"each of {odometer.runs} runs takes an equal share: the base alone is {show_epsilon(own)}"
     else:
         typical = Charges(odometer.planned, planned_releases(sweep.base))
         about, runs = "about ", max(odometer.runs, sweep.num_trials * sweep.search.seeds_per_trial)
-        epsilon = _together(sweep, rule, [typical] * runs, [], odometer)
-    shown, delta = show_epsilon(epsilon, "infinite"), sweep.budget.delta
-    if odometer is not None and odometer.target is not None:
-        own = compose(odometer.planned, delta=delta, unit=sweep.budget.unit)
-        each = f"each of {odometer.runs} runs takes an equal share: the base alone is {show_epsilon(own)}"
-    else:
-        each = f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
+        epsilon = cost_by(rule, sweep, ledgers=[typical] * runs, odometer=odometer)
     return (
-        f"training and choosing together will cost {about}epsilon = {shown} at delta = {show_delta(delta)} "
-        f"({sweep.unit}; rule {rule}), where {each}"
-    )
-
-
-def _together(
-    sweep: SweepConfig,
-    rule: str,
-    ledgers: Sequence[list[dict[str, Any]] | Charges],
-    planned: Sequence[Charges],
-    odometer: Odometer | None,
-) -> float:
-    return epsilon_of_choosing(
-        rule,
-        searcher=sweep.search.searcher,
-        early_stopping=sweep.search.stops_early,
-        ledgers=ledgers,
-        planned=planned,
-        odometer=odometer,
-        delta=sweep.budget.delta,
-        unit=sweep.budget.unit,
+        f"training and choosing together will cost {about}epsilon = {show_epsilon(epsilon, 'infinite')} at delta = "
+        f"{show_delta(delta)} ({sweep.unit}; rule {rule}), where {each}"
     )
 
 
 def _fixed_odometer(terms: dict[str, Any]) -> Odometer | None:
     try:
-        return Odometer.from_dict(terms["odometer"]) if "odometer" in terms else None
+        return odometer_of(terms)
     except (InputError, KeyError, TypeError, OverflowError) as error:
         raise InputError("selection.json: odometer", str(error), f"is damaged: {RESTORE}") from None
 
 
-def _runs(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any], odometer: Odometer | None) -> int:
+def _runs(planned: Sequence[Charges], ledgers: Sequence[Any], odometer: Odometer | None) -> int:
     """Counts the charged runs: all that may start, if points or shares are fixed beforehand; else all that did."""
     if odometer is not None and odometer.target is not None:
         return odometer.runs
-    planned = sum(bool(whole.rounds) for whole in planned_charges_of(sweep, folder))
-    return planned or sum(map(bool, ledgers))  # ``Charges`` are true
+    return sum(bool(whole.rounds) for whole in planned) or sum(map(bool, ledgers))  # ``Charges`` are true
 
 
 def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:

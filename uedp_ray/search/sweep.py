@@ -198,9 +198,8 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
         if not file.exists() and _trained(folder):
             remedy = "is missing, and trials have run under it: restore the sweep's copy, or search in another folder"
             raise InputError(file.name, str(file), remedy)
-    if (
-        folder.config.exists() and load_kept(folder.config, folder.terms).digest() != config.digest()
-    ):  # ``_refuse`` allows it
+    kept = load_kept(folder.config, folder.terms) if folder.config.exists() else None
+    if kept is not None and kept.digest() != config.digest():  # ``_refuse`` allows it
         copies = (folder.private / "corpora", folder.private / "winner")
         for path in copies:
             if (other := find_other(path, CORPORA)) is not None:
