@@ -6,11 +6,13 @@ Example:
     like_ctrl_c(ended)                              # in a command's main thread, where KeyboardInterrupt is handled
     with kept_apart(): command()                    # turns a library's error back into the interrupt that caused it
     with handlers_kept(): trainer.fit()             # Ray would install its own handlers
+    with deferred(): save()                         # an interrupt waits for the end of what it must not cut off
     with ray_started(ray.init) as address: work()   # nor does Ray delay the exit if it was killed as well
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -25,6 +27,10 @@ from typing import Any
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 3.0
 """Seconds from the first interrupt after which the next no longer waits for an import to end."""
+_AT_ONCE = 0.5
+"""Seconds after an interrupt in which others are the same: of a key that was held, or of a terminal and a wrapper."""
+_raised = -math.inf
+"""When the last interrupt was raised."""
 _noted: list[float] = []
 """Times of interrupts that have not ended the command yet."""
 _GONE = 5
@@ -154,12 +160,16 @@ def _take(handler: Callable[[int, FrameType | None], Any]) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _raised
     _noted.append(time.monotonic())
     handler = signal.getsignal(signal.SIGINT)  # Ray Train and Tune install their own while they run
     if callable(handler) and handler is not _interrupt:
         handler(signal.SIGINT, frame)
         return
+    if _noted[-1] - _raised < _AT_ONCE:
+        return
     if not _importing(frame) or _noted[-1] - _noted[0] > _PATIENCE:
+        _raised = _noted[-1]
         raise KeyboardInterrupt
     sys.setprofile(_once_imported)
 
@@ -183,6 +193,20 @@ def _importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Has SIGINT, SIGTERM and SIGHUP take effect at the end of the block, which is short. After an error in it they do not:
+    it ends the command as well, and what handles interrupts need not handle what it left half done.
+    """
+    came: list[int] = []
+    with handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            _take(lambda number, frame: came.append(number))
+        yield
+    if came:
+        signal.raise_signal(came[0])
 
 
 @contextmanager

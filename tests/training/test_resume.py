@@ -26,6 +26,7 @@ from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.storage.open import open_storage
+from uedp_ray.training import driver
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.setup import prepare_run
@@ -95,6 +96,41 @@ def test_an_interrupt_loses_no_round_but_the_one_it_comes_in(corpora, tmp_path, 
     assert state["next_round"] == (4 if kept == 4 else 3)
     rounds = train(config, out, workers=0, resume=True)["rounds"]
     assert rounds == (8 if kept == 4 else 7)
+
+
+SIGNALS = {
+    "amid a release": (RunDriver, "charge", 6),
+    "amid a checkpoint": (driver, "save_checkpoint", 2),
+    "and again while its rounds are saved": (driver, "save_checkpoint", 3),
+}
+"""Where a signal comes, and at which call."""
+
+
+@pytest.mark.parametrize("when", SIGNALS)
+def test_a_signal_loses_no_round_wherever_it_comes(corpora, tmp_path, monkeypatch, when):
+    config, out = run_config(corpora, training={"num_rounds": 8, "checkpoint_every": 3}), tmp_path / "run"
+    where, name, nth = SIGNALS[when]
+    original, select, calls = getattr(where, name), Plan.select, []
+
+    def signalled(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == nth:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **settings)
+
+    def told(*arguments, round_index, **settings):
+        if round_index == 7 and when.startswith("and again"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return select(*arguments, round_index=round_index, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, signalled)
+        patch.setattr(Plan, "select", told)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, workers=0)
+    state = json.loads((out / "checkpoint" / "state.json").read_text())
+    assert state["next_round"] == len(events(out)) == (7 if when.startswith("and again") else 6)
+    assert train(config, out, workers=0, resume=True)["rounds"] == 8
 
 
 class Drawn:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from uedp_ray.errors import InputError
+from uedp_ray.interrupts import deferred
 from uedp_ray.plan import Plan, Weights, epsilons
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.noise import GaussianNoise
@@ -158,8 +159,11 @@ class RunDriver:
         return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
 
     def interrupted(self) -> None:
-        """Saves the rounds since the last checkpoint, which were charged; unless amid the release of another."""
-        if self._stepped is not None and self._unsaved:
+        """Saves the rounds since the last checkpoint, which were charged; unless an error comes amid the release of another."""
+        if self._stepped is None or not self._unsaved:
+            return
+        with deferred():
+            self.reporter.say("interrupted: saving the rounds since the last checkpoint")
             self.state.next_round = max(self.state.next_round, self._stepped)
             self._save()
 
@@ -202,10 +206,10 @@ class RunDriver:
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: on resume, later rows are dropped, but missing ones would stay lost
         seq, digest = self._ledger.position
-        self._unsaved = 0
         save_checkpoint(self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, seq, digest))
         self.run.storage.put(self.run.rounds)
         self.run.storage.put(self.run.checkpoint, commit=COMMIT)
+        self._unsaved = 0  # not before: an interrupt may have come amid this one
 
     def _write_rows(self) -> None:
         buffer = pa.BufferOutputStream()

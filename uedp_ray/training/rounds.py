@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from uedp_ray.config import TrainingConfig
+from uedp_ray.interrupts import deferred
 from uedp_ray.training.reduce import Reducer
 
 
@@ -82,14 +83,15 @@ def run_rounds(
             break
         total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))
         if driver:
-            # The update points downhill already; torch optimizers subtract a gradient.
-            state.parameters.grad = driver.release(total, round_index).to(state.parameters.dtype).neg_()
-            if rate is not None:
-                for group in state.optimizer.param_groups:
-                    group["lr"] = rate(round_index)
-            state.optimizer.step()  # the first one allocates the optimizer's own vectors
-            state.parameters.grad = None
-            driver.charge(round_index, attempt)
+            with deferred():  # amid a release, an interrupt would lose all rounds since the last checkpoint
+                # The update points downhill already; torch optimizers subtract a gradient.
+                state.parameters.grad = driver.release(total, round_index).to(state.parameters.dtype).neg_()
+                if rate is not None:
+                    for group in state.optimizer.param_groups:
+                        group["lr"] = rate(round_index)
+                state.optimizer.step()  # the first one allocates the optimizer's own vectors
+                state.parameters.grad = None
+                driver.charge(round_index, attempt)
         del total
         reducer.from_driver(state.parameters)
         state.next_round = round_index + 1
