@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.training.runs import run_tree
-from uedp_ray.console import err, sweep_screen
+from uedp_ray.console import emit, err, sweep_screen
 
 STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
 KINDS = ["pipe", "terminal", "full disk"]
@@ -107,3 +107,8 @@ def test_an_answer_that_nobody_reads_ends_with_1():
     os.close(writer)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+
+
+def test_an_answer_controls_no_terminal_and_keeps_to_its_lines(capsys):
+    emit({"unit": "user\n\nepsilon: 0.1\x1b[8m\x9b2J", "epsilon": 2.0, "rows": ["\u202e", "é"]}, as_json=False)
+    assert capsys.readouterr().out == 'unit: user  epsilon: 0.1 [8m 2J\nepsilon: 2.0\nrows: [" ", "é"]\n'

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.fields import Unexpected, list_of, string
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.dominating import kinds
@@ -41,6 +42,7 @@ _UNPLANNED = (
 )
 
 
+_NAMES = list_of(string(r"[^\W_].{0,99}", "a name"), nothing=True)
 _MOST_RUNS = 100_000
 _MOST_BYTES = 1 << 26
 
@@ -175,6 +177,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     try:
         check_regular(folder / "selection.json", "export it again", most=_MOST_BYTES)
         terms = json.loads((folder / "selection.json").read_text())
+        _NAMES(terms.get("categories"), "categories")  # they are printed
         rule, delta, unit = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = _exported(folder, "ledger.jsonl", terms)
         alone = epsilon_of_events(events, delta=delta, unit=unit)
@@ -182,7 +185,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
             reporter.say(PRICING_POINTS)
         total = max(alone, _choosing(terms, folder, delta, unit))
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, Unexpected) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
+from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
@@ -203,13 +204,17 @@ def _best_cells(best: dict[str, Any] | None) -> dict[str, str]:
     return {"best so far": best["trial"], **scores, "ε of it alone": show_epsilon(best["epsilon"], "∞")}
 
 
+_LONGEST_LINE = 1 << 20
+
+
 def emit(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(to_json(answer))
         return
     for key, value in plain(answer).items():
         value = "no guarantee" if key == "epsilon" and value is None else value
-        typer.echo(f"{key}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+        typer.echo(one_line(f"{key}: {shown}", _LONGEST_LINE))  # some of it may be of a file that others wrote
 
 
 def refuse_short(rows: Iterable[dict[str, Any]]) -> None:

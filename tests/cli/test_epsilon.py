@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.training.runs import TREE, run_config
@@ -16,6 +18,15 @@ def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, t
     assert answer("epsilon", "--export", tmp_path / "out")["epsilon"] == told["epsilon"]
     refused("export", private_run.out, "--out", tmp_path / "out", parts=["--out", "is not empty"])
     refused("epsilon", "--export", private_run.out, parts=["--export", "is not a folder that uedp-ray export wrote"])
+
+
+@pytest.mark.parametrize("name", ["org\n\nepsilon: 0.001", "org\x1b]0;owned\x07", "", 3, "\u202eorg"])
+def test_an_export_of_somebody_else_writes_no_lines_of_its_own(answer, refused, private_run, tmp_path, name):
+    out = tmp_path / "out"
+    answer("export", private_run.out, "--out", out)
+    terms = json.loads((out / "selection.json").read_text())
+    (out / "selection.json").write_text(json.dumps(terms | {"categories": [name]}))
+    refused("epsilon", "--export", out, parts=["--export", "is not a folder that uedp-ray export wrote"])
 
 
 PARAMETERS = ("--q-u", 0.05, "--q-e", 0.5, "--rounds", 20, "--max-holders", 3, "--entity-clip", 0.1)

@@ -99,6 +99,21 @@ def test_what_vocabularies_take_is_part_of_a_share():
     assert with_words.epsilon([planned(with_words.planned[0][0].noise_multiplier)] * 4) == 4.0
 
 
+def test_as_many_runs_as_may_be_named_are_priced_at_once(eight):
+    """Terms may come from others: a kilobyte of them took gigabytes."""
+    words = release_of({"kind": "vocabulary", "noise_multiplier": 20.0, "max_holders": 1, "threshold_delta": 1e-8})
+    run = charged(BASE, 20, 9.0)._replace(releases=(words,))
+    both = dataclasses.replace(eight, threshold_delta=1e-6)
+    assert both._spent([run], copies=8) == pytest.approx(both._spent([run] * 8), rel=1e-12)
+    assert math.isinf(both._spent([run], copies=9))
+    assert dataclasses.replace(eight, runs=10**9).excess(run) > 0.0
+
+
+def test_a_typical_run_has_no_more_mechanisms_than_any(eight):
+    with pytest.raises(InputError, match="more mechanisms than any run"):
+        dataclasses.replace(eight, planned=tuple((change(BASE, noise_multiplier=9.0 + i), 1) for i in range(65)))
+
+
 def test_it_can_be_written_down(eight):
     assert Odometer.from_dict(json.loads(json.dumps(eight.to_dict()))) == eight
 

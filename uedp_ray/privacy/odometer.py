@@ -44,6 +44,8 @@ SETTLED_BY_RESULTS = (
 )
 """The note to every figure of an odometer without a target: it is not an epsilon of the search whatever its outcome."""
 _MOST_RUNS = 10**9
+_MOST_PLANNED = 64
+"""Mechanisms of a typical run: a run has one, and each takes a while."""
 _MOST_NOISE = 1e6
 """A noise multiplier beyond any that trains a model."""
 _ROOM = 1e-6
@@ -74,6 +76,8 @@ class Odometer:
     def __post_init__(self) -> None:
         dominating.check_arguments(self.unit, self.kind, self.delta)
         check_counts(self.planned)
+        if len(self.planned) > _MOST_PLANNED:
+            raise InputError("planned", len(self.planned), f"has more mechanisms than any run ({_MOST_PLANNED})")
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
         if type(self.runs) is not int or not 1 <= self.runs <= _MOST_RUNS:
@@ -138,7 +142,7 @@ class Odometer:
     def excess(self, run: Charges) -> float:
         """By how much as many runs like this one as there may be exceed a filter's target, less what no share uses."""
         assert self.target is not None
-        return self._spent([run] * self.runs) - self.target * (1 - _ROOM)
+        return self._spent([run], copies=self.runs) - self.target * (1 - _ROOM)
 
     def settled_by_results(self, epsilon: float) -> bool:
         """Whether results settled a figure of ``epsilon()``: see ``SETTLED_BY_RESULTS``. A filter's target is fixed."""
@@ -162,9 +166,9 @@ class Odometer:
             low, high = (low, middle) if self.admits(planned(middle)) else (middle, high)
         return high
 
-    def _spent(self, found: Sequence[Charges]) -> float:
-        """epsilon of what runs charged, at their positions."""
-        begun = sum(bool(run.rounds or run.releases) for run in found)
+    def _spent(self, found: Sequence[Charges], copies: int = 1) -> float:
+        """epsilon of what runs charged, at their positions, or of a filter's so many times, at any."""
+        begun = copies * sum(bool(run.rounds or run.releases) for run in found)
         if not all(run.private for run in found) or (self.target is not None and begun > self.runs):
             return math.inf
         releases = together(run._replace(rounds=()) for run in found)
@@ -173,16 +177,17 @@ class Odometer:
             index = 0
             for mechanism, count in run.rounds:
                 for share, many in self._limits(number, index, count):
-                    parts[mechanism, share] += many
+                    parts[mechanism, share] += copies * many
                 index += count
         largest = 0.0
         for kind in dominating.kinds(self.kind):
             cost = cost_of(releases, self.unit, kind)
-            if cost is None or cost.rounds or cost.failure_prob > self._failure_delta:
+            if cost is None or cost.rounds or copies * cost.failure_prob > self._failure_delta:
                 return math.inf
             rates_A = self._rates(parts, kind)
             for sensitivity, noise_std in cost.gaussians:
-                rates_A = rates_A + np.array(self.orders) * ((sensitivity / noise_std) * (sensitivity / noise_std)) / 2
+                rate = (sensitivity / noise_std) * (sensitivity / noise_std) / 2
+                rates_A = rates_A + np.array(self.orders) * (copies * rate)
             largest = max(largest, to_epsilon(rates_A, _log_weights(self, kind), self._loss_delta, self.orders))
         return largest
 
