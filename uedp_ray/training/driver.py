@@ -159,7 +159,7 @@ class RunDriver:
         return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
 
     def interrupted(self) -> None:
-        """Saves the rounds since the last checkpoint, which were charged; unless an error comes amid the release of another."""
+        """Saves the rounds since the last checkpoint, which were charged; unless the release of another was cut short."""
         if self._stepped is None or not self._unsaved:
             return
         with deferred():
