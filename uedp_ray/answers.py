@@ -185,7 +185,16 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
             reporter.say(PRICING_POINTS)
         total = max(alone, _choosing(terms, folder, delta, unit))
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, Unexpected) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+        Unexpected,
+    ) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

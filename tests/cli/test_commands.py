@@ -130,3 +130,18 @@ def test_help_names_every_command(command):
     assert code == 0
     for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "sweep", "report", "predict"):
         assert name in out
+
+
+def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refused, command, tmp_path, corpora):
+    tree = run_tree(corpora)
+    tree["corpus"]["source"] = {"format": "text", "path": "/no/such/text"}
+    file, written_file = written(tmp_path, tree), tmp_path / "planned.yaml"
+    told = answer("plan", file, "--trials", 2, "--write", written_file)
+    assert {"rules", "mechanisms", "warnings"} <= told.keys()
+    again = answer("plan", written_file, "--trials", 2)
+    assert [row["rounds"] for row in again["mechanisms"] if row["asked"]] == [told["choice"]["rounds"]]
+    code, out, _ = command("plan", file, "--trials", 2)
+    assert (code, out.count("(this file)")) == (0, 1)
+    assert "composition" in out
+    refused("plan", file, "--write", written_file, parts=["--write", "exists"])
+    refused("plan", file, "--tokens-per-second", -1, parts=["--tokens-per-second", "above 0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import pickle
 
 import pytest
@@ -150,12 +151,24 @@ def test_digest_covers_what_matters_and_not_the_machine():
         assert config(**{key: value}).digest() == base.digest()
 
 
+def test_passes_set_the_rounds_whatever_changes_later():
+    quarter = config(training__passes=10.0, privacy__user_sampling_prob=0.25)
+    assert quarter.training.num_rounds == 40
+    assert from_dict(RunConfig, to_dict(quarter)) == quarter
+    assert methods.overlay(quarter, {"privacy.user_sampling_prob": 1.0}).training.num_rounds == 10
+    assert methods.overlay(quarter, {"training.passes": 0.01}).training.num_rounds == 1
+    assert methods.overlay(quarter, {"training.passes": None}).training.num_rounds == 40
+    for passes, share in ((0.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1e-3, 1e-300), (1.0, 0.0)):
+        with pytest.raises(InputError, match=r"training\.passes"):
+            config(training__passes=passes, privacy__user_sampling_prob=share)
+
+
 def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_that_it_had():
     tree = to_dict(config(privacy__unit="user"))
     tree["privacy"]["protect"] = tree["privacy"].pop("unit")
     earlier = from_dict(RunConfig, tree)
     assert earlier == config(privacy__unit="user")
-    del tree["name"], tree["task"], tree["corpus"]["transform"]
+    del tree["name"], tree["task"], tree["corpus"]["transform"], tree["training"]["passes"]
     for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
         del tree["training"][key]
     assert earlier.digest() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -278,5 +278,5 @@ def test_bad_input(fields):
 @pytest.mark.parametrize("rounds", [[50_000, -49_999], [True], [1.0], [1] * 65])
 def test_candidates_that_no_sweep_wrote_are_refused(rounds):
     mechanism = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.1).to_dict()
-    with pytest.raises(InputError, match="rounds|more mechanisms than any run"):
+    with pytest.raises(InputError, match=r"rounds|more mechanisms than any run"):
         selection.candidates_of([[{"mechanism": mechanism, "rounds": each} for each in rounds]])

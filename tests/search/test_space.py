@@ -55,6 +55,11 @@ CONDITIONAL = {
             "space.expected_cohort_size",
             "one of the two",
         ),
+        (
+            {"training.passes": {"uniform": [4, 40]}, "training.num_rounds": {"integer": [10, 40]}},
+            "space.training.passes",
+            "one of the two",
+        ),
     ],
 )  # fmt: skip
 def test_a_bad_space_is_refused_with_its_field_and_a_remedy(tree, field, remedy):
@@ -123,6 +128,17 @@ def test_a_cohort_is_a_share_of_the_declared_users():
     )
     with pytest.raises(InputError, match="share of the declared users"):
         Space.parse({"expected_cohort_size": {"uniform": [9, 90]}}, RunConfig(privacy=PrivacyConfig(noise="none")))
+
+
+def test_passes_are_searched_in_place_of_rounds():
+    space = Space.parse(
+        {"training.passes": {"choice": [4.0, 20.0]}, "privacy.user_sampling_prob": {"choice": [0.5]}}, BASE
+    )
+    rounds = [methods.overlay(BASE, settings_of(point, BASE)[1]).training.num_rounds for point in space.grid()]
+    assert rounds == [8, 40]
+    given = methods.overlay(BASE, {"training.passes": 10.0})
+    with pytest.raises(InputError, match=r"training\.passes sets it"):
+        Space.parse({"training.num_rounds": {"integer": [5, 9]}}, given)
 
 
 def test_choices_may_be_lists_or_texts_with_commas():

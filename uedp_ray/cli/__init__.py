@@ -13,13 +13,13 @@ from typing import Any
 
 import typer
 
-from uedp_ray.cli import accounting, commands
+from uedp_ray.cli import accounting, commands, planning
 from uedp_ray.cli.base import app
 from uedp_ray.console import err, keep_descriptors, write_any_text
 from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 
-__all__ = ["accounting", "app", "commands", "main"]
+__all__ = ["accounting", "app", "commands", "main", "planning"]
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
 

@@ -15,7 +15,7 @@ from uedp_ray.target import check_name, check_target
 
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-_NONE: list[str] = []
+NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
 _FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared."
@@ -33,7 +33,7 @@ def prepare(
     ] = _ANNOTATED,
     categories: Annotated[
         list[str], typer.Option(help="Protected categories, comma-separated; all if left out. Repeatable.")
-    ] = _NONE,
+    ] = NONE,
     max_words: Annotated[int, typer.Option(help="Longer sentences and rows become consecutive pieces.")] = 128,
     num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
     seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
@@ -69,7 +69,7 @@ def prepare(
 @app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
-    settings: Set = _NONE,
+    settings: Set = NONE,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -85,7 +85,7 @@ def pretrain(
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="Run file (YAML).")],
-    settings: Set = _NONE,
+    settings: Set = NONE,
     workers: Workers = None,
     out: Out = None,
     resume: Resume = False,
@@ -110,7 +110,7 @@ def train(
 @app.command()
 def compare(
     config: Annotated[Path, typer.Argument(help="Comparison file (YAML): base and variants.")],
-    settings: Set = _NONE,
+    settings: Set = NONE,
     workers: Workers = None,
     out: Out = None,
     resume: Resume = False,
@@ -140,7 +140,7 @@ def compare(
 def sweep(
     config: Annotated[Path, typer.Argument(help="Sweep file (YAML).")],
     trials: Annotated[int | None, typer.Option(help="Trials to train; overrides search.trials.")] = None,
-    settings: Set = _NONE,
+    settings: Set = NONE,
     address: Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, or this machine.")] = None,
     out: Out = None,
     resume: Resume = False,

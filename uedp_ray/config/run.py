@@ -29,6 +29,8 @@ from uedp_ray.config.sections import (
 )
 from uedp_ray.errors import InputError
 
+_MOST_ROUNDS = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -47,6 +49,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):
             raise InputError("name", self.name, "names a folder under runs/: leave out / and $")
+        if self.training.passes is not None:  # as rounds, whatever else is changed later
+            object.__setattr__(
+                self, "training", replace(self.training, num_rounds=self._rounds_of(self.training.passes))
+            )
         private = self.privacy.noise == "calibrated"
         if private and self.bounds.mode == "none" and self.privacy.unit != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
@@ -95,6 +101,13 @@ class RunConfig:
                 f"{self.training.local_update} cannot use it (an entity may move a user's update by 2 l2_clip_norm): "
                 "drop it",
             )
+
+    def _rounds_of(self, passes: float) -> int:
+        share = self.privacy.user_sampling_prob
+        if passes > _MOST_ROUNDS * share:
+            remedy = f"takes more than {_MOST_ROUNDS:g} rounds at privacy.user_sampling_prob = {share:g}: lower it"
+            raise InputError("training.passes", passes, remedy)
+        return max(1, round(passes / share))
 
     def _check_pretrained(self) -> None:
         words, model = self.vocabulary, self.model
@@ -167,6 +180,8 @@ def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["task"]
     if tree["corpus"]["transform"] == to_dict(TransformConfig()):
         del tree["corpus"]["transform"]
+    if tree["training"]["passes"] is None:
+        del tree["training"]["passes"]
     return tree
 
 

@@ -314,6 +314,9 @@ class TrainingConfig:
     """Rounds, local updates, the server's optimizer and the machine."""
 
     num_rounds: int = 50
+    passes: float | None = None
+    """How often each user is drawn on average, which is what a run costs in time. Given, ``num_rounds`` is that over
+    ``privacy.user_sampling_prob``, rounded, 1 at least."""
     local_update: LocalUpdateName = "gradient"
     local_learning_rate: float = 0.1
     """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
@@ -351,6 +354,7 @@ class TrainingConfig:
             "batch_tokens",
         ):
             at_least(f"training.{name}", getattr(self, name), 1)
+        positive("training.passes", self.passes, optional=True)
         at_least("training.max_failures", self.max_failures, 0)
         positive("training.local_learning_rate", self.local_learning_rate)
         positive("training.server_learning_rate", self.server_learning_rate)

@@ -28,6 +28,7 @@ _TRIED_POINTS = 20
 _KNOBS = {
     "privacy.noise_multiplier": 2.0,
     "training.num_rounds": 0.5,
+    "training.passes": 0.5,
     "privacy.user_sampling_prob": 0.5,
     "privacy.entity_sampling_prob": 0.5,
     "privacy.sentence_clip_norm": 0.5,

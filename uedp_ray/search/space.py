@@ -127,10 +127,9 @@ class Space(dict[str, Dimension]):
                     raise InputError(f"space.{key}.when", other, "name a dimension that comes before this one")
             _check_values(dimension, base)
             space[key] = dimension
-        if {COHORT, "privacy.user_sampling_prob"} <= set(space):
-            raise InputError(
-                f"space.{COHORT}", dict(tree[COHORT]), "sets privacy.user_sampling_prob: search one of the two"
-            )
+        for key, sets in ((COHORT, "privacy.user_sampling_prob"), ("training.passes", "training.num_rounds")):
+            if {key, sets} <= set(space):
+                raise InputError(f"space.{key}", dict(tree[key]), f"sets {sets}: search one of the two")
         return space
 
     def suggest(self, trial: optuna.Trial) -> Point:
@@ -228,6 +227,8 @@ def _check_used(key: str, base: RunConfig) -> None:
         remedy = "has no effect: base.pretrain.text names no public text to train on"
     elif section == "vocabulary" and base.model.warm_start and not base.pretrain.text:
         remedy = "has no effect: base.model.warm_start brings its vocabulary"
+    elif key == "training.num_rounds" and base.training.passes is not None:
+        remedy = "has no effect: base.training.passes sets it; search that, or leave it out"
     elif key == "model.warm_start" and base.pretrain.text:
         remedy = "has no effect: every trial starts from the model trained on base.pretrain.text"
     else:

@@ -1,0 +1,154 @@
+"""What a budget buys: every rule's runs keep it, and ways to draw are compared at equal passes. No text is read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import optimize, stats
+
+from uedp_ray import methods
+from uedp_ray.config import RunConfig, from_dict
+from uedp_ray.errors import InputError
+from uedp_ray.plan import Plan
+from uedp_ray.privacy import accounting
+from uedp_ray.privacy.events import epsilon_of_charges, together
+from uedp_ray.privacy.odometer import filter_of
+from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
+from uedp_ray.search.planner import chosen, plan
+from uedp_ray.search.pool import parts_of, whole_run
+from uedp_ray.search.sweep_config import SweepConfig
+
+TREE = {
+    "corpus": {
+        "source": {"format": "text", "path": "/no/such/text"},
+        "evaluation": {"format": "text", "path": "/no/such/text/either"},
+        "declared_num_users": 500,
+        "declared_num_tokens": 100_000,
+    },
+    "bounds": {"max_holders": 1},
+    "privacy": {"target_epsilon": 6.0, "user_sampling_prob": 0.25, "sentence_clip_norm": 0.4},
+    "training": {"num_rounds": 20},
+}
+RUN = from_dict(RunConfig, TREE)
+LEFT = {"delta": 1e-5, "unit": "user-entity"}
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(RUN, trials=4, tokens_per_second=1000.0)
+
+
+def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(planned):
+    by = {(row["rule"], row["how"].rpartition(", ")[2]): row for row in planned["rules"]}
+    assert len(by) == len(planned["rules"]) == 6
+    totals = []
+    for (rule, how), row in by.items():
+        if row["how"].endswith("by results"):
+            run = methods.overlay(
+                RUN, {"privacy.target_epsilon": None, "privacy.noise_multiplier": row["noise_multiplier"]}
+            )
+            totals.append(epsilon_of_charges(together([whole_run(run)] * 4), **LEFT))
+            continue
+        run = methods.overlay(RUN, {"privacy.target_epsilon": row["run_epsilon"]})
+        assert Plan.of(run).mechanism.noise_multiplier == pytest.approx(row["noise_multiplier"], rel=1e-9)
+        if rule == "repeat_and_select":
+            settings = {"searcher": "random", "early_stopping": False, "mean": 4.0, "law": how, "by": PROFILES}
+            totals.append(epsilon_of_choosing(rule, candidates=[parts_of(run, 1)], **settings, **LEFT))
+        elif rule == "composition":
+            totals.append(accounting.epsilon(Plan.of(run).mechanism, rounds=4 * 20, **LEFT))
+        else:
+            totals.append(accounting.epsilon(Plan.of(run).mechanism, rounds=20, **LEFT))
+    assert max(totals) <= 6.0
+    assert min(totals) > 5.0, "the filter's shares cost more than what was fixed beforehand"
+    noise = [row["noise_ratio"] for row in planned["rules"]]
+    assert noise[:2] == [1.0, 1.0]
+    assert 1.0 < noise[2] < noise[4] < noise[5]
+
+
+def test_an_adaptive_searchs_runs_have_the_noise_of_its_filter(planned):
+    share = filter_of(lambda z: whole_run(_with(z)), runs=4, target=6.0, **LEFT)
+    assert planned["rules"][-1]["noise_multiplier"] == pytest.approx(share.planned[0][0].noise_multiplier, rel=2e-4)
+
+
+def _with(z: float) -> RunConfig:
+    return methods.overlay(RUN, {"privacy.target_epsilon": None, "privacy.noise_multiplier": z})
+
+
+def test_full_rounds_have_one_noise_of_the_average_that_of_one_gaussian_release(planned):
+    """Without sampling T rounds are one release of T times the signal: (1 + K beta_e) sigma / U, whatever T."""
+
+    def excess(sigma: float) -> float:
+        gap = 1 / (2 * sigma), 6.0 * sigma
+        return float(stats.norm.cdf(gap[0] - gap[1]) - math.exp(6.0) * stats.norm.cdf(-gap[0] - gap[1]) - 1e-5)
+
+    sigma = optimize.brentq(excess, 0.1, 10.0)
+    full = [row for row in planned["mechanisms"] if row["user_sampling_prob"] == 1.0]
+    assert [row["rounds"] for row in full] == [5, 20]
+    for row in full:
+        assert row["noise_of_average"] == pytest.approx((1 + 1 * 0.4) * sigma / 500, rel=3e-3)
+
+
+def test_ways_to_draw_read_as_much_text_and_take_as_long(planned):
+    assert {(row["times"], row["passes"]) for row in planned["mechanisms"]} == {(1, 5.0), (4, 20.0)}
+    assert {row["expected_seconds"] for row in planned["mechanisms"]} == {500.0, 2000.0}
+    own = [row for row in planned["mechanisms"] if row["asked"]]
+    assert [(row["user_sampling_prob"], row["rounds"]) for row in own] == [(0.25, 20)]
+    assert own[0]["noise_of_average"] == own[0]["noise_multiplier"] / (0.25 * 500 * math.sqrt(20))
+
+
+def test_many_rounds_are_chosen_while_their_noise_is_near_the_least():
+    one_round = methods.overlay(RUN, {"privacy.user_sampling_prob": 1.0, "training.num_rounds": 5})
+    found = plan(one_round, trials=2)
+    least = min(row["noise_of_average"] for row in found["mechanisms"] if row["times"] == 1)
+    assert found["choice"]["rounds"] >= 20
+    assert found["choice"]["noise_of_average"] <= 1.75 * least
+    assert any("is likely to train a better model" in line for line in found["warnings"])
+    again = plan(chosen(one_round, found["choice"]), trials=2)
+    assert next(row for row in again["mechanisms"] if row["asked"]) == found["choice"] | {"asked": True}
+    assert not again["warnings"]
+
+
+def test_what_binds_is_said():
+    found = plan(methods.overlay(RUN, {"privacy.entity_sampling_prob": 0.7}), trials=1)
+    assert found["binds"]["epsilon"]["extended"] > found["binds"]["epsilon"]["entity"]
+    assert "lower both, or none" in found["warnings"][0]
+    bounds = {row["protects"]: row["noise_multiplier"] for row in found["bounds"]}
+    assert bounds["users alone"] < bounds["user-entity, max_holders 1"] < bounds["user-entity, max_holders 5"]
+
+
+def test_a_sweep_is_planned_by_its_own_terms_and_told_what_its_rule_costs():
+    tree = {
+        "base": TREE | {"privacy": {**TREE["privacy"], "delta": 1e-5}},
+        "space": {"training.num_rounds": {"integer": [5, 20]}},
+    }
+    sweep = from_dict(SweepConfig, tree | {"budget": {"target_epsilon": 6.0}, "search": {"trials": 16}})
+    found = plan(sweep)
+    assert [row["rule"] for row in found["rules"] if row["asked"]] == ["composition"]
+    assert found["trials"] == 16
+    assert any("rule composition leaves each run" in line for line in found["warnings"])
+    assert chosen(sweep, found["choice"]).space == sweep.space
+
+
+def test_a_rule_that_does_not_cover_the_file_says_why():
+    words = {
+        "vocabulary.kind": "noisy-threshold",
+        "vocabulary.noise_multiplier": 20.0,
+        "vocabulary.threshold_delta": 1e-7,
+    }
+    found = plan(methods.overlay(RUN, words), trials=2)
+    why = {row["why"] for row in found["rules"] if row["rule"] == "repeat_and_select"}
+    assert why == {"does not cover a vocabulary of private text"}
+    assert all(row["run_epsilon"] for row in found["rules"] if row["rule"] != "repeat_and_select")
+
+
+@pytest.mark.parametrize("settings", [{"privacy.noise": "none", "privacy.target_epsilon": None}])
+def test_what_claims_nothing_has_no_plan(settings):
+    with pytest.raises(InputError, match=r"privacy\.noise"):
+        plan(methods.overlay(RUN, {**settings, "bounds.mode": "none", "privacy.sentence_clip_norm": None}))
+
+
+def test_given_noise_is_planned_at_the_epsilon_that_it_has():
+    given = plan(_with(2.0), trials=1)
+    assert given["target_epsilon"] == accounting.epsilon(Plan.of(_with(2.0)).mechanism, rounds=20, **LEFT)
+    assert given["rules"][0]["noise_multiplier"] == pytest.approx(2.0, rel=2e-3)

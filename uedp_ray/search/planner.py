@@ -1,0 +1,302 @@
+"""What a budget buys, before any text is read: by each rule for the choice, and by each way to draw the rounds.
+
+    answer = plan(load_sweep_config("sweep.yaml"))
+    answer["rules"][0], answer["mechanisms"][0], answer["warnings"]
+
+Two questions decide how good a model under a budget can be. *How many runs share it?* ``rules`` gives what each run has left
+under every rule. *How is the text drawn?* One pass over the text may be one round of everybody or twenty of a twentieth:
+``mechanisms`` compares ways to draw at equal passes, which is equal work. The figure to compare is the noise in the average
+of all rounds, z / (q_u U sqrt(T)) clip norms in every coordinate. Inputs are public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from uedp_ray import methods
+from uedp_ray.accounted import planned_charges, planned_releases
+from uedp_ray.config import PrivacyConfig, RunConfig
+from uedp_ray.errors import InputError, within
+from uedp_ray.plan import Plan, cautions
+from uedp_ray.privacy import accounting
+from uedp_ray.privacy.events import Charges, cost_of, epsilon_of_charges
+from uedp_ray.privacy.odometer import filter_of
+from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.allowance import largest
+from uedp_ray.search.pool import parts_of, whole_run
+from uedp_ray.search.sweep_config import DEFAULT_TRIALS, SweepConfig
+from uedp_ray.units import KINDS
+
+_SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)
+"""Values of q_u to compare, beside the file's own."""
+_TIMES = (1, 4)
+"""Numbers of passes to compare, in those of the file."""
+_WORTH = 1.75
+"""Many small rounds were seen to train better than few large ones at equal passes, up to this much more noise
+(docs/sweeps.md, "What a budget buys")."""
+_MOST_SHARED = 1.5
+"""Noise, in that of one run, beyond which sharing the budget costs more than most searches gain."""
+_LESS = 0.7
+"""By how much a sampling probability is lowered to see what that saves."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One run and the budget that a search for its settings has in all."""
+
+    run: RunConfig
+    """With the whole budget as its target."""
+    trials: int
+    seeds: int
+    law: str
+    rule: str | None
+    adaptive: bool
+
+    @property
+    def privacy(self) -> PrivacyConfig:
+        return self.run.privacy
+
+    @property
+    def target(self) -> float:
+        assert self.privacy.target_epsilon is not None  # as ``_asked`` makes it
+        return self.privacy.target_epsilon
+
+    @property
+    def runs(self) -> int:
+        return self.trials * self.seeds
+
+    def at(self, epsilon: float) -> RunConfig:
+        """The run at an epsilon of its own."""
+        return methods.overlay(self.run, {"privacy.target_epsilon": epsilon})
+
+    def cost(self, rule: str, **of: Any) -> float:
+        privacy, searcher = self.privacy, "random"
+        settings: dict[str, Any] = {"searcher": searcher, "early_stopping": False, "delta": privacy.delta}
+        return epsilon_of_choosing(rule, **settings, unit=privacy.unit, **of)
+
+
+def plan(
+    file: RunConfig | SweepConfig, *, trials: int | None = None, tokens_per_second: float | None = None
+) -> dict[str, Any]:
+    """Returns ``rules``, ``mechanisms``, ``choice``, ``binds``, ``bounds`` and ``warnings``; all of the file's base.
+
+    Args:
+      trials: how many a search trains; by default the sweep's number, 32 for a run.
+      tokens_per_second: as a finished run printed it, for the expected time.
+
+    Raises: InputError for a file without a budget, and for one that no noise can meet.
+    """
+    asked = _asked(file, trials)
+    rules, mechanisms = list(_rules(asked)), list(_mechanisms(asked.run, tokens_per_second))
+    own = [row for row in mechanisms if row["times"] == 1]
+    choice = _choice(own)
+    return {
+        "target_epsilon": asked.target,
+        "delta": asked.privacy.delta,
+        "unit": asked.privacy.unit,
+        "trials": asked.trials,
+        "rules": rules,
+        "mechanisms": mechanisms,
+        "choice": choice,
+        "binds": _binds(asked.run),
+        "bounds": _bounds(asked.run),
+        "warnings": _warnings(asked, rules, next(row for row in own if row["asked"]), choice),
+    }
+
+
+def chosen(file: RunConfig | SweepConfig, choice: dict[str, Any]) -> RunConfig | SweepConfig:
+    """Returns the file with the way to draw that ``plan`` chose; what a sweep searches stays in its space."""
+    settings = {"privacy.user_sampling_prob": choice["user_sampling_prob"], "training.num_rounds": choice["rounds"]}
+    if isinstance(file, RunConfig):
+        return methods.overlay(file, settings)
+    return dataclasses.replace(file, base=methods.overlay(file.base, settings))
+
+
+def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
+    if isinstance(file, SweepConfig):
+        search, budget = file.search, file.budget
+        run = _with_target(file.base, budget.target_epsilon)
+        return _Asked(run, trials or file.num_trials, search.seeds_per_trial, search.law, search.rule, search.adaptive)
+    privacy = file.privacy
+    if privacy.noise != "calibrated":
+        raise InputError("privacy.noise", privacy.noise, "claims no epsilon, so that there is nothing to plan")
+    target = privacy.target_epsilon
+    if target is None:
+        target = epsilon_of_charges(whole_run(file), delta=privacy.delta, unit=privacy.unit)
+        if math.isinf(target):
+            raise InputError("privacy.noise_multiplier", privacy.noise_multiplier, "bounds nothing here: raise it")
+    return _Asked(_with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False)
+
+
+def _with_target(run: RunConfig, target: float) -> RunConfig:
+    settings = {"privacy.target_epsilon": target, "privacy.noise_multiplier": None, "privacy.noise": "calibrated"}
+    return methods.overlay(run, settings)
+
+
+def _noise(run: RunConfig) -> float:
+    mechanism = Plan.of(run).mechanism
+    assert mechanism is not None  # its noise is calibrated
+    return mechanism.noise_multiplier
+
+
+def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
+    """Yields, for each rule, what every run costs by itself, and its noise."""
+    alone = _noise(asked.run)
+
+    def row(rule: str, how: str, own: bool, solve: Callable[[], tuple[float, float]]) -> dict[str, Any]:
+        found: dict[str, Any] = {"rule": rule, "how": how, "asked": own}
+        try:
+            epsilon, noise = solve()
+        except InputError as error:
+            return found | {"run_epsilon": None, "noise_multiplier": None, "noise_ratio": None, "why": error.remedy}
+        return found | {"run_epsilon": epsilon, "noise_multiplier": noise, "noise_ratio": noise / alone, "why": ""}
+
+    def shared(cost: Callable[[RunConfig], float]) -> tuple[float, float]:
+        epsilon = largest(lambda each: cost(asked.at(each)), asked.target)
+        return epsilon, _noise(asked.at(epsilon))
+
+    def selected(law: str) -> tuple[float, float]:
+        if planned_releases(asked.run):
+            raise InputError(
+                "vocabulary.kind", asked.run.vocabulary.kind, "does not cover a vocabulary of private text"
+            )
+        return shared(
+            lambda run: asked.cost(
+                "repeat_and_select",
+                candidates=[parts_of(run, asked.seeds)],
+                mean=float(asked.trials),
+                law=law,
+                by=PROFILES,
+            )
+        )
+
+    def fixed() -> tuple[float, float]:
+        return shared(
+            lambda run: asked.cost("composition", ledgers=[[]] * asked.runs, planned=[whole_run(run)] * asked.runs)
+        )
+
+    def adaptive() -> tuple[float, float]:
+        privacy, others = asked.privacy, cost_of(Charges((), planned_releases(asked.run)), asked.privacy.unit, "entity")
+        aside = asked.runs * (0.0 if others is None else others.failure_prob)
+        settings: dict[str, Any] = {"delta": privacy.delta, "unit": privacy.unit, "threshold_delta": aside}
+        with within("budget"):
+            share = filter_of(lambda z: planned_charges(asked.run, z), runs=asked.runs, target=asked.target, **settings)
+        noise = share.least_noise(lambda z: planned_charges(asked.run, z))
+        own = epsilon_of_charges(planned_charges(asked.run, noise), delta=privacy.delta, unit=privacy.unit)
+        return own, noise
+
+    def whole() -> tuple[float, float]:
+        return asked.target, alone
+
+    yield row("none", "the base, once", False, whole)
+    yield row("public", "trials on public text, then one run", asked.rule == "public", whole)
+    for law in ("geometric", "logarithmic"):
+        own = asked.rule == "repeat_and_select" and asked.law == law
+        how = f"a secret number of trials, mean {asked.trials}, {law}"
+        yield row("repeat_and_select", how, own, lambda law=law: selected(law))  # type: ignore[misc]
+    composed = asked.rule == "composition"
+    yield row("composition", f"{asked.runs} runs, fixed beforehand", composed and not asked.adaptive, fixed)
+    yield row("composition", f"{asked.runs} runs, chosen by results", composed and asked.adaptive, adaptive)
+
+
+def _mechanisms(run: RunConfig, tokens_per_second: float | None) -> Iterator[dict[str, Any]]:
+    """Yields ways to draw at equal passes over the text, the file's own among them, if some noise meets the budget."""
+    asked, rounds = run.privacy.user_sampling_prob, run.training.num_rounds
+    users, tokens = run.corpus.declared_num_users or 1, run.corpus.declared_num_tokens
+    for times in _TIMES:
+        for share in sorted({*_SHARES, asked}):
+            count = max(1, round(times * rounds * asked / share))
+            drawn = methods.overlay(run, {"privacy.user_sampling_prob": share, "training.num_rounds": count})
+            try:
+                noise = _noise(drawn)
+            except InputError:
+                continue
+            passes = share * count
+            timed = tokens is not None and tokens_per_second is not None
+            yield {
+                "user_sampling_prob": share,
+                "rounds": count,
+                "passes": passes,
+                "times": times,
+                "noise_multiplier": noise,
+                "noise_of_average": noise / (share * users * math.sqrt(count)),
+                "expected_seconds": passes * tokens / tokens_per_second if timed else None,  # type: ignore[operator]
+                "asked": times == 1 and share == asked,
+            }
+
+
+def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the way to draw with the most rounds whose noise is near the least, among ways of about equal passes."""
+    least = min(row["noise_of_average"] for row in rows)
+    near = [row for row in rows if row["noise_of_average"] <= _WORTH * least]
+    return max(near, key=lambda row: row["rounds"])
+
+
+def _binds(run: RunConfig) -> dict[str, Any]:
+    """Returns epsilon by what is removed, the larger of which is the run's, and the noise where less is drawn."""
+    privacy, mechanism = run.privacy, Plan.of(run).mechanism
+    assert mechanism is not None  # its noise is calibrated
+    by_kind: dict[str, float] = {}
+    if privacy.unit != "user":
+        settings: dict[str, Any] = {"rounds": run.training.num_rounds, "delta": privacy.delta, "unit": privacy.unit}
+        by_kind = {kind: accounting.epsilon(mechanism, kind=kind, **settings) for kind in KINDS}
+    lowered = {}
+    for name, lower in (("q_e", (_LESS, 1.0)), ("q_s", (1.0, _LESS)), ("both", (_LESS, _LESS))):
+        less = {
+            "privacy.entity_sampling_prob": privacy.entity_sampling_prob * lower[0],
+            "privacy.extended_sampling_prob": privacy.extended_sampling_prob * lower[1],
+        }
+        lowered[name] = _noise(methods.overlay(run, less))
+    return {"epsilon": by_kind, "lowered_by": _LESS, "noise_multiplier": lowered}
+
+
+def _bounds(run: RunConfig) -> list[dict[str, Any]]:
+    """Returns the noise at other bounds on entities, the file's own among them, and that without protected entities."""
+    found = []
+    if run.privacy.unit == "user-entity":
+        found.append(
+            {"protects": "users alone", "noise_multiplier": _noise(methods.overlay(run, {"privacy.unit": "user"}))}
+        )
+    if run.bounds.mode == "none" or run.privacy.unit == "user":
+        return found
+    holders = run.bounds.max_holders
+    for bound in sorted({1, 2, 5, holders}):
+        try:
+            noise = _noise(methods.overlay(run, {"bounds.max_holders": bound}))
+        except InputError:  # more than the declared users
+            continue
+        found.append({"protects": f"{run.privacy.unit}, max_holders {bound}", "noise_multiplier": noise})
+    return found
+
+
+def _warnings(asked: _Asked, rules: list[dict[str, Any]], own: dict[str, Any], choice: dict[str, Any]) -> list[str]:
+    found = cautions(asked.run)
+    for row in rules:
+        if row["asked"] and row["why"]:
+            found.append(f"rule {row['rule']} cannot keep this budget: {row['why']}")
+        elif row["asked"] and row["noise_ratio"] > _MOST_SHARED:
+            found.append(
+                f"rule {row['rule']} leaves each run epsilon = {show_epsilon(row['run_epsilon'])}, with "
+                f"{row['noise_ratio']:.1f} times the noise of one run at the whole budget: search on public text (rule "
+                "public), or train fewer trials"
+            )
+    privacy = asked.privacy
+    if privacy.unit != "user" and (privacy.entity_sampling_prob < 1.0) != (privacy.extended_sampling_prob < 1.0):
+        low, high = ("entity", "extended") if privacy.entity_sampling_prob < 1.0 else ("extended", "entity")
+        found.append(
+            f"privacy.{low}_sampling_prob below 1 leaves out text, and saves little while privacy.{high}_sampling_prob "
+            "is 1: epsilon is the larger of both kinds; lower both, or none"
+        )
+    ratio = choice["noise_of_average"] / own["noise_of_average"]
+    if choice["rounds"] >= 2 * own["rounds"] or ratio < 1 / _WORTH:
+        what = f"user_sampling_prob {choice['user_sampling_prob']:g} in {choice['rounds']} rounds reads as much text"
+        likely = "is likely to train a better model" if choice["rounds"] > own["rounds"] else "adds less noise"
+        found.append(
+            f"{what} and {likely}: {choice['rounds']} steps for {own['rounds']}, at {ratio:.2f} times the noise"
+        )
+    return found
