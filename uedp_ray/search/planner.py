@@ -1,6 +1,6 @@
 """What a budget buys, before any text is read: by each rule for the choice, and by each way to draw the rounds.
 
-    answer = plan(load_sweep_config("sweep.yaml"))
+    answer = plan(load_sweep_config("sweeps/quickstart.yaml"))
     answer["rules"][0], answer["mechanisms"][0], answer["warnings"]
 
 Two questions decide how good a model under a budget can be. *How many runs share it?* ``rules`` gives what each run has left
