@@ -145,3 +145,17 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     assert "composition" in out
     refused("plan", file, "--write", written_file, parts=["--write", "exists"])
     refused("plan", file, "--tokens-per-second", -1, parts=["--tokens-per-second", "above 0"])
+
+
+@pytest.mark.parametrize("kind", ["train", "sweep", "compare"])
+def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 150]
+    path = answer("init", *own, "--kind", kind)["path"]
+    assert path == ("run.yaml" if kind == "train" else f"{kind}.yaml")
+    refused("init", *own, "--kind", kind, parts=["--out", "exists"])
+    bad = [*own[:-1], 1, "--kind", kind, "--out", "other.yaml"]
+    refused("init", *bad, parts=["max_holders", "no more than"])
+    refused("init", *own[:2], "--out", "other.yaml", parts=["--evaluation", "give it"])
+    refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
+    assert [file.name for file in tmp_path.iterdir()] == [path]

@@ -109,6 +109,20 @@ def test_many_rounds_are_chosen_while_their_noise_is_near_the_least():
     assert not again["warnings"]
 
 
+def test_passes_in_the_file_change_nothing(planned):
+    given = plan(methods.overlay(RUN, {"training.passes": 5.0}), trials=4, tokens_per_second=1000.0)
+    assert given == planned
+    written = chosen(methods.overlay(RUN, {"training.passes": 5.0}), given["choice"])
+    assert written.training.num_rounds == given["choice"]["rounds"]
+
+
+def test_cohorts_of_a_few_users_are_not_chosen():
+    found = plan(methods.overlay(RUN, {"corpus.declared_num_users": 150}), trials=1)
+    assert found["choice"]["expected_cohort"] >= 20
+    fewest = plan(methods.overlay(RUN, {"corpus.declared_num_users": 10}), trials=1)
+    assert fewest["choice"]["expected_cohort"] <= 10, "where no way has more"
+
+
 def test_what_binds_is_said():
     found = plan(methods.overlay(RUN, {"privacy.entity_sampling_prob": 0.7}), trials=1)
     assert found["binds"]["epsilon"]["extended"] > found["binds"]["epsilon"]["entity"]

@@ -1,21 +1,90 @@
-"""``uedp-ray plan``. No text is read."""
+"""``uedp-ray init`` and ``uedp-ray plan``. No text is read."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uedp_ray.cli.base import Json, app
+from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.cli.commands import NONE, Set
-from uedp_ray.config import dump_config, load_config, read_yaml
+from uedp_ray.config import RunConfig, dump_config, load_config, read_yaml
+from uedp_ray.config.limits import choice
 from uedp_ray.console import emit
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+
+if TYPE_CHECKING:
+    from uedp_ray.search.sweep_config import SweepConfig
+    from uedp_ray.training.compare import Comparison
+
+
+@app.command()
+def init(
+    text: Annotated[str, typer.Option(help="Private text with users: JSONL, Parquet or a prepared folder.")] = "",
+    evaluation: Annotated[str, typer.Option(help="Text of users outside the protected set, or public text.")] = "",
+    users: Annotated[int | None, typer.Option(help="A public upper bound on the number of users.")] = None,
+    public: Annotated[str, typer.Option(help="Public text: vocabulary and warm start.")] = "",
+    model: Annotated[str, typer.Option(help="A pretrained model, in place of public text: folder or hub name.")] = "",
+    epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
+    kind: Annotated[str, typer.Option(help="train, sweep or compare: which command the file is for.")] = "train",
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: KIND.yaml, as run.yaml.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A commented file for one's own text, to edit. What is left out is asked for on a terminal."""
+    from uedp_ray.config.starter import Answers, FileKind, starter
+
+    choice("--kind", kind, FileKind)
+    target = out or Path("run.yaml" if kind == "train" else f"{kind}.yaml")
+    if target.exists():
+        raise InputError("--out", str(target), "exists: name a new file")
+    with as_flags():
+        answers = Answers(
+            text=text or _ask("text", "Private text (JSONL, Parquet or a prepared folder)"),
+            evaluation=evaluation or _ask("evaluation", "Text of other users to measure on"),
+            users=_ask("users", "At most how many users", int) if users is None else users,
+            public=public or ("" if model else _ask("public", "Public text for vocabulary and warm start")),
+            model=model,
+            epsilon=epsilon,
+        )
+        content = starter(kind, answers)  # type: ignore[arg-type]
+    new = target.with_name(f".{target.name}.new")
+    try:
+        new.write_text(content, encoding="utf-8")
+        _load(new, [])
+        new.rename(target)
+    finally:
+        new.unlink(missing_ok=True)
+    emit({"path": str(target)}, as_json)
+    if not as_json:
+        typer.echo(
+            f"next: edit it, then uedp-ray plan {target}" if kind != "compare" else f"next: uedp-ray compare {target}"
+        )
+
+
+def _ask(flag: str, question: str, of: type = str) -> Any:
+    if not sys.stdin.isatty():
+        raise InputError(flag, None, f"give it ({question[:1].lower()}{question[1:]})")
+    return typer.prompt(question, type=of, err=True)
+
+
+def _load(path: Path, settings: list[str]) -> RunConfig | SweepConfig | Comparison:
+    """Reads a file of whichever kind it is."""
+    tree = read_yaml(path)
+    if "variants" in tree:
+        from uedp_ray.training.compare import Comparison
+
+        return Comparison.load(path, settings)
+    if "base" not in tree:
+        return load_config(path, settings)
+    from uedp_ray.search.sweep_config import load_sweep_config
+
+    return load_sweep_config(path, settings)
 
 
 @app.command()
@@ -36,14 +105,15 @@ def plan(
     """What a budget buys: ε and noise of each run by rule, and ways to draw the rounds. No text is read."""
     from uedp_ray.search.planner import chosen
     from uedp_ray.search.planner import plan as run
-    from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
+    from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config
 
     if tokens_per_second is not None and not tokens_per_second > 0:
         raise InputError("--tokens-per-second", tokens_per_second, "must be above 0")
     if write is not None and write.exists():
         raise InputError("--write", str(write), "exists: name a new file")
-    load: Any = load_sweep_config if "base" in (tree := read_yaml(config)) and "variants" not in tree else load_config
-    file = load(config, settings)
+    file = _load(config, settings)
+    if not isinstance(file, RunConfig | SweepConfig):
+        raise InputError("config", str(config), "is a comparison file: its variants are many; name a run or sweep file")
     answer = run(file, trials=trials, tokens_per_second=tokens_per_second)
     if write is not None:
         planned = chosen(file, answer["choice"])
@@ -96,7 +166,7 @@ def _rules(answer: dict[str, Any], title: str) -> Table:
 def _mechanisms(answer: dict[str, Any], title: str) -> Table:
     timed = any(row["expected_seconds"] is not None for row in answer["mechanisms"])
     table = _table(
-        title, "passes", "q_u", "rounds", "noise multiplier", "noise of the average, 1e-4", *(["time"] if timed else [])
+        title, "passes", "q_u", "rounds", "noise z", "noise of the average, 1e-4", *(["time"] if timed else [])
     )
     last = None
     for row in answer["mechanisms"]:

@@ -39,6 +39,8 @@ _TIMES = (1, 4)
 _WORTH = 1.75
 """Many small rounds were seen to train better than few large ones at equal passes, up to this much more noise
 (docs/sweeps.md, "What a budget buys")."""
+_LEAST_COHORT = 20
+"""Users in a round; with fewer nothing was measured."""
 _MOST_SHARED = 1.5
 """Noise, in that of one run, beyond which sharing the budget costs more than most searches gain."""
 _LESS = 0.7
@@ -111,10 +113,14 @@ def plan(
 
 def chosen(file: RunConfig | SweepConfig, choice: dict[str, Any]) -> RunConfig | SweepConfig:
     """Returns the file with the way to draw that ``plan`` chose; what a sweep searches stays in its space."""
-    settings = {"privacy.user_sampling_prob": choice["user_sampling_prob"], "training.num_rounds": choice["rounds"]}
+    settings = _drawn(choice["user_sampling_prob"], choice["rounds"])
     if isinstance(file, RunConfig):
         return methods.overlay(file, settings)
     return dataclasses.replace(file, base=methods.overlay(file.base, settings))
+
+
+def _drawn(share: float, rounds: int) -> dict[str, Any]:
+    return {"privacy.user_sampling_prob": share, "training.num_rounds": rounds, "training.passes": None}
 
 
 def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
@@ -211,7 +217,7 @@ def _mechanisms(run: RunConfig, tokens_per_second: float | None) -> Iterator[dic
     for times in _TIMES:
         for share in sorted({*_SHARES, asked}):
             count = max(1, round(times * rounds * asked / share))
-            drawn = methods.overlay(run, {"privacy.user_sampling_prob": share, "training.num_rounds": count})
+            drawn = methods.overlay(run, _drawn(share, count))
             try:
                 noise = _noise(drawn)
             except InputError:
@@ -220,6 +226,7 @@ def _mechanisms(run: RunConfig, tokens_per_second: float | None) -> Iterator[dic
             timed = tokens is not None and tokens_per_second is not None
             yield {
                 "user_sampling_prob": share,
+                "expected_cohort": share * users,
                 "rounds": count,
                 "passes": passes,
                 "times": times,
@@ -234,6 +241,7 @@ def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the way to draw with the most rounds whose noise is near the least, among ways of about equal passes."""
     least = min(row["noise_of_average"] for row in rows)
     near = [row for row in rows if row["noise_of_average"] <= _WORTH * least]
+    near = [row for row in near if row["expected_cohort"] >= _LEAST_COHORT] or near
     return max(near, key=lambda row: row["rounds"])
 
 

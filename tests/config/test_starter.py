@@ -1,0 +1,67 @@
+"""Files to start from: each is read by its command as it is, and names what only the owner knows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import yaml
+
+from uedp_ray.config import RunConfig, from_dict, load_config
+from uedp_ray.config.starter import Answers, starter
+from uedp_ray.errors import InputError
+from uedp_ray.search.planner import plan
+from uedp_ray.search.sweep_config import load_sweep_config
+from uedp_ray.training.compare import Comparison
+
+OWN = {"text": "notes.jsonl", "evaluation": "held-out.jsonl", "public": "public.txt", "users": 150}
+READ = {"train": load_config, "sweep": load_sweep_config, "compare": Comparison.load}
+
+
+@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"users": 50_000, "epsilon": 0.5},
+        {"public": "", "model": "gpt2"},
+        {"text": 'my "notes": $HOME/ñ #1.parquet', "evaluation": "other.txt"},
+    ],
+    ids=["plain", "many users", "pretrained", "odd names"],
+)
+def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
+    answers = Answers(**OWN | changes)
+    (tmp_path / "file.yaml").write_text(starter(kind, answers), encoding="utf-8")
+    found = READ[kind](tmp_path / "file.yaml", [])
+    run = found if isinstance(found, RunConfig) else found.base
+    assert run.corpus.source.path == answers.text
+    assert run.corpus.declared_num_users == answers.users
+    assert run.corpus.evaluation_basis == ("public" if answers.evaluation.endswith(".txt") else "held_out_users")
+    assert run.privacy.delta * answers.users <= 0.1
+    assert run.training.passes == 10.0
+    if kind != "compare":
+        planned = plan(found, trials=2)
+        assert planned["target_epsilon"] == answers.epsilon
+        assert not any(math.isinf(row["run_epsilon"]) for row in planned["rules"])
+
+
+def test_a_prepared_folder_is_named_as_one(tmp_path):
+    (tmp_path / "corpora").mkdir()
+    tree = yaml.safe_load(starter("train", Answers(**OWN | {"text": str(tmp_path / "corpora")})))
+    assert from_dict(RunConfig, tree).corpus.source.format == "prepared"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        ({"text": "notes.csv"}, "text", "convert it"),
+        ({"text": "notes.txt"}, "text", "names no users"),
+        ({"evaluation": "e"}, "evaluation", "convert it"),
+        ({"users": 0}, "users", "1 or more"),
+        ({"public": ""}, "public", "or a pretrained model"),
+    ],
+)
+def test_what_cannot_be_a_file_is_refused(changes, field, remedy):
+    with pytest.raises(InputError, match=remedy) as caught:
+        starter("train", Answers(**OWN | changes))
+    assert caught.value.field == field

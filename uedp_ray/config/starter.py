@@ -1,0 +1,168 @@
+"""A commented run, sweep or comparison file for one's own text, to edit: what ``uedp-ray init`` writes.
+
+    text = starter("train", Answers(text="notes.jsonl", evaluation="held-out.jsonl", public="public.txt", users=150))
+
+Files are named and not read: nothing in a configuration may follow from private text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from uedp_ray.errors import InputError
+
+FileKind = Literal["train", "sweep", "compare"]
+_FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text", ".conll": "conll"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What only the owner of the text knows."""
+
+    text: str
+    """Private text with users: a JSONL or Parquet file, or a folder that ``uedp-ray prepare`` wrote."""
+    evaluation: str
+    """Text of users outside the protected set, or public text."""
+    users: int
+    """A public upper bound on the number of users in ``text``."""
+    public: str = ""
+    """Public text, for the vocabulary and the warm start; not needed with ``model``."""
+    model: str = ""
+    """A pretrained model: a folder or a hub name."""
+    epsilon: float = 8.0
+
+
+def starter(kind: FileKind, answers: Answers) -> str:
+    """Returns the file's text. Raises: InputError for files whose format is not known, or that name no users."""
+    if answers.users < 1:
+        raise InputError("users", answers.users, "give a public upper bound on the number of users, 1 or more")
+    if not answers.model and not answers.public:
+        raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
+    if kind == "train":
+        return f"# A run: uedp-ray plan FILE, then uedp-ray train FILE. {_PUBLIC}\n" + _run(
+            answers, "notes", budget=True
+        )
+    base = textwrap.indent(_run(answers, "notes", budget=kind == "compare"), "  ")
+    if kind == "compare":
+        return f"# Models side by side: uedp-ray compare FILE. {_PUBLIC}\nbase:\n{base}{_VARIANTS}"
+    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users))
+    return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
+
+
+def _run(answers: Answers, name: str, *, budget: bool) -> str:
+    private, evaluation = _source("text", answers.text), _source("evaluation", answers.evaluation)
+    basis = "public" if _format("evaluation", answers.evaluation) == "text" else "held_out_users"
+    if _format("text", answers.text) == "text":
+        remedy = "names no users, and it is users who are protected: write JSONL, a line for each text with its user"
+        raise InputError("text", answers.text, f"{remedy} (docs/your-own-text.md)")
+    share = 0.1 if answers.users >= 1000 else 0.25 if answers.users >= 200 else 0.5
+    if answers.model:
+        network = (
+            f"model: {{architecture: pretrained, path: {_quoted(answers.model)}, max_length: 64, trainable: lora, "
+            "lora_rank: 4}  # its own tokenizer; if it was trained on this text, no epsilon covers that"
+        )
+        words, rate = "", 0.002
+    else:
+        network = (
+            "model: {architecture: gpt2, num_layers: 2, hidden_size: 128, num_heads: 4, max_length: 48, trainable: lora, "
+            "lora_rank: 4}"
+        )
+        words, rate = _WORDS.format(public=_source("public", answers.public)), 0.01
+    target = f"\n  target_epsilon: {answers.epsilon:g}\n  delta: {_delta(answers.users)}" if budget else ""
+    return _RUN.format(
+        name=name,
+        private=private,
+        users=answers.users,
+        evaluation=evaluation,
+        basis=basis,
+        words=words,
+        target=f"{target}  # well below 1 / users" if budget else "",
+        share=share,
+        network=network,
+        rate=rate,
+    )
+
+
+def _source(flag: str, path: str) -> str:
+    kind = _format(flag, path)
+    detectors = ", detector: [annotated, regex]" if flag == "text" and kind in ("jsonl", "parquet") else ""
+    return f"{{format: {kind}, path: {_quoted(path)}{detectors}}}"
+
+
+def _format(flag: str, path: str) -> str:
+    if Path(path).is_dir():
+        return "prepared"
+    found = _FORMATS.get(Path(path).suffix.lower())
+    if found is None:
+        remedy = f"is not a file of {', '.join(_FORMATS)} or a prepared folder: convert it (docs/your-own-text.md)"
+        raise InputError(flag, path, remedy)
+    return found
+
+
+def _delta(users: int) -> str:
+    """1e-5, or for very many users the power of ten that is a tenth of 1 / users or less."""
+    return f"1.0e-{max(5, math.ceil(math.log10(10 * users))):d}"
+
+
+def _quoted(path: str) -> str:
+    return json.dumps(path, ensure_ascii=False)
+
+
+_PUBLIC = "Every value is public: nothing here may be read off the private text."
+_RUN = """\
+name: {name}
+corpus:
+  source: {private}
+  declared_num_users: {users}  # an upper bound that could be known without the text
+  evaluation: {evaluation}  # it must be outside the protected set
+  evaluation_basis: {basis}  # public, or held_out_users: of users who are in no private text
+{words}bounds:  # what one entity (a name, a company, …) may hold; more is weighed down, once, before training
+  mode: enforced
+  max_sentences_per_entity: 1  # of one user
+  max_holders: 5  # users; fewer need less noise, and weigh common entities down more
+privacy:
+  unit: user-entity  # hides that a user took part, and any entity{target}
+  l2_clip_norm: 1.0
+  sentence_clip_norm: 0.2
+  user_sampling_prob: {share}  # of the users, in each round
+{network}
+training:
+  passes: 10  # over the text; time grows with it, and models get better
+  server_learning_rate: {rate}
+  server_schedule: linear
+  evaluate_every: 10
+  checkpoint_every: 10
+"""
+_WORDS = """\
+vocabulary: {{kind: public-words, max_size: 8000}}
+pretrain:  # ordinary training on public text: the more of it, and the more like the private text, the better
+  text: [{public}]
+  num_steps: 1000
+"""
+_SPACE = """\
+space:
+  privacy.user_sampling_prob: {{log_uniform: [0.1, 0.5]}}
+  privacy.sentence_clip_norm: {{log_uniform: [0.1, 0.4]}}
+  training.passes: {{choice: [5, 10, 20]}}
+  training.server_learning_rate: {{log_uniform: [0.003, 0.03]}}
+budget:  # of the whole answer, the choice included
+  target_epsilon: {epsilon}
+  delta: {delta}  # well below 1 / users
+  unit: user-entity
+search:  # the winner of a secret number of trials; with public text like the private one, selection: public costs nothing
+  searcher: random
+  law: geometric
+  trials: 8
+"""
+_VARIANTS = """\
+variants:
+  user-entity: {method: uedp}
+  users alone: {method: user_dp}
+  clip only: {method: clip_only}  # no privacy: its figures are not to be published
+  non-private: {method: noiseless, set: {training.server_learning_rate: 0.002}}
+"""
