@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,15 @@ def test_settings_that_are_of_no_use_are_told_before_any_text_is_read(corpora, t
     assert said[1].startswith("caution: ")
     assert caution in said[1]
     assert "reading the corpus" in said[2:]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_public_text_that_no_model_was_trained_on_is_told(corpora, tmp_path, started):
+    said, text = [], [{"format": "text", "path": str(tmp_path / "none.txt")}]
+    config = run_config(corpora, pretrain={"text": text}, model={"warm_start": "/no/such/model"} if started else {})
+    with suppress(InputError):  # without the model
+        prepare_run(config, tmp_path / "run", resume=False, reporter=Told(say=said.append))
+    assert any("uedp-ray pretrain" in line for line in said) != started
 
 
 def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_path):

@@ -44,9 +44,7 @@ def starter(kind: FileKind, answers: Answers) -> str:
     if not answers.model and not answers.public:
         raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
     if kind == "train":
-        return f"# A run: uedp-ray plan FILE, then uedp-ray train FILE. {_PUBLIC}\n" + _run(
-            answers, "notes", budget=True
-        )
+        return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, 'notes', budget=True)}"
     base = textwrap.indent(_run(answers, "notes", budget=kind == "compare"), "  ")
     if kind == "compare":
         return f"# Models side by side: uedp-ray compare FILE. {_PUBLIC}\nbase:\n{base}{_VARIANTS}"
@@ -113,6 +111,12 @@ def _quoted(path: str) -> str:
     return json.dumps(path, ensure_ascii=False)
 
 
+_STEPS = {
+    False: "# A run. uedp-ray plan FILE; uedp-ray pretrain FILE --out runs/public;\n"
+    "# uedp-ray train FILE --set model.warm_start=runs/public/model\n",
+    True: "# A run. uedp-ray plan FILE; uedp-ray train FILE\n",
+}
+"""By whether the model is pretrained already."""
 _PUBLIC = "Every value is public: nothing here may be read off the private text."
 _RUN = """\
 name: {name}

@@ -125,6 +125,12 @@ def prepare_run(
     return run
 
 
+_UNTRAINED = (
+    "pretrain.text is given, and model.warm_start is not: training starts from random parameters, and most of what public "
+    "text could teach has to be paid for. Run `uedp-ray pretrain` first, and name its model/ as model.warm_start"
+)
+
+
 def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     """Takes the folder over with everything in it; returns the plan, if it could be solved without the text."""
     storage, config, used, reporter = run.storage, asked.config, asked.used, asked.reporter
@@ -148,6 +154,8 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
             plan = Plan.of(config)
         for caution in cautions(config):
             reporter.say(f"caution: {caution}")
+        if config.pretrain.text and not config.model.warm_start and config.model.architecture != "pretrained":
+            reporter.say(f"caution: {_UNTRAINED}")
     claim(run, config, resume)
     run.own()
     run.fetch()
