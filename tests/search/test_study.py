@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 import uuid
 
@@ -16,7 +17,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
 from uedp_ray.search.feasibility import alone
 from uedp_ray.search.samplers import SAMPLERS, Sampler
-from uedp_ray.search.study import NAME, Study, _seeded_sampler, refused
+from uedp_ray.search.study import NAME, Study, _seeded_sampler, outcome, refused
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 
@@ -104,6 +105,42 @@ def test_two_objectives_are_told_both(corpora, tmp_path, journal):
     study.finish(asked.number, score=90.0, epsilon=3.0)
     study.close()
     assert study.trials[0].values == [90.0, 3.0]
+
+
+RATE = "training.server_learning_rate"
+
+
+@pytest.mark.parametrize("searcher", ["tpe", "gp", "nsga2"])
+def test_a_search_learns_from_trials_that_their_settings_failed(corpora, tmp_path, journal, searcher):
+    """Points beyond a rate diverge: told nothing, the searcher would go on asking for them as often as for others."""
+    space = {RATE: {"log_uniform": [1e-3, 1.0]}, "privacy.target_epsilon": {"uniform": [1, 4]}}
+    budget = {"target_epsilon": 4, "covers": "each_trial"}
+    search = {"searcher": searcher, "trials": 24, "seed": 3}
+    sweep = sweep_config(corpora, tmp_path, space=space, budget=budget, search=search)
+    rates = []
+    for _ in range(24):
+        study = Study.open(sweep, journal)  # every time anew: what was told is in the journal
+        asked = next_allowed(study)
+        rates.append(asked.point[RATE])
+        if rates[-1] > 0.1:
+            study.fail(asked.number, "diverged", by_settings=True)
+        else:
+            study.finish(
+                asked.number, score=200.0 + 100 * rates[-1], epsilon=float(asked.point["privacy.target_epsilon"])
+            )
+        study.close()
+    study = Study.open(sweep, journal)
+    diverged = [rate > 0.1 for rate in rates]
+    assert any(diverged[:12])
+    assert sum(diverged[12:]) < sum(diverged[:12])
+    for trial in study.trials:
+        assert outcome(trial) == (TrialState.FAIL if diverged[trial.number] else TrialState.COMPLETE)
+        assert all(map(math.isinf, trial.values)) == diverged[trial.number]
+
+
+def test_a_short_search_leaves_its_start_early():
+    made = [SAMPLERS[name].make(trials, 0) for name in ("tpe", "gp") for trials in (1, 8, 32)]
+    assert [sampler._n_startup_trials for sampler in made] == [1, 2, 10] * 2
 
 
 def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):

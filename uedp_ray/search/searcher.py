@@ -151,7 +151,7 @@ class StudySearcher(Searcher):
                 reason if "--resume" in reason else f"{reason}; fix that and run again with --resume"
             )
         elif outcome is not None:
-            self._study.fail(number, result["reason"])
+            self._study.fail(number, result["reason"], by_settings=True)
         else:
             self._study.stop(number)
 

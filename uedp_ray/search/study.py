@@ -17,6 +17,7 @@ outcome is in the trial's attribute ``ended``; the function ``outcome`` reads bo
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -156,8 +157,10 @@ class Study:
             self._tell(known)
         began = self._begun.pop(0) if self._begun else None
         self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
-        trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
-        point = self._sweep.parsed_space.suggest(trial)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Clip non-finite values")  # worst scores, as meant
+            trial = self._study.ask() if began is None else optuna.Trial(self._study, trials[began]._trial_id)
+            point = self._sweep.parsed_space.suggest(trial)
         verdict = judge(self._sweep, point, allowance)
         if "epsilon" not in trial.constraints:
             trial.set_constraint("epsilon", min(verdict.excess, _UNBOUNDED))
@@ -213,10 +216,11 @@ class Study:
         """Records that a trial was stopped early: it is not complete, and its last score is not its value."""
         self._end(number, TrialState.PRUNED)
 
-    def fail(self, number: int, reason: str) -> None:
-        """Records that a trial diverged or crashed permanently."""
+    def fail(self, number: int, reason: str, *, by_settings: bool = False) -> None:
+        """Records that a trial failed for good; ``by_settings``: that it diverged, say, which the searcher learns from as
+        from the worst score: it would go on asking for such points."""
         self._asked[number].set_user_attr(REASON, reason)
-        self._end(number, TrialState.FAIL)
+        self._end(number, TrialState.FAIL, by_settings=by_settings)
 
     def leave_open(self, number: int) -> None:
         """Marks a trial whose outcome is not known, and will not be soon: others do not wait for it."""
@@ -226,13 +230,16 @@ class Study:
         """Tells Optuna every outcome that it has not been told."""
         self._tell(self.trials)
 
-    def _end(self, number: int, state: TrialState, values: list[float] | None = None) -> None:
+    def _end(
+        self, number: int, state: TrialState, values: list[float] | None = None, *, by_settings: bool = False
+    ) -> None:
         trial = self.trials[number]
         if outcome(trial).is_finished():
             return
         assert trial.datetime_start is not None
         seconds = (datetime.now() - trial.datetime_start).total_seconds()
-        self._asked[number].set_user_attr(_ENDED, {"state": state.name, "values": values, "seconds": seconds})
+        ended = {"state": state.name, "values": values, "seconds": seconds, "by_settings": by_settings}
+        self._asked[number].set_user_attr(_ENDED, ended)
         if not self._sweep.search.adaptive:
             self._tell([self.trials[number]])
 
@@ -244,7 +251,14 @@ class Study:
         for trial in trials:
             ended = trial.user_attrs.get(_ENDED)
             if ended and trial.state == TrialState.RUNNING:
-                self._study.tell(trial.number, ended["values"], state=TrialState[ended["state"]])
+                values, state = ended["values"], TrialState[ended["state"]]
+                if ended.get("by_settings") and self._sweep.search.adaptive:
+                    values, state = self._worst, TrialState.COMPLETE
+                self._study.tell(trial.number, values, state=state)
+
+    @property
+    def _worst(self) -> list[float]:
+        return [self.metric.worst, math.inf][: len(self._study.directions)]
 
 
 def outcome(trial: FrozenTrial) -> TrialState:
