@@ -13,12 +13,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from uedp_ray.accounted import planned_charges
+from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.config import RunConfig
-from uedp_ray.errors import InputError
-from uedp_ray.privacy.events import epsilon_of_charges
-from uedp_ray.privacy.odometer import Odometer
+from uedp_ray.errors import InputError, within
+from uedp_ray.privacy.events import Charges, cost_of, epsilon_of_charges
+from uedp_ray.privacy.odometer import Odometer, filter_of
 from uedp_ray.privacy.statement import show_epsilon
 
 _ENOUGH_NOISE = 1e3
@@ -69,6 +70,21 @@ class Allowance:
 
     def _target(self, config: RunConfig) -> float:
         return min(config.privacy.target_epsilon or math.inf, self.epsilon)
+
+
+def charging(run: RunConfig, runs: int) -> dict[str, Any]:
+    """What an ``Odometer`` of as many runs like this one is told: what their vocabularies take of delta is set aside."""
+    privacy, others = run.privacy, cost_of(Charges((), planned_releases(run)), run.privacy.unit, "entity")
+    aside = runs * (0.0 if others is None else others.failure_prob)
+    return {"runs": runs, "delta": privacy.delta, "unit": privacy.unit, "threshold_delta": aside}
+
+
+def filter_for(run: RunConfig, runs: int) -> Odometer:
+    """Returns the filter of as many runs like this one; its target is the run's. Raises: InputError if no noise will do."""
+    target = run.privacy.target_epsilon
+    assert target is not None
+    with within("budget"):
+        return filter_of(lambda z: planned_charges(run, z), target=target, **charging(run, runs))
 
 
 def largest(cost: Callable[[float], float], budget: float, guess: float | None = None) -> float:

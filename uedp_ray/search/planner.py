@@ -20,14 +20,13 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.config import PrivacyConfig, RunConfig
-from uedp_ray.errors import InputError, within
+from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy import accounting
-from uedp_ray.privacy.events import Charges, cost_of, epsilon_of_charges
-from uedp_ray.privacy.odometer import filter_of
+from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.search.allowance import largest
+from uedp_ray.search.allowance import filter_for, largest
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.sweep_config import DEFAULT_TRIALS, SweepConfig
 from uedp_ray.units import KINDS
@@ -187,11 +186,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
         )
 
     def adaptive() -> tuple[float, float]:
-        privacy, others = asked.privacy, cost_of(Charges((), planned_releases(asked.run)), asked.privacy.unit, "entity")
-        aside = asked.runs * (0.0 if others is None else others.failure_prob)
-        settings: dict[str, Any] = {"delta": privacy.delta, "unit": privacy.unit, "threshold_delta": aside}
-        with within("budget"):
-            share = filter_of(lambda z: planned_charges(asked.run, z), runs=asked.runs, target=asked.target, **settings)
+        privacy, share = asked.privacy, filter_for(asked.run, asked.runs)
         noise = share.least_noise(lambda z: planned_charges(asked.run, z))
         own = epsilon_of_charges(planned_charges(asked.run, noise), delta=privacy.delta, unit=privacy.unit)
         return own, noise

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.accounted import planned_charges, planned_releases
-from uedp_ray.errors import InputError, within
+from uedp_ray.accounted import planned_releases
+from uedp_ray.errors import InputError
 from uedp_ray.fields import number, record, string
 from uedp_ray.privacy.accounting import compose
-from uedp_ray.privacy.events import Charges, UnsupportedEvent, cost_of
+from uedp_ray.privacy.events import Charges, UnsupportedEvent
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer, filter_of
+from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     accountant_of,
@@ -30,7 +30,7 @@ from uedp_ray.privacy.selection import (
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.search.allowance import Allowance
+from uedp_ray.search.allowance import Allowance, charging, filter_for
 from uedp_ray.search.feasibility import alone, check_reachable, run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import (
@@ -315,10 +315,6 @@ def _odometer(sweep: SweepConfig) -> Odometer:
     privacy = dataclasses.replace(config.privacy, target_epsilon=budget.target_epsilon, noise_multiplier=None)
     config = dataclasses.replace(config, privacy=privacy)
     runs = sweep.num_trials * sweep.search.seeds_per_trial
-    others = cost_of(Charges((), planned_releases(config)), budget.unit, "entity")
-    settings: dict[str, Any] = {"delta": budget.delta, "unit": budget.unit}
-    settings["threshold_delta"] = runs * (0.0 if others is None else others.failure_prob)
     if budget.covers == "answer":
-        with within("budget"):
-            return filter_of(lambda z: planned_charges(config, z), runs=runs, target=budget.target_epsilon, **settings)
-    return Odometer(planned=tuple(parts_of(config, 1)), runs=runs, **settings)
+        return filter_for(config, runs)
+    return Odometer(planned=tuple(parts_of(config, 1)), **charging(config, runs))
