@@ -144,6 +144,21 @@ def test_annotated_repeats_the_corpus() -> None:
     assert _find("annotated", "Ann ran", Mention("person", 0, 3)) == [("person", "Ann")]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The mayor of New York met Ann-Marie O'Neill .", ["New York", "Ann-Marie O'Neill"]),
+        ("Ann met Ben, Cleo and I went to Oslo", ["Ben", "Cleo", "Oslo"]),
+        ("Saint Paul", ["Paul"]),
+        ("it was ÉCOLE X in U.S. custody", ["ÉCOLE X", "U.S"]),
+        ("nobody here", []),
+        ("", []),
+    ],
+)
+def test_capitalised_runs_inside_a_sentence(text: str, found: list[str]) -> None:
+    assert _find("capitalized", text) == [("misc", form) for form in found]
+
+
 def test_union_merges_overlaps_within_a_category_and_filters() -> None:
     a = (Mention("loc", 0, 8), Mention("person", 20, 23), Mention("listed", 30, 33))
     b = (Mention("loc", 4, 13), Mention("org", 0, 8), Mention("person", 23, 26))
@@ -165,7 +180,7 @@ def test_missing_spacy_model_names_the_command(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["spacy", "spacy:", "ner", "annotated:x"])
 def test_unknown_detector(spec: str) -> None:
-    with pytest.raises(InputError, match="annotated, regex, list:FILE, spacy:MODEL"):
+    with pytest.raises(InputError, match="annotated, capitalized, regex, list:FILE, spacy:MODEL"):
         build_detectors((spec,))
 
 

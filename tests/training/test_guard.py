@@ -21,6 +21,7 @@ from uedp_ray.corpus.readers import read, text
 from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
+from uedp_ray.training.checks import check_run
 from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
@@ -193,3 +194,25 @@ def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_p
     monkeypatch.setattr(text, "READER", of_files(text.read_text))
     with pytest.raises(InputError, match=USERS):  # to both texts, everything is by the user ``public``
         prepare_run(config, tmp_path / "named", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({"skip_users": 20}, True),
+        ({"skip_users": 19}, False),
+        ({"skip_users": 0}, False),
+        ({"skip_users": 20, "sentences_per_user": 5}, False),
+        ({"skip_users": 20, "max_words": 9}, False),
+        ({"format": "text"}, False),
+    ],
+)
+def test_a_text_that_is_cut_into_users_evaluates_what_others_of_them_trained(tmp_path, change, taken):
+    (tmp_path / "public.txt").write_text("".join(f"{row['text']}\n" for row in rows("held_out", num_users=60)))
+    source = {"format": "pseudo-users", "path": str(tmp_path / "public.txt"), "num_users": 20, "sentences_per_user": 10}
+    config = run_config(tmp_path, corpus={"source": source, "declared_num_users": 20, "evaluation": {**source, **change}})
+    if taken:
+        check_run(config)
+    else:
+        with pytest.raises(InputError, match="cannot evaluate its own model"):
+            check_run(config)

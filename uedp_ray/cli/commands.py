@@ -18,7 +18,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
-_FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, synthetic, prepared."
+_FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, pseudo-users, synthetic, prepared."
 SourceFormat = Annotated[str, typer.Option("--format", help=_FORMATS)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
@@ -29,13 +29,16 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
     format: SourceFormat,  # noqa: A002
     detector: Annotated[
-        list[str], typer.Option(help="annotated, regex, spacy:MODEL, list:FILE. Repeatable.")
+        list[str], typer.Option(help="annotated, regex, capitalized, spacy:MODEL, list:FILE. Repeatable.")
     ] = _ANNOTATED,
     categories: Annotated[
         list[str], typer.Option(help="Protected categories, comma-separated; all if left out. Repeatable.")
     ] = NONE,
     max_words: Annotated[int, typer.Option(help="Longer sentences and rows become consecutive pieces.")] = 128,
-    num_users: Annotated[int, typer.Option(help="synthetic: users to generate.")] = 200,
+    num_users: Annotated[int, typer.Option(help="synthetic, pseudo-users: users to make.")] = 200,
+    read_as: Annotated[str, typer.Option(help="pseudo-users: the format of the text.")] = "text",
+    sentences_per_user: Annotated[int, typer.Option(help="pseudo-users: sentences of each.")] = 15,
+    skip_users: Annotated[int, typer.Option(help="pseudo-users: users at the beginning to leave out.")] = 0,
     seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
     as_json: Json = False,
@@ -51,6 +54,9 @@ def prepare(
         "categories": [name.strip() for part in categories for name in part.split(",") if name.strip()],
         "max_words": max_words,
         "num_users": num_users,
+        "read_as": read_as,
+        "sentences_per_user": sentences_per_user,
+        "skip_users": skip_users,
         "seed": seed,
     }
     with as_flags(path="SOURCE"), screen() as reporter:

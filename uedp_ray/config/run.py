@@ -182,6 +182,11 @@ def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["corpus"]["transform"]
     if tree["training"]["passes"] is None:
         del tree["training"]["passes"]
+    corpus, sources = tree["corpus"], [*tree["vocabulary"]["public_text"], *tree["pretrain"]["text"]]
+    for source in (corpus["source"], corpus["evaluation"] or {}, *sources):
+        if source.get("format") != "pseudo-users":
+            for key in ("read_as", "sentences_per_user", "skip_users"):
+                source.pop(key, None)
     return tree
 
 

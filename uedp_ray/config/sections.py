@@ -14,7 +14,10 @@ from uedp_ray.config.limits import at_least, below_one, check_choices, positive,
 from uedp_ray.errors import InputError
 from uedp_ray.units import Unit
 
-SourceFormat = Literal["prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "synthetic"]
+SourceFormat = Literal[
+    "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
+]
+TextFormat = Literal["text", "conll", "ag-news", "jsonl", "parquet", "speeches"]
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""
 SelectionRule = Literal["all", "any"]
@@ -44,13 +47,19 @@ class SourceConfig:
     """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
     format: SourceFormat = "prepared"
     detector: tuple[str, ...] = field(default=("annotated",), metadata={"names": "detector"})
-    """Any of ``annotated``, ``regex``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
+    """Any of ``annotated``, ``regex``, ``capitalized``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
     categories: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
     max_words: int = 128
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
-    """``synthetic`` only: how many users to generate."""
+    """``synthetic`` and ``pseudo-users`` only: how many users to make."""
+    read_as: TextFormat = "text"
+    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users."""
+    sentences_per_user: int = 15
+    """``pseudo-users`` only."""
+    skip_users: int = 0
+    """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
     part: Literal["private", "held_out", "public", "proxy"] = "private"
     """``synthetic`` only: which part of the generated language; the parts share no user."""
     seed: int = 0
@@ -66,6 +75,8 @@ class SourceConfig:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("max_words", self.max_words, 2)
         at_least("num_users", self.num_users, 1)
+        at_least("sentences_per_user", self.sentences_per_user, 1)
+        at_least("skip_users", self.skip_users, 0)
         seed("seed", self.seed)
         check_choices(self)
 

@@ -47,12 +47,24 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
     check_source("corpus.source", source)
     if evaluation is not None:
         check_source("corpus.evaluation", evaluation)
-        if source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path):
+        same = source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path)
+        if same and not _other_users(source, evaluation):
             remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     kept_by(config.training)
     for note in ignored(config):
         reporter.say(f"note: {note}")
+
+
+def _other_users(source: SourceConfig, other: SourceConfig) -> bool:
+    """Whether two sources of one file take different users of it: those that it is cut into."""
+    ways = {(each.format, each.read_as, each.sentences_per_user, each.max_words) for each in (source, other)}
+    if source.format != "pseudo-users" or len(ways) > 1:
+        return False
+    return (
+        source.skip_users + source.num_users <= other.skip_users
+        or other.skip_users + other.num_users <= source.skip_users
+    )
 
 
 def check_comparable(config: RunConfig, reporter: Reporter = SILENT) -> None:

@@ -6,6 +6,7 @@
 | spec | finds |
 |---|---|
 | annotated | what the corpus itself marks |
+| capitalized | runs of capitalised words inside a sentence, for public text that stands in for private text |
 | regex | email, url, iban, credit_card (Luhn), ssn, ip_address, phone |
 | list:FILE | phrases, one per line, optionally TAB category; any case, whole words |
 | spacy:MODEL | the entities of a spaCy pipeline, an installed package or a folder |
@@ -24,7 +25,8 @@ from uedp_ray.corpus.detectors.base import Detector
 from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
-DETECTORS = {"annotated": "annotated", "regex": "regex", "list": "list:FILE", "spacy": "spacy:MODEL"}
+_SPECS = ("annotated", "capitalized", "regex", "list:FILE", "spacy:MODEL")
+DETECTORS = {spec.partition(":")[0]: spec for spec in _SPECS}
 """The spec of each; its module is named after that: ``list_file``."""
 
 

@@ -14,6 +14,7 @@ an error names file and line, never their content.
 | jsonl, parquet | column ``user`` | a row: running text, unless it has a label or tags |
 | speeches | the speaker of ``NAME:`` | a speech: running text |
 | text | one, ``public`` (public text has no owners) | a line: running text |
+| pseudo-users | some sentences in a row of ``read_as`` text | a sentence |
 | prepared | as prepared | as prepared |
 | synthetic | as generated | as generated |
 """
