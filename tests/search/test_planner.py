@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from scipy import optimize, stats
@@ -142,6 +143,36 @@ def test_a_sweep_is_planned_by_its_own_terms_and_told_what_its_rule_costs():
     assert found["trials"] == 16
     assert any("rule composition leaves each run" in line for line in found["warnings"])
     assert chosen(sweep, found["choice"]).space == sweep.space
+
+
+@pytest.mark.parametrize(
+    ("search", "shown"),
+    [
+        ({"searcher": "tpe"}, "about "),
+        ({"searcher": "random", "selection": "composition"}, ""),
+        ({"searcher": "random", "law": "poisson"}, ""),
+    ],
+)
+def test_a_budget_that_covers_each_trial_is_not_planned_as_one_that_covers_the_answer(search, shown):
+    tree = {"base": TREE, "space": {"training.num_rounds": {"integer": [5, 20]}}, "search": {"trials": 4, **search}}
+    found = plan(from_dict(SweepConfig, tree | {"budget": {"target_epsilon": 6.0, "covers": "each_trial"}}))
+    assert not any(row["asked"] for row in found["rules"])
+    (beyond,) = (line for line in found["warnings"] if "each_trial" in line)
+    total = float(re.search(rf"will cost {shown}([\d.]+);", beyond)[1])
+    together = accounting.epsilon(Plan.of(RUN).mechanism, rounds=80, **LEFT)
+    if "law" in search:
+        assert 6.0 < total < together
+    elif shown:
+        assert together < total < 1.2 * together
+    else:
+        assert total == pytest.approx(together, abs=1e-3)
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(InputError, match="draws nobody"):
+        plan(methods.overlay(RUN, {"privacy.user_sampling_prob": 0.0}))
+    with pytest.raises(InputError, match="at most 10,000"):
+        plan(RUN, trials=10**9)
 
 
 def test_a_rule_that_does_not_cover_the_file_says_why():

@@ -210,7 +210,9 @@ def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_p
 def test_a_text_that_is_cut_into_users_evaluates_what_others_of_them_trained(tmp_path, change, taken):
     (tmp_path / "public.txt").write_text("".join(f"{row['text']}\n" for row in rows("held_out", num_users=60)))
     source = {"format": "pseudo-users", "path": str(tmp_path / "public.txt"), "num_users": 20, "sentences_per_user": 10}
-    config = run_config(tmp_path, corpus={"source": source, "declared_num_users": 20, "evaluation": {**source, **change}})
+    config = run_config(
+        tmp_path, corpus={"source": source, "declared_num_users": 20, "evaluation": {**source, **change}}
+    )
     if taken:
         check_run(config)
     else:

@@ -114,7 +114,8 @@ def plan(
     file = _load(config, settings)
     if not isinstance(file, RunConfig | SweepConfig):
         raise InputError("config", str(config), "is a comparison file: its variants are many; name a run or sweep file")
-    answer = run(file, trials=trials, tokens_per_second=tokens_per_second)
+    with as_flags():
+        answer = run(file, trials=trials, tokens_per_second=tokens_per_second)
     if write is not None:
         planned = chosen(file, answer["choice"])
         if isinstance(planned, SweepConfig):

@@ -24,10 +24,12 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, cautions
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.events import epsilon_of_charges
+from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.search.allowance import filter_for, largest
+from uedp_ray.search.allowance import charging, filter_for, largest
 from uedp_ray.search.pool import parts_of, whole_run
+from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.sweep_config import DEFAULT_TRIALS, SweepConfig
 from uedp_ray.units import KINDS
 
@@ -56,6 +58,7 @@ class _Asked:
     seeds: int
     law: str
     rule: str | None
+    """The file's own, if what it leaves each run is what the rules' rows say."""
     adaptive: bool
 
     @property
@@ -75,10 +78,19 @@ class _Asked:
         """The run at an epsilon of its own."""
         return methods.overlay(self.run, {"privacy.target_epsilon": epsilon})
 
-    def cost(self, rule: str, **of: Any) -> float:
-        privacy, searcher = self.privacy, "random"
-        settings: dict[str, Any] = {"searcher": searcher, "early_stopping": False, "delta": privacy.delta}
-        return epsilon_of_choosing(rule, **settings, unit=privacy.unit, **of)
+    def selected(self, run: RunConfig, law: str) -> float:
+        """What ``repeat_and_select`` costs, all candidates being like this run."""
+        privacy, candidates = self.privacy, [parts_of(run, self.seeds)]
+        settings: dict[str, Any] = {"searcher": "random", "early_stopping": False, "mean": float(self.trials)}
+        settings |= {"law": law, "by": PROFILES, "delta": privacy.delta, "unit": privacy.unit}
+        return epsilon_of_choosing("repeat_and_select", candidates=candidates, **settings)
+
+    def composed(self, run: RunConfig) -> float:
+        """What as many runs like this one cost together."""
+        one = whole_run(run)
+        rounds = tuple((mechanism, count * self.runs) for mechanism, count in one.rounds)
+        every = one._replace(rounds=rounds, releases=one.releases * self.runs)
+        return epsilon_of_charges(every, delta=self.privacy.delta, unit=self.privacy.unit)
 
 
 def plan(
@@ -92,6 +104,8 @@ def plan(
 
     Raises: InputError for a file without a budget, and for one that no noise can meet.
     """
+    if trials is not None and trials > MAX_POINTS:
+        raise InputError("trials", trials, f"must be at most {MAX_POINTS:,}")
     asked = _asked(file, trials)
     rules, mechanisms = list(_rules(asked)), list(_mechanisms(asked.run, tokens_per_second))
     own = [row for row in mechanisms if row["times"] == 1]
@@ -106,7 +120,7 @@ def plan(
         "choice": choice,
         "binds": _binds(asked.run),
         "bounds": _bounds(asked.run),
-        "warnings": _warnings(asked, rules, next(row for row in own if row["asked"]), choice),
+        "warnings": [*_beyond(file, asked), *_warnings(asked, rules, next(row for row in own if row["asked"]), choice)],
     }
 
 
@@ -125,8 +139,10 @@ def _drawn(share: float, rounds: int) -> dict[str, Any]:
 def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
     if isinstance(file, SweepConfig):
         search, budget = file.search, file.budget
-        run = _with_target(file.base, budget.target_epsilon)
-        return _Asked(run, trials or file.num_trials, search.seeds_per_trial, search.law, search.rule, search.adaptive)
+        run, rule = _with_target(file.base, budget.target_epsilon), search.rule
+        kept = budget.covers == "answer" or rule == "public"
+        trials = trials or file.num_trials
+        return _Asked(run, trials, search.seeds_per_trial, search.law, rule if kept else None, search.adaptive)
     privacy = file.privacy
     if privacy.noise != "calibrated":
         raise InputError("privacy.noise", privacy.noise, "claims no epsilon, so that there is nothing to plan")
@@ -139,6 +155,8 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
 
 
 def _with_target(run: RunConfig, target: float) -> RunConfig:
+    if run.privacy.user_sampling_prob == 0.0:
+        raise InputError("privacy.user_sampling_prob", 0.0, "draws nobody: there is nothing to plan")
     settings = {"privacy.target_epsilon": target, "privacy.noise_multiplier": None, "privacy.noise": "calibrated"}
     return methods.overlay(run, settings)
 
@@ -170,20 +188,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
             raise InputError(
                 "vocabulary.kind", asked.run.vocabulary.kind, "does not cover a vocabulary of private text"
             )
-        return shared(
-            lambda run: asked.cost(
-                "repeat_and_select",
-                candidates=[parts_of(run, asked.seeds)],
-                mean=float(asked.trials),
-                law=law,
-                by=PROFILES,
-            )
-        )
-
-    def fixed() -> tuple[float, float]:
-        return shared(
-            lambda run: asked.cost("composition", ledgers=[[]] * asked.runs, planned=[whole_run(run)] * asked.runs)
-        )
+        return shared(lambda run: asked.selected(run, law))
 
     def adaptive() -> tuple[float, float]:
         privacy, share = asked.privacy, filter_for(asked.run, asked.runs)
@@ -196,12 +201,17 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     yield row("none", "the base, once", False, whole)
     yield row("public", "trials on public text, then one run", asked.rule == "public", whole)
-    for law in ("geometric", "logarithmic"):
+    for law in sorted({"geometric", "logarithmic", asked.law}):
         own = asked.rule == "repeat_and_select" and asked.law == law
         how = f"a secret number of trials, mean {asked.trials}, {law}"
         yield row("repeat_and_select", how, own, lambda law=law: selected(law))  # type: ignore[misc]
     composed = asked.rule == "composition"
-    yield row("composition", f"{asked.runs} runs, fixed beforehand", composed and not asked.adaptive, fixed)
+    yield row(
+        "composition",
+        f"{asked.runs} runs, fixed beforehand",
+        composed and not asked.adaptive,
+        lambda: shared(asked.composed),
+    )
     yield row("composition", f"{asked.runs} runs, chosen by results", composed and asked.adaptive, adaptive)
 
 
@@ -275,6 +285,24 @@ def _bounds(run: RunConfig) -> list[dict[str, Any]]:
             continue
         found.append({"protects": f"{run.privacy.unit}, max_holders {bound}", "noise_multiplier": noise})
     return found
+
+
+def _beyond(file: RunConfig | SweepConfig, asked: _Asked) -> list[str]:
+    """Says what the answer of a sweep costs whose budget covers each trial alone."""
+    if isinstance(file, RunConfig) or file.budget.covers == "answer" or file.search.rule == "public":
+        return []
+    if file.search.rule == "repeat_and_select":
+        total = asked.selected(asked.run, asked.law)
+    elif file.search.adaptive:
+        odometer = Odometer(planned=tuple(parts_of(asked.run, 1)), **charging(asked.run, asked.runs))
+        total = odometer.epsilon([whole_run(asked.run)] * asked.runs)
+    else:
+        total = asked.composed(asked.run)
+    shown, about = show_epsilon(total, "infinitely much"), "about " if file.search.adaptive else ""
+    return [
+        f"budget.covers is each_trial: every run has the whole budget to itself, and the answer, with the choice, will cost "
+        f"{about}{shown}; the rules above are those of covers: answer"
+    ]
 
 
 def _warnings(asked: _Asked, rules: list[dict[str, Any]], own: dict[str, Any], choice: dict[str, Any]) -> list[str]:
