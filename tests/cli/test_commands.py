@@ -158,4 +158,19 @@ def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_pa
     refused("init", *bad, parts=["max_holders", "no more than"])
     refused("init", *own[:2], "--out", "other.yaml", parts=["--evaluation", "give it"])
     refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
+    refused("init", *own, "--out", "no/such/folder.yaml", parts=["--out", "create it first"])
     assert [file.name for file in tmp_path.iterdir()] == [path]
+
+
+def test_init_and_plan_touch_no_file_of_the_users(answer, refused, tmp_path, monkeypatch, corpora):
+    monkeypatch.chdir(tmp_path)
+    for name in (".run.yaml.new", "run.yaml.new"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "other.yaml").symlink_to("nowhere")
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 150]
+    answer("init", *own)
+    refused("init", *own, "--out", "other.yaml", parts=["--out", "exists"])
+    refused("plan", "run.yaml", "--write", "other.yaml", parts=["--write", "exists"])
+    refused("plan", "run.yaml", "--write", "no/such/folder.yaml", parts=["--write", "create it first"])
+    assert {file.name for file in tmp_path.iterdir()} == {".run.yaml.new", "run.yaml.new", "other.yaml", "run.yaml"}
+    assert (tmp_path / ".run.yaml.new").read_text() == "mine"

@@ -58,6 +58,9 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
         ({"text": "notes.txt"}, "text", "names no users"),
         ({"evaluation": "e"}, "evaluation", "convert it"),
         ({"users": 0}, "users", "1 or more"),
+        ({"users": 10**400}, "users", "or fewer"),
+        ({"text": "no\udcfftes.jsonl"}, "text", "printable UTF-8"),
+        ({"model": "a\nb"}, "model", "printable UTF-8"),
         ({"public": ""}, "public", "or a pretrained model"),
     ],
 )

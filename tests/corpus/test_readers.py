@@ -351,7 +351,7 @@ def test_pseudo_users_keep_what_their_text_marks(tmp_path: Path) -> None:
     source = SourceConfig(path=str(path), format="pseudo-users", read_as="conll", num_users=1, sentences_per_user=2)
     assert [[m.category for m in s.mentions] for s in read(source)] == [["person"], ["loc"]]
     assert numbered(source) == "2 sentences in a row of text without users"
-    for other in ("pseudo-users", "prepared", "synthetic"):
+    for other in ("pseudo-users", "prepared", "synthetic", "jsonl", "parquet", "speeches"):
         with pytest.raises(InputError, match="read_as"):
             dataclasses.replace(source, read_as=other)  # type: ignore[arg-type]
 

@@ -173,6 +173,8 @@ def test_what_cannot_be_planned_is_refused():
         plan(methods.overlay(RUN, {"privacy.user_sampling_prob": 0.0}))
     with pytest.raises(InputError, match="at most 10,000"):
         plan(RUN, trials=10**9)
+    with pytest.raises(InputError, match="promises nothing"):
+        plan(methods.overlay(RUN, {"privacy.target_epsilon": 1e300}))
 
 
 def test_a_rule_that_does_not_cover_the_file_says_why():

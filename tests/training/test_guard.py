@@ -218,3 +218,16 @@ def test_a_text_that_is_cut_into_users_evaluates_what_others_of_them_trained(tmp
     else:
         with pytest.raises(InputError, match="cannot evaluate its own model"):
             check_run(config)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2], ids=["as it is", "prepared", "prepared twice"])
+def test_made_users_are_no_private_text(tmp_path, times):
+    """Whoever wrote it is in several, and blanking one moves the sentences of the others."""
+    (tmp_path / "notes.txt").write_text("".join(f"{row['text']}\n" for row in rows()))
+    source = {"format": "pseudo-users", "path": str(tmp_path / "notes.txt"), "num_users": 10, "sentences_per_user": 5}
+    for number in range(times):
+        source = prepared(source, tmp_path / f"prepared-{number}")
+    settings = {"source": source, "declared_num_users": 10, "evaluation": None}
+    with pytest.raises(InputError, match=r"pseudo-users.*name text with users of its own"):
+        train(run_config(tmp_path, corpus=settings), tmp_path / "run", workers=0)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,11 @@ from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.cli.commands import NONE, Set
 from uedp_ray.config import RunConfig, dump_config, load_config, read_yaml
 from uedp_ray.config.limits import choice
-from uedp_ray.console import emit
+from uedp_ray.console import Lines, emit
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.storage.files import replacing
+from uedp_ray.target import check_name
 
 if TYPE_CHECKING:
     from uedp_ray.search.sweep_config import SweepConfig
@@ -40,9 +43,7 @@ def init(
     from uedp_ray.config.starter import Answers, FileKind, starter
 
     choice("--kind", kind, FileKind)
-    target = out or Path("run.yaml" if kind == "train" else f"{kind}.yaml")
-    if target.exists():
-        raise InputError("--out", str(target), "exists: name a new file")
+    target = _new_file(out or Path("run.yaml" if kind == "train" else f"{kind}.yaml"), "--out")
     with as_flags():
         answers = Answers(
             text=text or _ask("text", "Private text (JSONL, Parquet or a prepared folder)"),
@@ -53,18 +54,27 @@ def init(
             epsilon=epsilon,
         )
         content = starter(kind, answers)  # type: ignore[arg-type]
-    new = target.with_name(f".{target.name}.new")
-    try:
+    with tempfile.TemporaryDirectory() as folder:  # a file that its command would refuse is not written
+        tried = Path(folder) / "file.yaml"
+        tried.write_text(content, encoding="utf-8")
+        _load(tried, [])
+    with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
-        _load(new, [])
-        new.rename(target)
-    finally:
-        new.unlink(missing_ok=True)
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(
             f"next: edit it, then uedp-ray plan {target}" if kind != "compare" else f"next: uedp-ray compare {target}"
         )
+
+
+def _new_file(path: Path, flag: str) -> Path:
+    """Returns a path at which a file can be created. Raises: InputError."""
+    check_name(path, field=flag)
+    if path.exists() or path.is_symlink():
+        raise InputError(flag, str(path), "exists: name a new file")
+    if not path.parent.is_dir():
+        raise InputError(flag, str(path), f"{path.parent} is not a folder: create it first")
+    return path
 
 
 def _ask(flag: str, question: str, of: type = str) -> Any:
@@ -109,19 +119,20 @@ def plan(
 
     if tokens_per_second is not None and not tokens_per_second > 0:
         raise InputError("--tokens-per-second", tokens_per_second, "must be above 0")
-    if write is not None and write.exists():
-        raise InputError("--write", str(write), "exists: name a new file")
+    if write is not None:
+        _new_file(write, "--write")
     file = _load(config, settings)
     if not isinstance(file, RunConfig | SweepConfig):
         raise InputError("config", str(config), "is a comparison file: its variants are many; name a run or sweep file")
     with as_flags():
-        answer = run(file, trials=trials, tokens_per_second=tokens_per_second)
+        answer = run(file, trials=trials, tokens_per_second=tokens_per_second, reporter=Lines())
     if write is not None:
         planned = chosen(file, answer["choice"])
-        if isinstance(planned, SweepConfig):
-            dump_sweep_config(planned, write)
-        else:
-            dump_config(planned, write)
+        with replacing(write) as new:
+            if isinstance(planned, SweepConfig):
+                dump_sweep_config(planned, new)
+            else:
+                dump_config(planned, new)
         answer["written"] = str(write)
     if as_json:
         emit(answer, as_json)

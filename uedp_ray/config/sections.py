@@ -17,7 +17,8 @@ from uedp_ray.units import Unit
 SourceFormat = Literal[
     "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
 ]
-TextFormat = Literal["text", "conll", "ag-news", "jsonl", "parquet", "speeches"]
+UnnamedFormat = Literal["text", "conll", "ag-news"]
+"""Formats that name no user."""
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""
 SelectionRule = Literal["all", "any"]
@@ -54,8 +55,8 @@ class SourceConfig:
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
     """``synthetic`` and ``pseudo-users`` only: how many users to make."""
-    read_as: TextFormat = "text"
-    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users."""
+    read_as: UnnamedFormat = "text"
+    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; one that names none itself."""
     sentences_per_user: int = 15
     """``pseudo-users`` only."""
     skip_users: int = 0

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from uedp_ray.config.limits import at_least
 from uedp_ray.errors import InputError
+from uedp_ray.fields import UNPRINTABLE
 
 FileKind = Literal["train", "sweep", "compare"]
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text", ".conll": "conll"}
@@ -39,8 +41,10 @@ class Answers:
 
 def starter(kind: FileKind, answers: Answers) -> str:
     """Returns the file's text. Raises: InputError for files whose format is not known, or that name no users."""
-    if answers.users < 1:
-        raise InputError("users", answers.users, "give a public upper bound on the number of users, 1 or more")
+    at_least("users", answers.users, 1, most=10**10)
+    for name in ("text", "evaluation", "public", "model"):
+        if UNPRINTABLE.search(getattr(answers, name)):
+            raise InputError(name, getattr(answers, name), "is not one line of printable UTF-8: rename it")
     if not answers.model and not answers.public:
         raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
     if kind == "train":

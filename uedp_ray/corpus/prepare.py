@@ -138,7 +138,7 @@ def prepare(
         (work / "buckets").rmdir()
         manifest = finished | {
             "format_version": FORMAT_VERSION,
-            "source_format": source.format,
+            "source_format": source.format if before is None else before.source_format,
             "names_users": users is None,
             "numbered": users,
             "detectors": detectors_of(specs, before),

@@ -65,6 +65,7 @@ class Corpus:
       statistics: what ``prepare`` returned.
       detectors, categories: how entities were found, and which are protected (None: all that were found).
       names_users: whether users have names that may be found in other sources. numbered: else what a user is.
+      source_format: the format of the text that it was made of, if known.
       digest: SHA-256 over the shards: it differs for another corpus, order or set of findings, not for other categories.
       user_offsets: (U + 1,) int64. user_hash: (U,) uint64, stable hash of the user id. shard_users: (S + 1,) int64.
       user_names, text_sketch: what shows shared users and shared text, see ``overlap``; the first empty without names.
@@ -81,6 +82,7 @@ class Corpus:
         self.detectors: list[str] = manifest["detectors"]
         self.categories: list[str] | None = manifest["categories"]
         self.digest: str = manifest["digest"]
+        self.source_format = str(manifest.get("source_format", ""))
         self._listed: list[str] | None = manifest.get("shards")
         self.names_users: bool = manifest["names_users"]
         self.numbered: str | None = None if self.names_users else _plain(manifest.get("numbered"))

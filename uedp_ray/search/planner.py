@@ -27,6 +27,7 @@ from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.space import MAX_POINTS
@@ -44,6 +45,7 @@ _LEAST_COHORT = 20
 """Users in a round; with fewer nothing was measured."""
 _MOST_SHARED = 1.5
 """Noise, in that of one run, beyond which sharing the budget costs more than most searches gain."""
+_MOST_EPSILON = 1000.0
 _LESS = 0.7
 """By how much a sampling probability is lowered to see what that saves."""
 
@@ -94,7 +96,11 @@ class _Asked:
 
 
 def plan(
-    file: RunConfig | SweepConfig, *, trials: int | None = None, tokens_per_second: float | None = None
+    file: RunConfig | SweepConfig,
+    *,
+    trials: int | None = None,
+    tokens_per_second: float | None = None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Returns ``rules``, ``mechanisms``, ``choice``, ``binds``, ``bounds`` and ``warnings``; all of the file's base.
 
@@ -107,7 +113,12 @@ def plan(
     if trials is not None and trials > MAX_POINTS:
         raise InputError("trials", trials, f"must be at most {MAX_POINTS:,}")
     asked = _asked(file, trials)
-    rules, mechanisms = list(_rules(asked)), list(_mechanisms(asked.run, tokens_per_second))
+    if asked.target > _MOST_EPSILON:
+        raise InputError("target_epsilon", asked.target, f"promises nothing: plan for {_MOST_EPSILON:g} or less")
+    reporter.say("pricing the choice by every rule (some seconds each)")
+    rules = list(_rules(asked))
+    reporter.say("solving the noise of ways to draw")
+    mechanisms = list(_mechanisms(asked.run, tokens_per_second))
     own = [row for row in mechanisms if row["times"] == 1]
     choice = _choice(own)
     return {

@@ -39,7 +39,7 @@ from uedp_ray.search.tuning import tune_trials
 from uedp_ray.storage.files import find_other, holds_others, make_folder, owner_only, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
-from uedp_ray.training.guard import check_other, check_public, check_warm_start
+from uedp_ray.training.guard import check_other, check_owners, check_public, check_warm_start
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import CORPORA, copies_told
@@ -330,10 +330,12 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
     if config.search.rule != "public":
-        return open_corpus(for_use(base).corpus.source.path)
+        check_owners(private := open_corpus(for_use(base).corpus.source.path))
+        return private
     winner = prepared(config.base, folder, folder.private / "winner")
     _check_text(config, winner)
     private, base = open_corpus(for_use(winner).corpus.source.path), for_use(base)
+    check_owners(private)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
     assert named.evaluation is not None

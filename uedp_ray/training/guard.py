@@ -39,6 +39,16 @@ class Compared:
     users: bool
 
 
+def check_owners(private: Corpus) -> None:
+    """Refuses private text whose users were made: they are nobody's, and blanking one moves the sentences of the others.
+
+    Raises: InputError naming ``corpus.source``.
+    """
+    if private.source_format == "pseudo-users":
+        remedy = "its users were made of a text (pseudo-users), and hide nobody: name text with users of its own"
+        raise InputError("corpus.source", str(private.path), f"{remedy}; they are for search.public")
+
+
 def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) -> Compared:
     """Refuses evaluation on protected text, as far as it can be recognised; ``source`` is the text as the user named it.
 

@@ -46,6 +46,7 @@ from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,
     check_evaluation,
+    check_owners,
     check_public,
     check_start,
     check_warm_start,
@@ -270,6 +271,7 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
         corpus_path = storage.adopt(prepared_source(used.corpus.source, folder, fixed=charged), folder)
     corpus = open_corpus(corpus_path, config.corpus.categories)
     if asked.guarded:
+        check_owners(corpus)
         check_warm_start(corpus, used.model.warm_start)
     evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and asked.named is not None:

@@ -16,7 +16,8 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
     """The text's sentences in its own order, ``sentences_per_user`` to each of ``num_users`` users, after those of the
     first ``skip_users``: neighbouring sentences share names and topics, as those of one author do.
 
-    Raises: InputError if there are fewer.
+    Nothing is promised to such users: blanking one moves the sentences of those after it, and whoever wrote the text is in
+    several. ``training.guard.check_owners`` refuses them as private text. Raises: InputError if there are fewer.
     """
     each, index = source.sentences_per_user, 0
     first, end = source.skip_users * each, (source.skip_users + source.num_users) * each
