@@ -339,8 +339,8 @@ def test_pseudo_users_take_sentences_in_a_row_and_share_none(tmp_path: Path) -> 
     ]
     assert len(dealt(path, num_users=2, sentences_per_user=3, max_words=2)) == 6, "what is too long counts as several"
     for settings, said in (
-        ({"num_users": 4}, "has 3 users of 2 sentences, 3 of them after the first 0"),
-        ({"num_users": 1, "skip_users": 7}, "has 3 users of 2 sentences, 0 of them after the first 7"),
+        ({"num_users": 4}, "too short for 0 \\+ 4 users of 2 sentences"),
+        ({"num_users": 1, "skip_users": 7}, "too short for 7 \\+ 1 users of 2 sentences"),
     ):
         with pytest.raises(InputError, match=said):
             dealt(path, sentences_per_user=2, **settings)

@@ -58,7 +58,6 @@ def starter(kind: FileKind, answers: Answers) -> str:
 
 def _run(answers: Answers, name: str, *, budget: bool) -> str:
     private, evaluation = _source("text", answers.text), _source("evaluation", answers.evaluation)
-    basis = "public" if _format("evaluation", answers.evaluation) == "text" else "held_out_users"
     if _format("text", answers.text) == "text":
         remedy = "names no users, and it is users who are protected: write JSONL, a line for each text with its user"
         raise InputError("text", answers.text, f"{remedy} (docs/your-own-text.md)")
@@ -81,7 +80,6 @@ def _run(answers: Answers, name: str, *, budget: bool) -> str:
         private=private,
         users=answers.users,
         evaluation=evaluation,
-        basis=basis,
         words=words,
         target=f"{target}  # well below 1 / users" if budget else "",
         share=share,
@@ -128,7 +126,7 @@ corpus:
   source: {private}
   declared_num_users: {users}  # an upper bound that could be known without the text
   evaluation: {evaluation}  # it must be outside the protected set
-  evaluation_basis: {basis}  # public, or held_out_users: of users who are in no private text
+  evaluation_basis: held_out_users  # of users who are in no private text; or public
 {words}bounds:  # what one entity (a name, a company, …) may hold; more is weighed down, once, before training
   mode: enforced
   max_sentences_per_entity: 1  # of one user

@@ -30,10 +30,9 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
         if index == end:
             return
     remedy = (
-        f"the text has {index // each} users of {each} sentences, {max(0, index // each - source.skip_users)} of them after "
-        f"the first {source.skip_users}: ask for fewer, or name more text"
+        f"the text is too short for {source.skip_users} + {source.num_users} users of {each} sentences: name more of it"
     )
-    raise InputError("num_users", source.num_users, remedy)
+    raise InputError("num_users", source.num_users, remedy)  # without its length, which may be private
 
 
 READER = Reader(
