@@ -297,7 +297,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     elif best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
-        lines.append(_told_apart(best))
+        lines.append(_told_apart(best, counts["done"]))
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = (
             f"the settings of trial {best['trial']} on the private text" if on_public else f"trial {best['trial']}"
@@ -308,7 +308,9 @@ def print_sweep(answer: dict[str, Any]) -> None:
         alone = show_epsilon(best["epsilon"][unit], "∞")
         paid_for = narrowed(unit, answer["selection"].get("categories"))
         lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
-        lines.append(f"ε of its run alone: {alone}")
+        runs = best["seeds"]
+        mean = f", the first of its {runs} runs, of which the score above is the mean" if runs > 1 else ""
+        lines.append(f"ε of its run alone: {alone}{mean}")
         lines += [f"Caution: {caution}." for caution in weakness(best["epsilon_with_choice"] or math.inf)]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
@@ -337,9 +339,11 @@ def _short(value: Any) -> str:
     return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _told_apart(best: dict[str, Any]) -> str:
+def _told_apart(best: dict[str, Any], num_trials: int) -> str:
     if best["tied"] is None:
         return "One seed per trial: whether trials differ by more than chance was not tested."
+    if not best["tied"] and num_trials < 2:
+        return "No other trial was trained to its end."
     if not best["tied"]:
         return "Every other trial differs from the best by more than chance (Welch's t-test, 5 %)."
     return f"Cannot be told apart from the best (=, Welch's t-test, 5 %): {', '.join(best['tied'])}."

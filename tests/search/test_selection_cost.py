@@ -19,7 +19,8 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
+from uedp_ray.search.pool import whole_run
+from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.storage.files import make_folder
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
@@ -260,6 +261,18 @@ def test_an_adaptive_search_announces_vocabularies_from_private_text(corpora, tm
     assert found <= announced_epsilon(sweep, folder) < found + 0.001
     more = dataclasses.replace(sweep, search=dataclasses.replace(sweep.search, trials=4))
     assert more.digest() != sweep.digest(), "no more of delta was put aside"
+
+
+def test_the_announced_epsilon_of_a_run_is_that_of_all_it_releases(corpora, tmp_path, folder):
+    sweep = with_vocabulary(corpora, tmp_path, "noisy-threshold", RATES, trials=2)
+    sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, covers="answer"))
+    fix_terms(sweep, folder)
+    run = allowance_of(sweep, folder).applied(sweep.base)
+    whole = epsilon_of_charges(whole_run(run), delta=sweep.budget.delta, unit=sweep.budget.unit)
+    said = announced(sweep, folder)
+    assert float(re.search(r"the base alone is (\S+?)\)?$", said)[1]) == pytest.approx(whole, rel=2e-3), said
+    rounds = whole_run(run)._replace(releases=())
+    assert epsilon_of_charges(rounds, delta=sweep.budget.delta, unit=sweep.budget.unit) < 0.99 * whole
 
 
 def test_an_adaptive_search_that_is_given_more_trials_announces_their_price(corpora, tmp_path, folder):

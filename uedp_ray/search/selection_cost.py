@@ -18,8 +18,7 @@ from typing import Any
 from uedp_ray.accounted import planned_releases
 from uedp_ray.errors import InputError
 from uedp_ray.fields import number, record, string
-from uedp_ray.privacy.accounting import compose
-from uedp_ray.privacy.events import Charges, UnsupportedEvent
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, epsilon_of_charges
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import (
@@ -201,7 +200,8 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     elif odometer is None:
         epsilon = cost_of_all(sweep, planned_charges_of(sweep, folder))
     elif odometer.target is not None:
-        epsilon, own = odometer.target, compose(odometer.planned, delta=delta, unit=sweep.budget.unit)
+        base = Charges(odometer.planned, planned_releases(sweep.base))
+        epsilon, own = odometer.target, epsilon_of_charges(base, delta=delta, unit=sweep.budget.unit)
         each = f"each of {odometer.runs} runs takes an equal share: the base alone is {show_epsilon(own)}"
     else:
         typical = Charges(odometer.planned, planned_releases(sweep.base))
