@@ -60,12 +60,9 @@ def prices(sweep: Sweep) -> list[Price]:
         return []
     rule, best = sweep.selection["rule"], sweep.best
     total = Price(f"in total: the chosen run and its choice, by rule {rule}", best["epsilon_with_choice"], True)
-    named = (
-        f"one run: trial {best['trial']}"
-        if best["seeds"] < 2
-        else f"one of the {best['seeds']} runs of trial {best['trial']}"
-    )
-    alone = Price(f"{named}trial {best['trial']} alone, as if it was not chosen", best["epsilon"][sweep.unit], True)
+    named = "one run: " if best["seeds"] < 2 else f"one of the {best['seeds']} runs of "
+    named += f"trial {best['trial']} alone, as if it was not chosen"
+    alone = Price(named, best["epsilon"][sweep.unit], True)
     return [*([total] if sweep.finished else []), alone, *_elsewhere(sweep, rule)]
 
 
