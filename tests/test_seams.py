@@ -332,6 +332,21 @@ def summed(file, update):
     return found.sum_updates(worker.parameters, worker.selections.values(), 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("shape", [None, (1,), ()])
+def test_a_local_update_of_another_type_or_shape_is_refused(file, dtype, shape):
+    """Scaled in half precision, a user moved the sum by 129,527 clip norms; one value was added to all."""
+
+    class Odd(Ones):
+        def update_of(self, parameters, selection, round_index):
+            return torch.ones(
+                parameters.shape if shape is None else shape, dtype=torch.float64 if shape is not None else dtype
+            )
+
+    with pytest.raises(TypeError, match="float64, not"):
+        summed(file, Odd)
+
+
 def test_a_local_update_that_yields_a_user_twice(file):
     class BySentence(Ones):
         keeps_users_apart = True

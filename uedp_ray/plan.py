@@ -247,8 +247,12 @@ class Plan:
     def add_user(self, total: torch.Tensor, update: torch.Tensor, weight: float = 1.0) -> bool:
         """Adds w_u times a (P,) float64 user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
 
-        An update that is not finite counts as zero; returns False for it.
+        An update that is not finite counts as zero; returns False for it. Raises: TypeError for one of another shape, which
+        would be added many times, or of another type, which is scaled in its own, coarser arithmetic: no bound would hold.
         """
+        if update.shape != total.shape or update.dtype != torch.float64:
+            shape = tuple(update.shape)
+            raise TypeError(f"a user's update must be {tuple(total.shape)} float64, not {shape} {update.dtype}")
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         factor = weight * float(clip_factors(wide_norms(update[None]), bound))
         if not factor > 0:

@@ -105,7 +105,7 @@ def test_many_rounds_are_chosen_while_their_noise_is_near_the_least():
     assert found["choice"]["rounds"] >= 20
     assert found["choice"]["noise_of_average"] <= 1.75 * least
     assert any("is likely to train a better model" in line for line in found["warnings"])
-    again = plan(chosen(one_round, found["choice"]), trials=2)
+    again = plan(chosen(one_round, found), trials=2)
     assert next(row for row in again["mechanisms"] if row["asked"]) == found["choice"] | {"asked": True}
     assert not again["warnings"]
 
@@ -113,7 +113,7 @@ def test_many_rounds_are_chosen_while_their_noise_is_near_the_least():
 def test_passes_in_the_file_change_nothing(planned):
     given = plan(methods.overlay(RUN, {"training.passes": 5.0}), trials=4, tokens_per_second=1000.0)
     assert given == planned
-    written = chosen(methods.overlay(RUN, {"training.passes": 5.0}), given["choice"])
+    written = chosen(methods.overlay(RUN, {"training.passes": 5.0}), given)
     assert written.training.num_rounds == given["choice"]["rounds"]
 
 
@@ -142,7 +142,7 @@ def test_a_sweep_is_planned_by_its_own_terms_and_told_what_its_rule_costs():
     assert [row["rule"] for row in found["rules"] if row["asked"]] == ["composition"]
     assert found["trials"] == 16
     assert any("rule composition leaves each run" in line for line in found["warnings"])
-    assert chosen(sweep, found["choice"]).space == sweep.space
+    assert chosen(sweep, found).space == sweep.space
 
 
 @pytest.mark.parametrize(
@@ -199,3 +199,20 @@ def test_given_noise_is_planned_at_the_epsilon_that_it_has():
     given = plan(_with(2.0), trials=1)
     assert given["target_epsilon"] == accounting.epsilon(Plan.of(_with(2.0)).mechanism, rounds=20, **LEFT)
     assert given["rules"][0]["noise_multiplier"] == pytest.approx(2.0, rel=2e-3)
+
+
+def test_what_is_written_for_given_noise_has_the_epsilon_that_was_planned():
+    """Not the noise that was given: at other draws it costs another epsilon."""
+    given = methods.overlay(_with(0.6), {"privacy.user_sampling_prob": 0.04, "training.num_rounds": 25})
+    found = plan(given, trials=1)
+    written = chosen(given, found)
+    assert (written.privacy.target_epsilon, written.privacy.noise_multiplier) == (found["target_epsilon"], None)
+    assert Plan.of(written).mechanism.noise_multiplier == found["choice"]["noise_multiplier"]
+    assert written.privacy.user_sampling_prob != 0.04
+
+
+def test_what_binds_counts_a_vocabulary_of_private_text():
+    words = {"kind": "noisy-threshold", "noise_multiplier": 4.0, "threshold_delta": 5e-6}
+    run = methods.overlay(RUN, {f"vocabulary.{name}": value for name, value in words.items()})
+    found = plan(run, trials=1)["binds"]["epsilon"]
+    assert max(found.values()) == pytest.approx(6.0, rel=5e-3)

@@ -65,6 +65,21 @@ def test_a_ledger_behind_the_checkpoint_is_refused(crashed, corpora, tamper, mes
     assert not (crashed / "result.json").exists()
 
 
+def test_an_older_copy_of_all_that_is_charged_under_a_newer_checkpoint_is_refused(corpora, tmp_path):
+    """As a backup of the ledger and of private/ would be: nothing in them says that more was charged."""
+    out, config = tmp_path / "run", run_config(corpora)
+    crash(config, out, charges=2)
+    shutil.copytree(out / "private", tmp_path / "private")
+    shutil.copy(out / "ledger.jsonl", tmp_path / "ledger.jsonl")
+    crash(config, out, charges=3, resume=True)
+    assert (out / "checkpoint").exists()
+    shutil.rmtree(out / "private")
+    shutil.move(tmp_path / "private", out / "private")
+    shutil.move(tmp_path / "ledger.jsonl", out / "ledger.jsonl")
+    with pytest.raises(InputError, match=r"checkpoint\.ledger_position"):
+        train(config, out, workers=0, resume=True)
+
+
 def cut(ledger: Path, keep: int) -> None:
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:keep]))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.config import SourceConfig, from_dict, load_config
+from uedp_ray.config import SourceConfig, from_dict, load_config, sections
 from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short, screen, sweep_screen
 from uedp_ray.errors import InputError
 from uedp_ray.target import check_name, check_target
@@ -18,8 +18,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
-_FORMATS = "conll, ag-news, jsonl, parquet, speeches, text, pseudo-users, synthetic, prepared."
-SourceFormat = Annotated[str, typer.Option("--format", help=_FORMATS)]
+SourceFormat = Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(sections.SourceFormat))}.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
 

@@ -127,7 +127,7 @@ def plan(
     with as_flags():
         answer = run(file, trials=trials, tokens_per_second=tokens_per_second, reporter=Lines())
     if write is not None:
-        planned = chosen(file, answer["choice"])
+        planned = chosen(file, answer)
         with replacing(write) as new:
             if isinstance(planned, SweepConfig):
                 dump_sweep_config(planned, new)

@@ -22,7 +22,6 @@ from uedp_ray.accounted import planned_charges, planned_releases
 from uedp_ray.config import PrivacyConfig, RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, cautions
-from uedp_ray.privacy import accounting
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
@@ -135,11 +134,14 @@ def plan(
     }
 
 
-def chosen(file: RunConfig | SweepConfig, choice: dict[str, Any]) -> RunConfig | SweepConfig:
-    """Returns the file with the way to draw that ``plan`` chose; what a sweep searches stays in its space."""
-    settings = _drawn(choice["user_sampling_prob"], choice["rounds"])
+def chosen(file: RunConfig | SweepConfig, planned: dict[str, Any]) -> RunConfig | SweepConfig:
+    """Returns the file with the way to draw that ``plan`` chose for it; what a sweep searches stays in its space.
+
+    The noise of a run is solved for the epsilon that was planned, also if the file gave it: at other draws it has another.
+    """
+    settings = _drawn(planned["choice"]["user_sampling_prob"], planned["choice"]["rounds"])
     if isinstance(file, RunConfig):
-        return methods.overlay(file, settings)
+        return _with_target(methods.overlay(file, settings), planned["target_epsilon"])
     return dataclasses.replace(file, base=methods.overlay(file.base, settings))
 
 
@@ -263,12 +265,11 @@ def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _binds(run: RunConfig) -> dict[str, Any]:
     """Returns epsilon by what is removed, the larger of which is the run's, and the noise where less is drawn."""
-    privacy, mechanism = run.privacy, Plan.of(run).mechanism
-    assert mechanism is not None  # its noise is calibrated
+    privacy, whole = run.privacy, whole_run(run)
     by_kind: dict[str, float] = {}
     if privacy.unit != "user":
-        settings: dict[str, Any] = {"rounds": run.training.num_rounds, "delta": privacy.delta, "unit": privacy.unit}
-        by_kind = {kind: accounting.epsilon(mechanism, kind=kind, **settings) for kind in KINDS}
+        settings: dict[str, Any] = {"delta": privacy.delta, "unit": privacy.unit}
+        by_kind = {kind: epsilon_of_charges(whole, kind=kind, **settings) for kind in KINDS}
     lowered = {}
     for name, lower in (("q_e", (_LESS, 1.0)), ("q_s", (1.0, _LESS)), ("both", (_LESS, _LESS))):
         less = {

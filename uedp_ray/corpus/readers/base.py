@@ -43,6 +43,8 @@ def of_files(
 
 def files_of(source: SourceConfig, suffix: str) -> list[Path]:
     """The file, or the visible files of the folder, by name. Raises: InputError if there is none."""
+    if not source.path:  # a Path of it is the current folder
+        raise InputError("path", source.path, "name the file or folder that holds the text")
     path = Path(source.path)
     try:
         if path.is_file():
