@@ -6,7 +6,7 @@ Example:
     like_ctrl_c(ended)                              # in a command's main thread, where KeyboardInterrupt is handled
     with kept_apart(): command()                    # turns a library's error back into the interrupt that caused it
     with handlers_kept(): trainer.fit()             # Ray would install its own handlers
-    with deferred(): save()                         # an interrupt waits for the end of what it must not cut off
+    with deferred(): command()                      # an interrupt waits for the end of what it must not cut off
     with ray_started(ray.init) as address: work()   # nor does Ray delay the exit if it was killed as well
 """
 

@@ -38,7 +38,7 @@ def test_a_burst_of_ctrl_c_is_answered_once(command, run_file, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     def ignored_late():
-        if burst:
+        while burst:
             signal.raise_signal(burst.pop())
         interrupts.ignore()
 
