@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,17 +53,12 @@ def init(
             epsilon=epsilon,
         )
         content = starter(kind, answers)  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory() as folder:  # a file that its command would refuse is not written
-        tried = Path(folder) / "file.yaml"
-        tried.write_text(content, encoding="utf-8")
-        _load(tried, [])
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
+        _load(new, [])  # a file that its command would refuse is not written
     emit({"path": str(target)}, as_json)
     if not as_json:
-        typer.echo(
-            f"next: edit it, then uedp-ray plan {target}" if kind != "compare" else f"next: uedp-ray compare {target}"
-        )
+        typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
 
 
 def _new_file(path: Path, flag: str) -> Path:

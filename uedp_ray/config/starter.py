@@ -48,15 +48,15 @@ def starter(kind: FileKind, answers: Answers) -> str:
     if not answers.model and not answers.public:
         raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
     if kind == "train":
-        return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, 'notes', budget=True)}"
-    base = textwrap.indent(_run(answers, "notes", budget=kind == "compare"), "  ")
+        return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, budget=True)}"
+    base = textwrap.indent(_run(answers, budget=kind == "compare"), "  ")
     if kind == "compare":
         return f"# Models side by side: uedp-ray compare FILE. {_PUBLIC}\nbase:\n{base}{_VARIANTS}"
     space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users))
     return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
 
 
-def _run(answers: Answers, name: str, *, budget: bool) -> str:
+def _run(answers: Answers, *, budget: bool) -> str:
     private, evaluation = _source("text", answers.text), _source("evaluation", answers.evaluation)
     if _format("text", answers.text) == "text":
         remedy = "names no users, and it is users who are protected: write JSONL, a line for each text with its user"
@@ -76,7 +76,6 @@ def _run(answers: Answers, name: str, *, budget: bool) -> str:
         words, rate = _WORDS.format(public=_source("public", answers.public)), 0.01
     target = f"\n  target_epsilon: {answers.epsilon:g}\n  delta: {_delta(answers.users)}" if budget else ""
     return _RUN.format(
-        name=name,
         private=private,
         users=answers.users,
         evaluation=evaluation,
@@ -121,7 +120,7 @@ _STEPS = {
 """By whether the model is pretrained already."""
 _PUBLIC = "Every value is public: nothing here may be read off the private text."
 _RUN = """\
-name: {name}
+name: notes
 corpus:
   source: {private}
   declared_num_users: {users}  # an upper bound that could be known without the text

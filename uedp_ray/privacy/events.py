@@ -19,11 +19,15 @@ from uedp_ray.privacy import dominating
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.dominating import MIN_DELTA
 from uedp_ray.privacy.mechanisms import UnsupportedEvent, release_of
-from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, count_of, mapping_of
+from uedp_ray.privacy.mechanisms.base import (
+    MOST_OF_ONE_RUN,
+    Cost,
+    Mechanism,
+    check_of_one_run,
+    count_of,
+    mapping_of,
+)
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
-
-_MOST_CHANGES = 64
-"""The most mechanisms in one ledger; a run has one, and each takes an accountant some time."""
 
 
 class PlannedRounds(NamedTuple):
@@ -60,8 +64,7 @@ class Charges(NamedTuple):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charges:
         """Reads what ``to_dict`` wrote, in older versions too. Raises: InputError, KeyError, TypeError for anything else."""
-        if len(values["rounds"]) > _MOST_CHANGES:
-            raise InputError("rounds", len(values["rounds"]), f"has more mechanisms than any run ({_MOST_CHANGES})")
+        check_of_one_run(values["rounds"], "rounds")
         parts = tuple(
             (RoundMechanism.from_dict(part["mechanism"]), count_of(part, "rounds")) for part in values["rounds"]
         )
@@ -107,7 +110,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
                 rounds[-1] = (rounds[-1][0], rounds[-1][1] + 1)
             else:
                 rounds.append((RoundMechanism.from_dict(found), 1))
-                if len(rounds) > _MOST_CHANGES:
+                if len(rounds) > MOST_OF_ONE_RUN:
                     raise InputError("round.mechanism", len(rounds), "changes more often than in any run: not a ledger")
             last = found
             if "round" in event:

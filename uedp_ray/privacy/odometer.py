@@ -32,7 +32,7 @@ from scipy import optimize, special
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating, renyi
 from uedp_ray.privacy.events import Charges, charges, cost_of, to_planned_end, together
-from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.base import check_counts, check_of_one_run
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
 ORDERS = renyi.ORDERS[::3]
@@ -44,8 +44,6 @@ SETTLED_BY_RESULTS = (
 )
 """The note to every figure of an odometer without a target: it is not an epsilon of the search whatever its outcome."""
 _MOST_RUNS = 10**9
-_MOST_PLANNED = 64
-"""Mechanisms of a typical run: a run has one, and each takes a while."""
 _MOST_NOISE = 1e6
 """A noise multiplier beyond any that trains a model."""
 _ROOM = 1e-6
@@ -76,8 +74,7 @@ class Odometer:
     def __post_init__(self) -> None:
         dominating.check_arguments(self.unit, self.kind, self.delta)
         check_counts(self.planned)
-        if len(self.planned) > _MOST_PLANNED:
-            raise InputError("planned", len(self.planned), f"has more mechanisms than any run ({_MOST_PLANNED})")
+        check_of_one_run(self.planned, "planned")
         if self._rounds == 0:
             raise InputError("planned", [], "needs at least one round")
         if type(self.runs) is not int or not 1 <= self.runs <= _MOST_RUNS:

@@ -36,7 +36,7 @@ from uedp_ray.privacy.events import (
     together,
     union,
 )
-from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.base import check_counts, check_of_one_run
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
@@ -46,8 +46,6 @@ Law = Literal["logarithmic", "geometric", "poisson"]
 LAWS: tuple[str, ...] = get_args(Law)
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 SEARCHERS: tuple[str, ...] = get_args(Searcher)
-_MOST_PARTS = 64
-"""Mechanisms of a candidate: a run has one, and each takes a while."""
 PROFILES, RENYI = "profiles", "renyi"
 """How ``repeat_and_select`` is priced."""
 
@@ -96,8 +94,7 @@ def candidates_of(values: Iterable[Iterable[Mapping[str, Any]]]) -> list[list[tu
     for parts in values:
         candidates.append([(RoundMechanism.from_dict(part["mechanism"]), part["rounds"]) for part in parts])
         check_counts(candidates[-1])
-        if len(candidates[-1]) > _MOST_PARTS:
-            raise InputError("candidates", len(candidates[-1]), f"one has more mechanisms than any run ({_MOST_PARTS})")
+        check_of_one_run(candidates[-1], "candidates")
     return candidates
 
 

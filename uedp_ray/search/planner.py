@@ -150,6 +150,8 @@ def _drawn(share: float, rounds: int) -> dict[str, Any]:
 
 
 def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
+    if (file.base if isinstance(file, SweepConfig) else file).privacy.user_sampling_prob == 0.0:
+        raise InputError("privacy.user_sampling_prob", 0.0, "draws nobody: there is nothing to plan")
     if isinstance(file, SweepConfig):
         search, budget = file.search, file.budget
         run, rule = _with_target(file.base, budget.target_epsilon), search.rule
@@ -168,8 +170,6 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
 
 
 def _with_target(run: RunConfig, target: float) -> RunConfig:
-    if run.privacy.user_sampling_prob == 0.0:
-        raise InputError("privacy.user_sampling_prob", 0.0, "draws nobody: there is nothing to plan")
     settings = {"privacy.target_epsilon": target, "privacy.noise_multiplier": None, "privacy.noise": "calibrated"}
     return methods.overlay(run, settings)
 
@@ -205,7 +205,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     def adaptive() -> tuple[float, float]:
         privacy, share = asked.privacy, filter_for(asked.run, asked.runs)
-        noise = share.least_noise(lambda z: planned_charges(asked.run, z))
+        noise = share.planned[0][0].noise_multiplier  # the least, for which the filter was made
         own = epsilon_of_charges(planned_charges(asked.run, noise), delta=privacy.delta, unit=privacy.unit)
         return own, noise
 

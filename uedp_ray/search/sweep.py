@@ -284,6 +284,7 @@ def _prepare_shared(config: SweepConfig, base: RunConfig, folder: SweepDir, besi
         base = prepared(base, folder, folder.private / "corpora")
         _check_text(config, base)
         private = _private_text(config, base, named, folder)
+        check_owners(private)
         with replacing(folder.trial_base, private=True) as new:
             dump_config(base, new)
         folder.storage.put(folder.trial_base)
@@ -330,12 +331,10 @@ def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, fol
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
     if config.search.rule != "public":
-        check_owners(private := open_corpus(for_use(base).corpus.source.path))
-        return private
+        return open_corpus(for_use(base).corpus.source.path)
     winner = prepared(config.base, folder, folder.private / "winner")
     _check_text(config, winner)
     private, base = open_corpus(for_use(winner).corpus.source.path), for_use(base)
-    check_owners(private)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     assert base.corpus.evaluation is not None  # prepare_corpora refuses it
     assert named.evaluation is not None

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from uedp_ray.errors import InputError
 
+MOST_OF_ONE_RUN = 64
+"""The most mechanisms in what one run is charged, planned or read off its ledger; a run has one, and each takes a while."""
 MAX_COUNT = 10**10
 """The most users, holders or rounds: more than exist, and as many as can be accounted for within seconds."""
 
@@ -79,6 +81,12 @@ def check_counts(parts: Iterable[tuple[Mechanism, int]]) -> None:
     for _, count in parts:
         if type(count) is not int or not 0 <= count <= MAX_COUNT:
             raise InputError("rounds", count, f"must be an integer, 0 to {MAX_COUNT:g}")
+
+
+def check_of_one_run(parts: Sized, field: str) -> None:
+    """Raises: InputError for more mechanisms than any run has, as in a file of somebody else."""
+    if len(parts) > MOST_OF_ONE_RUN:
+        raise InputError(field, len(parts), f"has more mechanisms than any run ({MOST_OF_ONE_RUN})")
 
 
 def field_of(event: Mapping[str, Any], name: str) -> Any:
