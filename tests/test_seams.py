@@ -29,6 +29,7 @@ from uedp_ray.config import (
     ModelConfig,
     RunConfig,
     SourceConfig,
+    TaskConfig,
     TrainingConfig,
     TransformConfig,
     from_dict,
@@ -43,23 +44,24 @@ from uedp_ray.corpus.readers import numbered, read, reader_of, source_bytes, sou
 from uedp_ray.corpus.readers.base import Reader, of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.transforms.base import Transform, Transformed
+from uedp_ray.corpus.transforms.base import Transform, Transformed, transform_of
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
 from uedp_ray.models.saved import check_saveable
 from uedp_ray.plan import Plan
 from uedp_ray.search.feasibility import alone, judge
+from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.tasks.base import IGNORED, forward_logits
-from uedp_ray.tasks.metric import METRICS, Metric
+from uedp_ray.tasks.base import IGNORED, forward_logits, task_of
+from uedp_ray.tasks.metric import METRICS, Metric, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import ignored
 from uedp_ray.training.host import train
-from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
+from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, kept_by, server_optimizer
 from uedp_ray.training.texts import outdated, prepared_source
-from uedp_ray.updates.base import LocalUpdate, local_update
+from uedp_ray.updates.base import LocalUpdate, local_update, update_class
 from uedp_ray.updates.shapes import rows_are_apart
 
 
@@ -408,6 +410,47 @@ def test_a_server_optimizer(monkeypatch):
     assert isinstance(found, torch.optim.RMSprop)
     base = from_dict(RunConfig, {"corpus": {"declared_num_users": NUM_USERS}})
     assert list(ignored(named(base, training=settings))) == [], "it may use what it does not state"
+
+
+def test_a_server_optimizer_that_needs_the_loss_is_refused(monkeypatch):
+    lbfgs = ServerOptimizer(lambda parameters, config: torch.optim.LBFGS([parameters]))
+    monkeypatch.setitem(OPTIMIZERS, "lbfgs", lbfgs)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="evaluates the loss within its step"):
+        kept_by(named(TrainingConfig(), server_optimizer="lbfgs"))
+
+
+FOUND_BY_NAME = {
+    "a reader": lambda: reader_of(named(SourceConfig(path="x", format="text"), format="mail-box")),
+    "a transform": lambda: transform_of(named(TransformConfig(), kind="reversed")),
+    "a local update": lambda: update_class("constant"),
+    "a task": lambda: task_of("hits"),
+    "a metric": lambda: metric_of(
+        named(from_dict(RunConfig, {"corpus": {"declared_num_users": 9}}), task=named(TaskConfig(), kind="hits"))
+    ),
+    "an architecture": lambda: architecture("bigrams"),
+    "a searcher": lambda: sampler_of("cma"),
+    "a server optimizer": lambda: server_optimizer(torch.zeros(3), named(TrainingConfig(), server_optimizer="rmsprop")),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND_BY_NAME)
+def test_a_name_that_nothing_stands_behind(kind):
+    """It ended in a KeyError, or in the traceback of an import."""
+    with pytest.raises(TypeError, match=r"is listed as a choice, and (there is no module|has no entry in) "):
+        FOUND_BY_NAME[kind]()
+
+
+def test_a_module_without_what_the_name_stands_for(file):
+    file("uedp_ray.updates.constant")
+    with pytest.raises(TypeError, match=r"constant is listed as a choice, and uedp_ray.updates.constant has no Update"):
+        update_class("constant")
+
+
+def test_a_module_that_lacks_one_of_its_own_is_no_missing_module(monkeypatch, tmp_path):
+    (tmp_path / "needs_more.py").write_text("import not_installed")
+    monkeypatch.setattr("uedp_ray.updates.__path__", [str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        update_class("needs_more")
 
 
 def test_a_method(monkeypatch):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from uedp_ray.components import in_module
 from uedp_ray.config import ModelConfig
 from uedp_ray.config.sections import ArchitectureName
 from uedp_ray.fields import Check
@@ -63,10 +63,8 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture:
-    """Raises: KeyError for an unknown name."""
-    if name not in NAMES:
-        raise KeyError(name)
-    found: Architecture = import_module(f"uedp_ray.models.{name}").ARCHITECTURE
+    """Raises: TypeError for a name that nothing stands behind."""
+    found: Architecture = in_module("models", name, "ARCHITECTURE")
     return found
 
 

@@ -1,6 +1,6 @@
 """How each searcher chooses points, and what else it can do. One entry per name in ``privacy.selection.Searcher``.
 
-    SAMPLERS["tpe"].make(32, 0)        # Optuna's sampler for a search of 32 trials, with seed 0
+    sampler_of("tpe").make(32, 0)        # Optuna's sampler for a search of 32 trials, with seed 0
 
 A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+
+from uedp_ray.components import in_table
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,8 @@ SAMPLERS = {
         lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False, n_startup_trials=_start_up(trials))
     ),
 }
+
+
+def sampler_of(searcher: str) -> Sampler:
+    """The entry of ``search.searcher``. Raises: TypeError for one that is listed and has none."""
+    return in_table(SAMPLERS, searcher, "SAMPLERS of uedp_ray.search.samplers")

@@ -38,7 +38,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
-from uedp_ray.search.samplers import SAMPLERS
+from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
@@ -90,7 +90,7 @@ class Study:
         """Creates the journal ``path``, or continues it."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         _mend(path)
-        multi, metric = SAMPLERS[sweep.search.searcher].minimizes_epsilon, sweep.metric
+        multi, metric = sampler_of(sweep.search.searcher).minimizes_epsilon, sweep.metric
         try:
             study = optuna.create_study(
                 storage=JournalStorage(_Journal(str(path))),
@@ -312,7 +312,7 @@ def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
     seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return SAMPLERS[sweep.search.searcher].make(sweep.num_trials, seed)
+        return sampler_of(sweep.search.searcher).make(sweep.num_trials, seed)
 
 
 class _Journal(JournalFileBackend):

@@ -28,7 +28,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.selection import Law, Searcher
 from uedp_ray.privacy.statement import narrowed
-from uedp_ray.search.samplers import SAMPLERS
+from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import MAX_POINTS, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import read_json, write_atomically
@@ -97,7 +97,7 @@ class SearchConfig:
         at_least("search.seed", self.seed, 0)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
-        if self.stops_early and not SAMPLERS[self.searcher].may_stop_early:
+        if self.stops_early and not sampler_of(self.searcher).may_stop_early:
             raise InputError(
                 "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
             )
@@ -241,13 +241,13 @@ class SweepConfig:
         if target and any(value > self.budget.target_epsilon for value in target.values):
             remedy = f"stay within budget.target_epsilon = {self.budget.target_epsilon:g}"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
-        if SAMPLERS[self.search.searcher].minimizes_epsilon and not (noise or target):
+        if sampler_of(self.search.searcher).minimizes_epsilon and not (noise or target):
             remedy = (
                 "trades the score for epsilon: with budget.noise free put privacy.noise_multiplier into the space, with "
                 "budget.covers each_trial privacy.target_epsilon; or use tpe"
             )
             raise InputError("search.searcher", self.search.searcher, remedy)
-        if free and not SAMPLERS[self.search.searcher].may_be_refused:
+        if free and not sampler_of(self.search.searcher).may_be_refused:
             raise InputError(
                 "search.searcher", self.search.searcher, "does not learn which points are refused: use calibrated noise"
             )

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from uedp_ray.components import in_table
 from uedp_ray.config import RunConfig
 from uedp_ray.fields import Check, number
 
@@ -135,8 +136,8 @@ METRICS: Mapping[str, Metric] = {"next_word": PERPLEXITY}
 
 
 def metric_of(config: RunConfig) -> Metric:
-    """The metric of the config's task."""
-    return METRICS[config.task.kind]
+    """The metric of the config's task. Raises: TypeError for one without."""
+    return in_table(METRICS, config.task.kind, "METRICS of uedp_ray.tasks.metric")
 
 
 def metric_in(row: Collection[str]) -> Metric:

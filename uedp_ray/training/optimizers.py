@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from uedp_ray.components import in_table
 from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
 
@@ -49,13 +50,18 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
     """The optimizer state of its one parameter, as in a checkpoint: names, with 1 for vectors as long as it and 0 for
     single numbers. Found by making a step.
 
-    Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise.
+    Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise; and if its
+    step evaluates the loss (L-BFGS).
     """
     parameters = torch.zeros(2)
     parameters.grad = torch.zeros(2)
     optimizer = server_optimizer(parameters, config)
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.step()
+    try:
+        optimizer.step()
+    except TypeError:
+        remedy = "evaluates the loss within its step, and the server has none, only a noised average: use another"
+        raise InputError("training.server_optimizer", config.server_optimizer, remedy) from None
     after = optimizer.param_groups
     state = {name: value for name, value in optimizer.state[parameters].items() if value is not None}
     fits = all(torch.is_tensor(value) and value.shape in ((), parameters.shape) for value in state.values())
@@ -69,4 +75,5 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
 
 def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer that ``training.server_optimizer`` names, over (P,) parameters."""
-    return OPTIMIZERS[config.server_optimizer].make(parameters, config)
+    name = config.server_optimizer
+    return in_table(OPTIMIZERS, name, "OPTIMIZERS of uedp_ray.training.optimizers").make(parameters, config)

@@ -18,12 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import ClassVar, final
 
 import numpy as np
 import torch
 
+from uedp_ray.components import in_module
 from uedp_ray.config.sections import BOUNDING_SENTENCES, TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import DROPOUTS
@@ -171,7 +171,7 @@ def local_update(
 
 def update_class(name: str) -> type[LocalUpdate]:
     """The class in the module of this room that the name says."""
-    found: type[LocalUpdate] = import_module(f"uedp_ray.updates.{name}").Update
+    found: type[LocalUpdate] = in_module("updates", name, "Update")
     return found
 
 

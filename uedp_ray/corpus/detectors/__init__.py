@@ -17,9 +17,9 @@ What a detector misses is protected only sentence by sentence; its recall belong
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 
+from uedp_ray.components import in_module
 from uedp_ray.corpus.categories import LISTED
 from uedp_ray.corpus.detectors.base import Detector
 from uedp_ray.corpus.records import Mention
@@ -51,7 +51,7 @@ def _build(spec: str) -> Detector:
     form = DETECTORS.get(kind)
     if form is None or (":" in form) != bool(argument):
         raise InputError("detector", spec, f"choose among {', '.join(DETECTORS.values())}")
-    found: Detector = import_module(f"uedp_ray.corpus.detectors.{form.lower().replace(':', '_')}").build(spec, argument)
+    found: Detector = in_module("corpus.detectors", form.lower().replace(":", "_"), "build")(spec, argument)
     missing = [name for name in (*Detector.__annotations__, "find") if not hasattr(found, name)]
     if missing:
         raise TypeError(f"{type(found).__name__}, the detector of {spec}, does not state {', '.join(missing)}")

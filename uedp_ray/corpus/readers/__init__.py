@@ -22,9 +22,9 @@ an error names file and line, never their content.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
+from uedp_ray.components import in_module
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus.readers.base import Reader, files_of
@@ -33,7 +33,7 @@ from uedp_ray.corpus.records import Sentence
 
 def reader_of(source: SourceConfig) -> Reader:
     """The reader in the module of this room that the format names."""
-    found: Reader = import_module(f"uedp_ray.corpus.readers.{source.format.replace('-', '_')}").READER
+    found: Reader = in_module("corpus.readers", source.format, "READER")
     return found
 
 

@@ -16,12 +16,12 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from uedp_ray.components import in_module
 from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import Corpus
@@ -102,5 +102,5 @@ def transform_of(config: TransformConfig) -> Transform | None:
     """The transform that ``corpus.transform.kind`` names; None for ``none``."""
     if config.kind == "none":
         return None
-    found: type[Transform] = import_module(f"uedp_ray.corpus.transforms.{config.kind}").TRANSFORM
+    found: type[Transform] = in_module("corpus.transforms", config.kind, "TRANSFORM")
     return found(config)

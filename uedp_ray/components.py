@@ -1,0 +1,38 @@
+"""Finds what a setting names: an object in a module of a room, or an entry of a table.
+
+    in_module("corpus.readers", "pseudo-users", "READER").suffix      # ''
+
+A name that the choices of a setting list, and that nothing stands behind, is this package's mistake and not its user's: a
+TypeError that says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_module(room: str, name: str, attribute: str) -> Any:
+    """The ``attribute`` of the module of a room that is called ``name``, dashes aside.
+
+    Raises: TypeError if there is no such module, or nothing of that name in it.
+    """
+    module = f"uedp_ray.{room}.{name.replace('-', '_')}"
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != module:  # a module that it imports
+            raise
+        raise TypeError(f"{name} is listed as a choice, and there is no module {module}") from None
+    except AttributeError:
+        raise TypeError(f"{name} is listed as a choice, and {module} has no {attribute}") from None
+
+
+def in_table(table: Mapping[str, T], name: str, called: str) -> T:
+    """The entry of a table. Raises: TypeError if there is none. ``called``: the table's name and module."""
+    if name not in table:
+        raise TypeError(f"{name} is listed as a choice, and has no entry in {called}")
+    return table[name]
