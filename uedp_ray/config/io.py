@@ -202,6 +202,28 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         raise InputError(f"{before}{error.field}", error.value, error.remedy) from error.__cause__
 
 
+def to_digest(config: Any) -> dict[str, Any]:
+    """Returns ``to_dict`` as digests first knew it, so that what an earlier version began can go on.
+
+    Fields have their first names (``was``), and those that came later (``ADDED``) are left out at their defaults.
+    """
+    tree = {}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if not (each.metadata.get("added") and value == default):
+            tree[each.metadata.get("was", each.name)] = _digested(value)
+    return tree
+
+
+def _digested(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_digest(value)
+    if isinstance(value, tuple):
+        return [_digested(each) for each in value]
+    return json.loads(json.dumps(value))
+
+
 def earlier_names(cls: Any) -> dict[str, str]:
     """Returns the keys for fields of ``cls`` in files of earlier versions, and their present names."""
     return {each.metadata["was"]: each.name for each in dataclasses.fields(cls) if "was" in each.metadata}

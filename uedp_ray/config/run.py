@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from uedp_ray.config.io import earlier_names, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict, to_digest
 from uedp_ray.config.sections import (
+    ADDED,
     BOUNDING_SENTENCES,
     WORDS,
     BoundsConfig,
@@ -24,7 +24,6 @@ from uedp_ray.config.sections import (
     PrivacyConfig,
     TaskConfig,
     TrainingConfig,
-    TransformConfig,
     VocabularyConfig,
 )
 from uedp_ray.errors import InputError
@@ -38,7 +37,7 @@ class RunConfig:
 
     name: str = field(default="run", metadata=WORDS)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=TaskConfig, metadata=ADDED)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     bounds: BoundsConfig = field(default_factory=BoundsConfig)
     privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
@@ -165,29 +164,11 @@ class RunConfig:
 
     def digest(self) -> str:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
-        tree = to_dict(self)
+        tree = to_digest(self)
         del tree["name"]
         for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
-        return hashlib.sha256(json.dumps(as_first_named(tree), sort_keys=True).encode()).hexdigest()
-
-
-def as_first_named(tree: dict[str, Any]) -> dict[str, Any]:
-    """Renames a run's settings as digests first knew them, so that runs started by an earlier version can resume."""
-    for earlier, name in earlier_names(PrivacyConfig).items():
-        tree["privacy"][earlier] = tree["privacy"].pop(name)
-    if tree["task"] == to_dict(TaskConfig()):  # from before there was any other task
-        del tree["task"]
-    if tree["corpus"]["transform"] == to_dict(TransformConfig()):
-        del tree["corpus"]["transform"]
-    if tree["training"]["passes"] is None:
-        del tree["training"]["passes"]
-    corpus, sources = tree["corpus"], [*tree["vocabulary"]["public_text"], *tree["pretrain"]["text"]]
-    for source in (corpus["source"], corpus["evaluation"] or {}, *sources):
-        if source.get("format") != "pseudo-users":
-            for key in ("read_as", "sentences_per_user", "skip_users"):
-                source.pop(key, None)
-    return tree
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -36,6 +36,8 @@ ServerOptimizerName = Literal["sgd", "momentum", "adam"]
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
+ADDED = {"added": True}
+"""Metadata of a field that is younger than digests (``io.to_digest``): every new one has it."""
 WORDS = {"names": "words"}
 """Metadata of a field of text that names no file; one that says nothing names a file (``files.map_files``)."""
 
@@ -55,11 +57,11 @@ class SourceConfig:
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
     """``synthetic`` and ``pseudo-users`` only: how many users to make."""
-    read_as: UnnamedFormat = "text"
+    read_as: UnnamedFormat = field(default="text", metadata=ADDED)
     """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; one that names none itself."""
-    sentences_per_user: int = 15
+    sentences_per_user: int = field(default=15, metadata=ADDED)
     """``pseudo-users`` only."""
-    skip_users: int = 0
+    skip_users: int = field(default=0, metadata=ADDED)
     """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
     part: Literal["private", "held_out", "public", "proxy"] = "private"
     """``synthetic`` only: which part of the generated language; the parts share no user."""
@@ -105,7 +107,7 @@ class CorpusConfig:
     categories: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
     prepared corpus serves every choice."""
-    transform: TransformConfig = field(default_factory=TransformConfig)
+    transform: TransformConfig = field(default_factory=TransformConfig, metadata=ADDED)
     evaluation: SourceConfig | None = None
     """Text on which the model is scored. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
@@ -326,7 +328,7 @@ class TrainingConfig:
     """Rounds, local updates, the server's optimizer and the machine."""
 
     num_rounds: int = 50
-    passes: float | None = None
+    passes: float | None = field(default=None, metadata=ADDED)
     """How often each user is drawn on average, which is what a run costs in time. Given, ``num_rounds`` is that over
     ``privacy.user_sampling_prob``, rounded, 1 at least."""
     local_update: LocalUpdateName = "gradient"

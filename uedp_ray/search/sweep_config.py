@@ -20,9 +20,8 @@ from typing import Any, Literal
 import yaml
 
 from uedp_ray.config import PrivacyConfig, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
-from uedp_ray.config.io import renamed
+from uedp_ray.config.io import renamed, to_digest
 from uedp_ray.config.limits import at_least, check_choices, choice, positive
-from uedp_ray.config.run import as_first_named
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -292,9 +291,8 @@ class SweepConfig:
         does where one budget covers them all, and where they make vocabularies from private text, for which no more of delta
         was set aside.
         """
-        tree = to_dict(self)
+        tree = to_digest(self)
         del tree["resources"], tree["trackers"], tree["base"]["name"]
-        as_first_named(tree["base"])
         charged = self.search.rule == "composition" and self.search.adaptive and not self._private_words
         charged &= self.budget.covers == "each_trial"
         if self.search.rule == "public" or charged:
