@@ -23,7 +23,7 @@ FLOORS = (
     ("corpus",),
     ("tasks",),
     ("models", "methods"),
-    ("accounted", "answers"),
+    ("answers", "calibration"),
     ("plan",),
     ("updates",),
     ("training",),

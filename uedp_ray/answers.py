@@ -255,7 +255,7 @@ def _run(folder: Path, position: int, terms: Mapping[str, Any]) -> list[dict[str
     return [] if whole is None else Charges.from_dict(whole)
 
 
-def calibrated(
+def parameter_noise(
     mechanism: RoundMechanism,
     *,
     target_epsilon: float,

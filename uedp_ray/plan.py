@@ -29,12 +29,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uedp_ray.accounted import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, planned_releases
+from uedp_ray.calibration import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.bounds import IncidenceGraph
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.cautions import cautions as privacy_cautions
-from uedp_ray.privacy.cautions import weakness
+from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, planned_rounds, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
@@ -43,7 +42,7 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.units import UNITS
 
-_MOST_USERS = 1 << 31
+_ASSUMED_USERS = 1 << 31
 """Assumed if no number of users is declared; with more, sentence and user numbers would not fit anyway."""
 _MOST_MARGIN = 0.1
 """The largest share of a sentence's clip to set aside for rounding."""
@@ -203,7 +202,7 @@ class Plan:
         privacy = self.config.privacy
         if not privacy.clip:
             return None
-        num_users = self.config.corpus.declared_num_users or _MOST_USERS
+        num_users = self.config.corpus.declared_num_users or _ASSUMED_USERS
         return SumGrid.of(bound=privacy.l2_clip_norm, num_vectors=num_users, noise_std=self.noise_std)
 
     @property
@@ -215,7 +214,7 @@ class Plan:
         bounds, users = self.config.bounds, self.config.corpus.declared_num_users
         if holder_bound_of(bounds) == "truncate":
             return 1.0
-        return min(1.0, bounds.max_holders / (users or _MOST_USERS))
+        return min(1.0, bounds.max_holders / (users or _ASSUMED_USERS))
 
     def sentence_clip(self, num_params: int) -> float | None:
         """What gradients of a model of P parameters are clipped to: ``sentence_clip_norm`` less a margin, so that sentences
@@ -339,14 +338,14 @@ def _user_weights(config: RunConfig, incidence: IncidenceGraph) -> NDArray[np.fl
     return np.minimum(sentences / config.privacy.user_weight_cap, 1.0)
 
 
-def cautions(config: RunConfig, epsilon: float | None = None) -> list[str]:
+def cautions_of(config: RunConfig, epsilon: float | None = None) -> list[str]:
     """Cautions about a run's settings, before it reads any text (``privacy.cautions``); ``epsilon``: its own, once known."""
     users, mechanism = config.corpus.declared_num_users, Plan.of(config).mechanism
     if mechanism is None or config.privacy.noise != "calibrated":
         return []
     found = weakness((config.privacy.target_epsilon or 0.0) if epsilon is None else epsilon)
     if users is not None:
-        found += privacy_cautions(mechanism, delta=config.privacy.delta, num_users=users)
+        found += cautions(mechanism, delta=config.privacy.delta, num_users=users)
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.search.sweeps import sweep_config
 from uedp_ray import methods
-from uedp_ray.accounted import planned_charges
+from uedp_ray.calibration import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import epsilon

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from tests.search.sweeps import sweep_config, sweep_tree
-from uedp_ray.accounted import planned_charges
+from uedp_ray.calibration import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy import selection

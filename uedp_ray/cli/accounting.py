@@ -14,9 +14,12 @@ from uedp_ray.errors import InputError
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
 Unit = Annotated[str, typer.Option(help="Whose part is hidden: user-entity, user or entity.")]
 Accountant = Annotated[str, typer.Option(help="pld, renyi, or published (the paper's figures, no guarantee).")]
-UserProb = Annotated[float | None, typer.Option("--q-u", help="User sampling probability.")]
-EntityProb = Annotated[float, typer.Option("--q-e", help="Entity sampling probability.")]
-ExtendedProb = Annotated[float, typer.Option("--q-s", help="Sampling probability of sentences without an entity.")]
+UserProb = Annotated[float | None, typer.Option("--q-u", "--user-sampling-prob", help="User sampling probability.")]
+EntityProb = Annotated[float, typer.Option("--q-e", "--entity-sampling-prob", help="Entity sampling probability.")]
+ExtendedProb = Annotated[
+    float,
+    typer.Option("--q-s", "--extended-sampling-prob", help="Sampling probability of sentences without an entity."),
+]
 Rounds = Annotated[int | None, typer.Option(help="Noised releases T.")]
 Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta).")]
 MaxHolders = Annotated[
@@ -28,7 +31,11 @@ ExtendedClip = Annotated[
 ]
 Rule = Annotated[
     str,
-    typer.Option(help="Selection rule: any (draws of entities do not help) or all (the default of a run's config)."),
+    typer.Option(
+        "--rule",
+        "--selection-rule",
+        help="any (draws of entities do not help) or all (the default of a run's config).",
+    ),
 ]
 Draw = Annotated[
     str | None,
@@ -130,12 +137,12 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier whose epsilon is at most the target."""
-    from uedp_ray.answers import calibrated
+    from uedp_ray.answers import parameter_noise
 
     flags = {**locals(), "noise_multiplier": 1.0}
     with as_flags(**_PROBABILITIES, selection_rule="--rule"):
         _check_given(flags, "q_u", "rounds")
-        answer = calibrated(
+        answer = parameter_noise(
             _mechanism(flags),
             target_epsilon=target_epsilon,
             rounds=flags["rounds"],

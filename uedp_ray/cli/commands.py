@@ -10,6 +10,7 @@ import typer
 from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.config import SourceConfig, from_dict, load_config, sections
 from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short, screen, sweep_screen
+from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
 from uedp_ray.target import check_name, check_target
 
@@ -27,9 +28,7 @@ def prepare(
     source: Annotated[str, typer.Argument(help="File or folder of text ('' for --format synthetic).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the prepared corpus.")],
     format: SourceFormat,  # noqa: A002
-    detector: Annotated[
-        list[str], typer.Option(help="annotated, regex, capitalized, spacy:MODEL, list:FILE. Repeatable.")
-    ] = _ANNOTATED,
+    detector: Annotated[list[str], typer.Option(help=f"{', '.join(DETECTORS.values())}. Repeatable.")] = _ANNOTATED,
     categories: Annotated[
         list[str], typer.Option(help="Protected categories, comma-separated; all if left out. Repeatable.")
     ] = NONE,

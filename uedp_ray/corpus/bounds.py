@@ -94,10 +94,8 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
     pair_I = np.repeat(np.arange(len(pair_key_G)), pair_size_G)  # in the sorted order
     user_G, entity_G = np.divmod(pair_key_G, num_entities)
     holders_E = np.bincount(entity_G, minlength=num_entities)
-    alive_I = alive[sentence_I[order]]
-    before_I = np.cumsum(alive_I) - alive_I
-    rank_I = before_I - before_I[pair_start_G][pair_I]
-    surviving_G = np.bincount(pair_I, weights=alive_I, minlength=len(pair_key_G))
+    rank_I = np.arange(len(order)) - pair_start_G[pair_I]  # those beyond a user's sentences come last
+    surviving_G = np.bincount(pair_I, weights=alive[sentence_I[order]], minlength=len(pair_key_G))
 
     m, most_holders = bounds.max_sentences_per_entity, bounds.max_holders
     if bounds.mode == "declared":

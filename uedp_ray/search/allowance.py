@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uedp_ray.accounted import planned_charges, planned_releases
+from uedp_ray.calibration import planned_charges, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError, within
 from uedp_ray.privacy.events import Charges, cost_of, epsilon_of_charges

@@ -18,7 +18,7 @@ import optuna
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
-from uedp_ray.plan import cautions
+from uedp_ray.plan import cautions_of
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.space import Point, settings_of
@@ -27,7 +27,7 @@ from uedp_ray.search.sweep_config import SweepConfig
 _TRIED_POINTS = 20
 _KNOBS = {
     "privacy.noise_multiplier": 2.0,
-    "training.num_rounds": 0.5,
+    "training.num_rounds": 0.5,  # what passes set, if they are given
     "training.passes": 0.5,
     "privacy.user_sampling_prob": 0.5,
     "privacy.entity_sampling_prob": 0.5,
@@ -122,7 +122,7 @@ def budget_cautions(sweep: SweepConfig) -> list[str]:
     budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
     budget |= {"privacy.delta": sweep.budget.delta, "privacy.unit": sweep.budget.unit}
     try:
-        return cautions(methods.overlay(sweep.base, budget))
+        return cautions_of(methods.overlay(sweep.base, budget))
     except InputError:  # points may meet a budget that the base does not
         return []
 
@@ -160,7 +160,7 @@ def _moves(sweep: SweepConfig, point: Point, allowance: Allowance) -> Iterator[t
     for key, factor in _KNOBS.items():
         section, name = key.split(".")
         old = tree[section][name]
-        if old is None:
+        if old is None or (name == "num_rounds" and config.training.passes is not None):
             continue
         new = max(1, round(old * factor)) if isinstance(old, int) else old * factor
         try:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from uedp_ray import methods
-from uedp_ray.accounted import planned_charges, planned_releases
+from uedp_ray.calibration import planned_charges, planned_releases
 from uedp_ray.config import PrivacyConfig, RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, cautions
+from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
@@ -318,7 +318,7 @@ def _beyond(file: RunConfig | SweepConfig, asked: _Asked) -> list[str]:
 
 
 def _warnings(asked: _Asked, rules: list[dict[str, Any]], own: dict[str, Any], choice: dict[str, Any]) -> list[str]:
-    found = cautions(asked.run)
+    found = cautions_of(asked.run)
     for row in rules:
         if row["asked"] and row["why"]:
             found.append(f"rule {row['rule']} cannot keep this budget: {row['why']}")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.accounted import planned_releases
+from uedp_ray.calibration import planned_releases
 from uedp_ray.errors import InputError
 from uedp_ray.fields import number, record, string
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, epsilon_of_charges

@@ -18,7 +18,7 @@ import yaml
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.models.architecture import architecture
-from uedp_ray.plan import cautions
+from uedp_ray.plan import cautions_of
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.tasks.metric import Metric, metric_of
@@ -71,7 +71,7 @@ def card(
             "**ε, total**",
             f"**{show_epsilon(total.epsilon)}** at δ = {show_delta(privacy.delta)}, unit {total.unit}: {_paid(total)}",
         ),
-        *(("Caution", caution) for caution in cautions(config, total.epsilon)),
+        *(("Caution", caution) for caution in cautions_of(config, total.epsilon)),
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         (f"Held-out {metric.title}", _scored(metric, result)),
         *_before(metric, result),

@@ -28,7 +28,7 @@ from uedp_ray.config import RunConfig, dump_config, to_dict
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
-from uedp_ray.plan import Plan, cautions, epsilons
+from uedp_ray.plan import Plan, cautions_of, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
@@ -159,7 +159,7 @@ def export_run(
         "rule": total.rule,
         "delta": privacy.delta,
         "unit": total.unit,
-        "cautions": cautions(config, total.epsilon),
+        "cautions": cautions_of(config, total.epsilon),
     }
 
 

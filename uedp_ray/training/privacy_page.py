@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.accounted import extended_sampling_prob
+from uedp_ray.calibration import extended_sampling_prob
 from uedp_ray.corpus.overlap import MOST_SHARED
-from uedp_ray.plan import Plan, cautions
+from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
@@ -180,7 +180,7 @@ def statement(
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
     stated = max(filter(math.isfinite, [total.epsilon if total else 0.0, *spent.values()]), default=0.0)
-    lines += [line for caution in cautions(config, stated) for line in (f"**Caution: {caution}.**", "")]
+    lines += [line for caution in cautions_of(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] == "round"]
     alone = "this run alone: " if total or part_of(events) else ""

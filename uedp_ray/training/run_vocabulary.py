@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from uedp_ray.accounted import vocabulary_holders
+from uedp_ray.calibration import vocabulary_holders
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Sketch

@@ -26,7 +26,7 @@ from uedp_ray.corpus.textsize import TextSize, text_size
 from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.plan import Plan, cautions
+from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy import statement
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.reporting import SILENT, Reporter
@@ -153,7 +153,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         if config.privacy.noise != "published":  # there the noise depends on the number of users
             reporter.say("solving the noise multiplier")
             plan = Plan.of(config)
-        for caution in cautions(config):
+        for caution in cautions_of(config):
             reporter.say(f"caution: {caution}")
         if config.pretrain.text and not config.model.warm_start and config.model.architecture != "pretrained":
             reporter.say(f"caution: {_UNTRAINED}")
