@@ -1,7 +1,7 @@
 """Examples in docstrings run, and give what the comment beside them says where that is a value.
 
 Each runs in a copy of a folder with text, corpora, runs and sweeps. What it names and does not make is its module's own,
-or ``Given``'s, or the one of that name in the package.
+or ``Given``'s, or the one of that name in the package. Those that begin with ``>>>`` need none of it: ``test_doctests``.
 """
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ WORDS = {"vocabulary.kind": {"choice": ["tokenizer"]}, "vocabulary.path": {"choi
 SIZE = 100
 
 
-def blocks(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, code) of every indented block in a docstring of the module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def blocks(code: str) -> Iterator[tuple[int, str]]:
+    """(line, code) of every indented block in a docstring of the module, less its parts that begin with ``>>>``."""
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
             for block in re.findall(r"(?:\A|\n\n)((?:    .*\n?|\n)+)", f"{text}\n"):
-                if block.strip():
-                    yield getattr(node, "lineno", 1), textwrap.dedent(block).strip()
+                parts = [part for part in block.split("\n\n") if not part.lstrip().startswith(">>>")]
+                if found := textwrap.dedent("\n\n".join(parts)).strip():
+                    yield getattr(node, "lineno", 1), found
 
 
 def unmarked(path: Path) -> Iterator[str]:
@@ -103,7 +104,7 @@ def unmarked(path: Path) -> Iterator[str]:
 FOUND = [
     (".".join(path.relative_to(ROOT / "uedp_ray").with_suffix("").parts).removesuffix(".__init__"), line, code)
     for path in sorted((ROOT / "uedp_ray").rglob("*.py"))
-    for line, code in blocks(path)
+    for line, code in blocks(path.read_text())
     if not NOT_PYTHON.match(code)
 ]
 
@@ -320,6 +321,11 @@ def read(comment: str, names: dict[str, Any]) -> Any:
 def test_examples_are_indented():
     """The formatter takes the indentation away where a docstring has nothing but an example below its first line."""
     assert not [block for path in (ROOT / "uedp_ray").rglob("*.py") for block in unmarked(path)]
+
+
+def test_what_doctest_runs_is_not_run_twice_and_hides_no_other_example():
+    code = '''"""A.\n\n    >>> 1 + 1\n    2\n\n    >>> nothing\n\n    f(\n\n        1)\n\nB.\n\n    >>> 3\n    3\n"""'''
+    assert list(blocks(code)) == [(1, "f(\n\n    1)")]
 
 
 @pytest.mark.parametrize(
