@@ -5,6 +5,7 @@ Blocks without ``>>>``, which need a folder with text, runs and sweeps, are thos
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import io
@@ -16,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "uedp_ray"
+NO_EXAMPLE = {"privacy": "has no name: what the room is for is said in its docstring"}
+"""Modules of ``privacy`` that need none, and why."""
 
 
 def name_of(path: Path) -> str:
@@ -43,6 +46,17 @@ def test_every_example_of_a_module_runs_by_itself_and_gives_what_it_says(module)
     tries, said = run(importlib.import_module(f"uedp_ray.{module}"))
     assert not said, said
     assert tries == FOUND[module], "an example stands where doctest does not look"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "privacy").rglob("*.py")), ids=name_of)
+def test_every_module_of_privacy_has_an_example(path):
+    names = [
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    ]
+    assert (name_of(path) in FOUND) == (name_of(path) not in NO_EXAMPLE)
+    assert bool(names) == (name_of(path) not in NO_EXAMPLE)
 
 
 @pytest.mark.parametrize(
