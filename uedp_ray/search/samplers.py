@@ -1,6 +1,14 @@
 """How each searcher chooses points, and what else it can do. One entry per name in ``privacy.selection.Searcher``.
 
-    SAMPLERS["tpe"].make(32, 0)        # Optuna's sampler for a search of 32 trials, with seed 0
+    >>> from uedp_ray.search.samplers import SAMPLERS
+    >>> for name, each in SAMPLERS.items():
+    ...     sampler = each.make(32, 0)    # Optuna's, for a search of 32 trials, with seed 0
+    ...     print(f"{name:6} {type(sampler).__name__:13} {each.may_stop_early!s:5} {each.may_be_refused}")
+    random RandomSampler True  True
+    grid   RandomSampler True  True
+    tpe    TPESampler    True  True
+    nsga2  NSGAIISampler False True
+    gp     GPSampler     False False
 
 A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
 """
