@@ -11,20 +11,17 @@ import builtins
 import importlib
 import io
 import json
-import os
 import re
 import shutil
 import textwrap
 import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -35,7 +32,6 @@ import uedp_ray
 from tests.analysis.sweeps import write_sweep
 from tests.search.sweeps import search_here, sweep_config
 from tests.training.runs import run_config, run_tree
-from uedp_ray.accounted import planned_charges
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.config import ModelConfig
 from uedp_ray.corpus.store import open_corpus
@@ -44,8 +40,6 @@ from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan
-from uedp_ray.privacy import accounting
-from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT
@@ -73,12 +67,11 @@ BY_ITSELF = {
     **dict.fromkeys(("reporting", "training.host", "training.setup"), "runs/mine"),
 }
 """Folders that an example makes."""
-THERE = {"privacy.ledger": "new", "search.study": "runs/s", "storage.files": "new"}
+THERE = {"search.study": "runs/s"}
 """Empty folders."""
 ON_RAY = ("interrupts", "reporting", "search.preflight", "search.remote", "search.sweep", "training.host")
 SPACE = {"training.num_rounds": {"integer": [2, 4]}, "training.server_learning_rate": {"uniform": [0.01, 0.1]}}
 WORDS = {"vocabulary.kind": {"choice": ["tokenizer"]}, "vocabulary.path": {"choice": ["gpt2", "/a/tokenizer"]}}
-SIZE = 100
 
 
 def blocks(code: str) -> Iterator[tuple[int, str]]:
@@ -154,7 +147,6 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "address": "local",
         "base": config,
         "batch": task.collate([np.array([5, 7, 9]), np.array([4])]),
-        "bounds": config.bounds,
         "clip_norm": 0.1,
         "command": lambda: None,
         "config": config,
@@ -162,20 +154,15 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "device": torch.device("cpu"),
         "ended": lambda *_: None,
         "evaluation": evaluation,
-        "first": torch.zeros(SIZE),
         "folder": SweepDir(Path("runs/quickstart")),
         "ids": torch.tensor([[1, 2, 3]]),
-        "ledgers": [read_ledger(Path("run/ledger.jsonl"))],
         "loss": torch.zeros(1, requires_grad=True).sum(),
         "mechanism": RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2),
         "mine": SILENT,
         "model": model,
         "network": model,
         "nodes": [Node("1", "head", cpus=32, gpus=8)],
-        "noise": torch.ones(SIZE, dtype=torch.float64),
         "METRICS": METRICS,
-        "num_users": len(private.user_hash),
-        "optuna_trial": optuna.trial.FixedTrial({"training.num_rounds": 20, "method": "uedp"}),
         "out": Path("new"),
         "parameters": params.get(),
         "params": params,
@@ -188,12 +175,10 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "root": Path("runs/quickstart"),
         "rows": rows,
         "run": RunDir(Path("run")),
-        "run_dir": Path("new"),
         "sampler": PoissonSampler(bytes(32)),
         "selections": [],
         "sentence": lambda number: np.array([5, 7, 9]),
         "sentences": [np.array([5, 7, 9])],
-        "size": SIZE,
         "sketch": evaluation.text_sketch,
         "source": config.corpus.evaluation,
         "step": torch.ones(params.num),
@@ -212,13 +197,10 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
     return found | {
         "analysis.axes": {"sweep": load_sweep(Path("runs/quickstart"))},
         "analysis.files": {"config": sweep},
-        "privacy.odometer": {"planned": partial(planned_charges, run_config(corpora))},
         "models.architecture": {"config": ModelConfig()},
-        "privacy.clipping": {"rows": torch.ones(2, SIZE)},
         "search.disk": {"config": sweep},
         "search.gpus": {"config": sweep},
         "search.remote": {"config": sweep},
-        "storage.files": {"run": Path("new")},
         "training.claim": {"run": RunDir(Path("new"))},
     }.get(module, {})
 
@@ -244,7 +226,7 @@ def offered(name: str) -> Any:
     return getattr(importlib.import_module(HOMES[name]), name)
 
 
-LIBRARIES = {"Path": Path, "accounting": accounting, "array": np.array, "int32": np.int32, "np": np, "os": os}
+LIBRARIES = {"Path": Path, "array": np.array, "int32": np.int32, "np": np}
 LIBRARIES |= {"pq": pq, "ray": ray, "torch": torch}
 
 
