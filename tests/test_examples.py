@@ -1,7 +1,7 @@
 """Examples in docstrings run, and give what the comment beside them says where that is a value.
 
 Each runs in a copy of a folder with text, corpora, runs and sweeps. What it names and does not make is its module's own,
-or ``Given``'s, or the one of that name in the package.
+or ``Given``'s, or the one of that name in the package. Those that begin with ``>>>`` need none of it: ``test_doctests``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ import builtins
 import importlib
 import io
 import json
-import os
 import re
 import shutil
 import textwrap
 import tokenize
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -44,8 +41,6 @@ from uedp_ray.interrupts import handlers_kept
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan
-from uedp_ray.privacy import accounting
-from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT
@@ -73,21 +68,21 @@ BY_ITSELF = {
     **dict.fromkeys(("reporting", "training.host", "training.setup"), "runs/mine"),
 }
 """Folders that an example makes."""
-THERE = {"privacy.ledger": "new", "search.study": "runs/s", "storage.files": "new"}
+THERE = {"search.study": "runs/s"}
 """Empty folders."""
 ON_RAY = ("interrupts", "reporting", "search.preflight", "search.remote", "search.sweep", "training.host")
 SPACE = {"training.num_rounds": {"integer": [2, 4]}, "training.server_learning_rate": {"uniform": [0.01, 0.1]}}
 WORDS = {"vocabulary.kind": {"choice": ["tokenizer"]}, "vocabulary.path": {"choice": ["gpt2", "/a/tokenizer"]}}
-SIZE = 100
 
 
-def blocks(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, code) of every indented block in a docstring of the module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def blocks(code: str) -> Iterator[tuple[int, str]]:
+    """(line, code) of every indented block in a docstring of the module, less its parts that begin with ``>>>``."""
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
             for block in re.findall(r"(?:\A|\n\n)((?:    .*\n?|\n)+)", f"{text}\n"):
-                if block.strip():
-                    yield getattr(node, "lineno", 1), textwrap.dedent(block).strip()
+                parts = [part for part in block.split("\n\n") if not part.lstrip().startswith(">>>")]
+                if found := textwrap.dedent("\n\n".join(parts)).strip():
+                    yield getattr(node, "lineno", 1), found
 
 
 def unmarked(path: Path) -> Iterator[str]:
@@ -103,7 +98,7 @@ def unmarked(path: Path) -> Iterator[str]:
 FOUND = [
     (".".join(path.relative_to(ROOT / "uedp_ray").with_suffix("").parts).removesuffix(".__init__"), line, code)
     for path in sorted((ROOT / "uedp_ray").rglob("*.py"))
-    for line, code in blocks(path)
+    for line, code in blocks(path.read_text())
     if not NOT_PYTHON.match(code)
 ]
 
@@ -153,7 +148,6 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "address": "local",
         "base": config,
         "batch": task.collate([np.array([5, 7, 9]), np.array([4])]),
-        "bounds": config.bounds,
         "clip_norm": 0.1,
         "command": lambda: None,
         "config": config,
@@ -161,20 +155,15 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "device": torch.device("cpu"),
         "ended": lambda *_: None,
         "evaluation": evaluation,
-        "first": torch.zeros(SIZE),
         "folder": SweepDir(Path("runs/quickstart")),
         "ids": torch.tensor([[1, 2, 3]]),
-        "ledgers": [read_ledger(Path("run/ledger.jsonl"))],
         "loss": torch.zeros(1, requires_grad=True).sum(),
         "mechanism": RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2),
         "mine": SILENT,
         "model": model,
         "network": model,
         "nodes": [Node("1", "head", cpus=32, gpus=8)],
-        "noise": torch.ones(SIZE, dtype=torch.float64),
         "METRICS": METRICS,
-        "num_users": len(private.user_hash),
-        "optuna_trial": optuna.trial.FixedTrial({"training.num_rounds": 20, "method": "uedp"}),
         "out": Path("new"),
         "parameters": params.get(),
         "params": params,
@@ -187,12 +176,10 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
         "root": Path("runs/quickstart"),
         "rows": rows,
         "run": RunDir(Path("run")),
-        "run_dir": Path("new"),
         "sampler": PoissonSampler(bytes(32)),
         "selections": [],
         "sentence": lambda number: np.array([5, 7, 9]),
         "sentences": [np.array([5, 7, 9])],
-        "size": SIZE,
         "sketch": evaluation.text_sketch,
         "source": config.corpus.evaluation,
         "step": torch.ones(params.num),
@@ -211,13 +198,10 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
     return found | {
         "analysis.axes": {"sweep": load_sweep(Path("runs/quickstart"))},
         "analysis.files": {"config": sweep},
-        "privacy.odometer": {"planned": partial(planned_charges, run_config(corpora))},
         "models.architecture": {"config": ModelConfig()},
-        "privacy.clipping": {"rows": torch.ones(2, SIZE)},
         "search.disk": {"config": sweep},
         "search.gpus": {"config": sweep},
         "search.remote": {"config": sweep},
-        "storage.files": {"run": Path("new")},
         "training.claim": {"run": RunDir(Path("new"))},
     }.get(module, {})
 
@@ -243,7 +227,7 @@ def offered(name: str) -> Any:
     return getattr(importlib.import_module(HOMES[name]), name)
 
 
-LIBRARIES = {"Path": Path, "accounting": accounting, "array": np.array, "int32": np.int32, "np": np, "os": os}
+LIBRARIES = {"Path": Path, "array": np.array, "int32": np.int32, "np": np}
 LIBRARIES |= {"pq": pq, "ray": ray, "torch": torch}
 
 
@@ -320,6 +304,11 @@ def read(comment: str, names: dict[str, Any]) -> Any:
 def test_examples_are_indented():
     """The formatter takes the indentation away where a docstring has nothing but an example below its first line."""
     assert not [block for path in (ROOT / "uedp_ray").rglob("*.py") for block in unmarked(path)]
+
+
+def test_what_doctest_runs_is_not_run_twice_and_hides_no_other_example():
+    code = '''"""A.\n\n    >>> 1 + 1\n    2\n\n    >>> nothing\n\n    f(\n\n        1)\n\nB.\n\n    >>> 3\n    3\n"""'''
+    assert list(blocks(code)) == [(1, "f(\n\n    1)")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,16 @@
 """Checks for the values in a JSON file, so that a damaged file gives one clear error, never a traceback.
 
-    check = record({"rounds": number(0, whole=True), "epsilon": record({"user": number(0.0, nothing=True)})})
-    check({"rounds": 3, "epsilon": {"user": "x"}}, "")    # Unexpected: epsilon.user is not a number from 0
+    >>> from uedp_ray.fields import number, record
+    >>> check = record({"rounds": number(0, whole=True), "epsilon": record({"user": number(0.0, nothing=True)})})
+    >>> check({"rounds": 3, "epsilon": {"user": None}, "note": ""}, "")
+    >>> check({"rounds": 3, "epsilon": {"user": "x"}}, "")
+    Traceback (most recent call last):
+        ...
+    uedp_ray.fields.Unexpected: epsilon.user is not a number from 0
+    >>> check({"rounds": 3}, "")
+    Traceback (most recent call last):
+        ...
+    uedp_ray.fields.Unexpected: the value is not a mapping with the key epsilon
 
 A check takes a value and its place in the file; keys that it does not name are allowed.
 """

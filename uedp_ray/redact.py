@@ -1,6 +1,12 @@
 """A configuration as it may be published: all settings, and no path on the owner's machines.
 
-    dump_config(published(run.load_config()), "config.yaml")
+    >>> from uedp_ray.config import CorpusConfig, ModelConfig, RunConfig, SourceConfig
+    >>> from uedp_ray.redact import published
+    >>> notes = SourceConfig(path="/home/ann/notes.jsonl", format="jsonl", detector=("regex", "list:/home/ann/names.txt"))
+    >>> gpt2 = ModelConfig(architecture="pretrained", path="openai-community/gpt2")
+    >>> config = published(RunConfig(corpus=CorpusConfig(source=notes, declared_num_users=1000), model=gpt2))
+    >>> config.corpus.source.path, config.corpus.source.detector, config.model.path
+    ('not-published-private-text', ('regex', 'list:not-published'), 'openai-community/gpt2')
 
 Paths name people, projects and machines. A name that may be one on a public hub is kept.
 """

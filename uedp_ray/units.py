@@ -1,4 +1,11 @@
-"""The unit of privacy: whose part in the text is hidden. Named once, here."""
+"""The unit of privacy: whose part in the text is hidden. Named once, here.
+
+    >>> from uedp_ray.units import KINDS, UNITS
+    >>> UNITS, KINDS
+    (('user-entity', 'user', 'entity'), ('entity', 'extended'))
+
+A ``kind`` that an accountant is asked for may also be ``both``: the larger epsilon of the two.
+"""
 
 from __future__ import annotations
 

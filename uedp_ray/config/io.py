@@ -1,8 +1,22 @@
 """Reads and writes settings: YAML to nested mappings, mappings to frozen dataclasses, ``a.b=value`` overrides.
 
-    tree = set_keys(read_yaml("run.yaml"), parse_overrides(["privacy.target_epsilon=4"]))
-    config = from_dict(RunConfig, tree)
-    expand("model.path", "$MODELS/gpt2")            # only where it is opened: a config keeps what was written
+    >>> import os
+    >>> from unittest import mock
+    >>> from uedp_ray.config import RunConfig, from_dict, parse_overrides, set_keys
+    >>> from uedp_ray.config.io import expand
+    >>> parse_overrides(["privacy.target_epsilon=4", "corpus.categories=[person, org]"])
+    {'privacy.target_epsilon': 4, 'corpus.categories': ['person', 'org']}
+    >>> tree = {"corpus": {"declared_num_users": 1000}, "model": {"path": "$MODELS/gpt2"}}
+    >>> config = from_dict(RunConfig, set_keys(tree, {"privacy.target_epsilon": 4, "privacy.delta": "1e-5"}))
+    >>> config.privacy.delta, config.model.path    # YAML 1.1 reads 1e-5 as text
+    (1e-05, '$MODELS/gpt2')
+    >>> with mock.patch.dict(os.environ, MODELS="/models"):
+    ...     expand("model.path", config.model.path)    # only where it is opened: a config keeps what was written
+    '/models/gpt2'
+    >>> from_dict(RunConfig, {"privacy": {"target_epsilon": "four"}})
+    Traceback (most recent call last):
+        ...
+    uedp_ray.errors.InputError: privacy.target_epsilon = 'four': expected a number
 
 Files are written by hand, and may be damaged or hostile: whatever is wrong with one raises an ``InputError``, in bounded
 time and memory. Only YAML mappings, lists and plain values are read. Anchors, aliases and merge keys (which multiply), tags

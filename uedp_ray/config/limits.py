@@ -1,4 +1,25 @@
-"""Checks of setting values: each raises one ``InputError`` that names the setting, its value and the remedy."""
+"""Checks of setting values: each raises one ``InputError`` that names the setting, its value and the remedy.
+
+    >>> from uedp_ray.config import limits
+    >>> from uedp_ray.errors import InputError
+    >>> def refused(check, *arguments, **options):
+    ...     try:
+    ...         check("field", *arguments, **options)
+    ...     except InputError as error:
+    ...         print(error)
+    >>> refused(limits.probability, 1.0)
+    >>> refused(limits.probability, 1.01)
+    field = 1.01: a probability lies in [0, 1]
+    >>> refused(limits.below_one, 1.0)
+    field = 1.0: must be 0 or more and below 1
+    >>> refused(limits.positive, float("inf"))
+    field = inf: must be a finite number above 0
+    >>> refused(limits.positive, None, optional=True)
+    >>> refused(limits.at_least, 0, 1)
+    field = 0: must be 1 or more
+
+A value that is allowed gives nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,25 @@
-"""One run: its sections, the constraints between them, and the file they are read from and written to."""
+"""One run: its sections, the constraints between them, and the file they are read from and written to.
+
+    >>> from dataclasses import replace
+    >>> from uedp_ray.config import BoundsConfig, CorpusConfig, PrivacyConfig, RunConfig
+    >>> config = RunConfig(
+    ...     corpus=CorpusConfig(declared_num_users=1000),
+    ...     bounds=BoundsConfig(max_sentences_per_entity=3),
+    ...     privacy=PrivacyConfig(target_epsilon=8.0, l2_clip_norm=0.5, sentence_clip_norm=0.1),
+    ... )
+    >>> round(config.entity_clip_norm, 3), config.extended_clip_norm    # 3 sentences, or one, of a user's update
+    (0.3, 0.1)
+    >>> elsewhere = replace(config, name="again", training=replace(config.training, device="cpu"))
+    >>> longer = replace(config, training=replace(config.training, num_rounds=7))
+    >>> elsewhere.digest() == config.digest(), longer.digest() == config.digest()    # what may change on resume
+    (True, False)
+    >>> replace(config, bounds=BoundsConfig(mode="none"))
+    Traceback (most recent call last):
+        ...
+    uedp_ray.errors.InputError: bounds.mode = 'none': entities are protected only within bounds: declared or enforced
+
+A section checks itself when it is made; what one requires of another is checked here.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,27 @@
 """Contribution bounds: how much one user, and one entity, may contribute to the corpus.
 
-    bounded = apply_bounds(corpus, BoundsConfig(mode="enforced", max_holders=5), declared_num_users=1000)
-    bounded.sentence_weight          # (N,) in [0, 1]: what each sentence counts
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> from uedp_ray.config import BoundsConfig
+    >>> from uedp_ray.corpus.bounds import apply_bounds
+    >>> corpus = SimpleNamespace(    # of 3 users with 3, 1 and 1 sentences; all but the last hold entity 0
+    ...     user_offsets=np.array([0, 3, 4, 5]), user_hash=np.array([11, 12, 13], np.uint64), num_entities=1,
+    ...     entity_offsets=np.array([0, 1, 2, 3, 4, 4]), entity_ids=np.zeros(4, np.int32),
+    ...     entity_hash=np.array([7], np.uint64), sentence_words=np.full(5, 10, np.int32),
+    ... )
+    >>> cut = BoundsConfig(mode="enforced", max_sentences_per_entity=2, entity_bound="truncate", max_holders=2)
+    >>> bounded = apply_bounds(corpus, cut, declared_num_users=1000)
+    >>> bounded.sentence_weight.tolist(), round(bounded.dropped_share, 2)    # (N,) in [0, 1]: what each sentence counts
+    ([1.0, 1.0, 0.0, 1.0, 1.0], 0.2)
+    >>> weighed = BoundsConfig(
+    ...     mode="enforced", max_sentences_per_entity=2, entity_bound="reweight", max_holders=1, holder_bound="reweight"
+    ... )
+    >>> [round(weight, 3) for weight in apply_bounds(corpus, weighed, 1000).sentence_weight.tolist()]
+    [0.333, 0.333, 0.333, 0.5, 1.0]
+    >>> apply_bounds(corpus, cut, declared_num_users=2)
+    Traceback (most recent call last):
+        ...
+    uedp_ray.errors.TextError: corpus.declared_num_users = 2: the corpus has 3 users: declare at least that
 
 ``declared`` bounds are public promises: data that break them are refused. ``enforced`` bounds are computed ONCE, on
 the incidence graph (who holds what), before any round. A cut sentence keeps its slot and weighs zero: nothing moves up,

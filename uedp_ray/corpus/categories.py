@@ -1,7 +1,12 @@
 """Categories of sensitive entities: our names, other tools' labels for them, and groups.
 
-    canonical("PER")                    # "person"
-    expand(("pii",)) >= {"person", "loc", "gpe", "phone", "email"}
+    >>> from uedp_ray.corpus.categories import canonical, expand
+    >>> [canonical(label) for label in ("PER", "GEO-LOC", "Work of Art", "PROTEIN")]
+    ['person', 'loc', 'work_of_art', 'protein']
+    >>> sorted(expand(["pii"]))
+    ['credit_card', 'email', 'gpe', 'iban', 'id_number', 'ip_address', 'loc', 'person', 'phone', 'pii', 'ssn', 'url']
+    >>> sorted(expand(["per", "protein"], also_known=["PROTEIN"]))    # a category of the source's own
+    ['person', 'protein']
 
 Source: Table I of Lai et al. 2022 (CoNLL-2003's four, OntoNotes' eighteen, PII), plus structured identifiers.
 """

@@ -1,6 +1,9 @@
 """What readers yield: a sentence of one user, with the sensitive mentions known so far.
 
-    Sentence(user="u1", text="Ann left Rome .", mentions=(Mention("person", 0, 3),))
+    >>> from uedp_ray.corpus.records import Mention, Sentence, entity_form
+    >>> sentence = Sentence(user="u1", text="Anne- Marie LEE left .", mentions=(Mention("PER", 0, 15),))
+    >>> sentence.mentions[0].category, entity_form(sentence.text, sentence.mentions[0])    # what the entity is known by
+    ('person', 'anne-marie lee')
 
 Everything here is private data.
 """

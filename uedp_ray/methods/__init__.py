@@ -1,5 +1,18 @@
 """The methods that are compared: each is a small set of settings applied over a run's config.
 
+    >>> from uedp_ray.config import CorpusConfig, RunConfig
+    >>> from uedp_ray.methods import apply
+    >>> config = RunConfig(corpus=CorpusConfig(declared_num_users=1000))
+    >>> for method in ("uedp", "user_dp", "entity_dp", "noiseless"):
+    ...     found = apply(config, method)
+    ...     print(method, found.privacy.unit, found.privacy.noise, found.bounds.mode)
+    uedp user-entity calibrated enforced
+    user_dp user calibrated none
+    entity_dp entity calibrated enforced
+    noiseless user-entity none none
+    >>> apply(config, "user_dp", {"privacy.target_epsilon": 2}).privacy.target_epsilon
+    2.0
+
 A new method is one new entry. Settings are the keys of ``RunConfig``; see ``apply``.
 """
 

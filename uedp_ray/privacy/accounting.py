@@ -1,8 +1,16 @@
 """epsilon, calibration and rounds of the user-entity mechanism, by numerical composition of privacy profiles.
 
-    round_ = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1,
-                            entity_clip=0.2)
-    epsilon(round_, rounds=50, delta=1e-5, kind="entity")    # 0.943
+    >>> from uedp_ray.privacy.accounting import calibrate, epsilon
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> round(epsilon(one, rounds=50, delta=1e-5, kind="entity"), 3)
+    0.943
+    >>> round(epsilon(one, rounds=50, delta=1e-5, kind="entity", unit="user"), 3)    # of the user alone
+    0.783
+    >>> round(calibrate(one, target_epsilon=0.5, rounds=50, delta=1e-5, kind="entity"), 2)    # the noise for that epsilon
+    3.3
 
 Every number is an upper bound; within 1 % of what a fine grid gives where epsilon is 0.1 to 30 and delta is not near rounds
 times 2^-40, up to 6 % above it at epsilons of hundreds, where losses lie in humps that halving the grid may miss. Beyond
@@ -46,6 +54,35 @@ def epsilon(
     """The smallest epsilon we can prove for ``rounds`` rounds. 0 without rounds; infinity where nothing is protected.
 
     ``kind`` both: the larger of an entity's and an extended entity's. Raises: InputError for values out of range.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.accounting import epsilon
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> def at(rounds=50, delta=1e-5, unit="user-entity", **changed):
+        ...     settings = {"noise_multiplier": 2.0, "user_sampling_prob": 0.05, "max_holders": 10, "entity_clip": 0.2}
+        ...     one = RoundMechanism(**{**settings, **changed})
+        ...     return round(epsilon(one, rounds=rounds, delta=delta, unit=unit, kind="entity"), 3)
+        >>> at(), at(unit="user"), at(unit="entity")    # for comparison
+        (3.486, 0.783, 2.825)
+        >>> at(rounds=0)    # nothing was released
+        0.0
+        >>> at(user_sampling_prob=0.0), at(user_sampling_prob=1.0)    # nobody is drawn; everybody, every time
+        (0.0, 100.67)
+        >>> at(entity_sampling_prob=0.0), at(entity_clip=0.0)    # the entity moves nothing: what is left is the user's
+        (0.783, 0.783)
+        >>> at(max_holders=0), at(max_holders=0, unit="entity")    # there is no entity
+        (0.783, 0.0)
+        >>> at(max_holders=None), at(max_holders=None, unit="user")    # undeclared: only users are protected
+        (inf, 0.783)
+        >>> at(noise_multiplier=1e6), at(noise_multiplier=1e-3)    # too little to compute with; none at all is refused
+        (0.0, inf)
+        >>> at(delta=0.9), at(delta=1e-12)    # so large that it promises nothing; the smallest that is accepted
+        (0.0, 6.996)
+        >>> at(delta=1e-13)
+        Traceback (most recent call last):
+            ...
+        uedp_ray.errors.InputError: delta = 1e-13: must lie in [1e-12, 1)
     """
     return compose([(mechanism, rounds)], delta=delta, unit=unit, kind=kind, accountant=accountant)
 
@@ -62,6 +99,26 @@ def compose(
     """epsilon of different mechanisms, each with a count, and of plain Gaussian releases (sensitivity, noise std).
 
     ``sensitivity`` must be that for the unit and kind. Raises: InputError for values out of range.
+
+    Edge cases:
+
+        >>> import dataclasses
+        >>> from uedp_ray.privacy.accounting import compose
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=10, entity_clip=0.2)
+        >>> unbounded = dataclasses.replace(one, max_holders=None)
+        >>> def of(*parts, gaussians=()):
+        ...     return round(compose(parts, delta=1e-5, kind="entity", gaussians=gaussians), 3)
+        >>> of()    # nothing was released
+        0.0
+        >>> of((one, 20), (one, 30)) == of((one, 50))
+        True
+        >>> of((one, 50), (unbounded, 0)), of((one, 50), (unbounded, 1))    # one round without a bound is enough
+        (3.486, inf)
+        >>> of(gaussians=[(1.0, 4.0)]), of((one, 50), gaussians=[(1.0, 4.0)])    # no rounds; both
+        (0.927, 3.644)
+        >>> of((one, 50), gaussians=[(0.0, 4.0)]) == of((one, 50))    # what the unit does not move costs nothing
+        True
     """
     check_arguments(unit, kind, delta)
     check_counts(parts)
@@ -88,6 +145,26 @@ def calibrate(
 
     The mechanism's own noise multiplier is ignored. Raises: InputError where no noise multiplier up to 1e6 is enough, and
     for a delta above 0.9, at which next to no noise is left and the search takes minutes.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.accounting import calibrate
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> def at(rounds=50, target=1.0, unit="user-entity", **changed):
+        ...     settings = {"noise_multiplier": 2.0, "user_sampling_prob": 0.05, "max_holders": 10, "entity_clip": 0.2}
+        ...     one = RoundMechanism(**{**settings, **changed})
+        ...     asked = {"target_epsilon": target, "rounds": rounds, "delta": 1e-5, "unit": unit, "kind": "entity"}
+        ...     return float(f"{calibrate(one, **asked):.3g}")
+        >>> at(), at(noise_multiplier=9.0)    # the noise that it has makes no difference
+        (5.87, 5.87)
+        >>> at(rounds=0), at(user_sampling_prob=0.0)    # nothing to hide: the least that is tried
+        (0.001, 0.001)
+        >>> at(max_holders=None, unit="user")    # a user needs no bound on holders, an entity does
+        1.69
+        >>> at(max_holders=None)
+        Traceback (most recent call last):
+            ...
+        uedp_ray.errors.InputError: max_holders = None: entities are protected only within bounds: declare or enforce them
     """
     if delta > _MOST_DELTA:
         raise InputError("delta", delta, f"must be at most {_MOST_DELTA:g} to solve for noise: more promises nothing")

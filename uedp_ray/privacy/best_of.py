@@ -1,7 +1,15 @@
 """epsilon of the best of a random number of runs, from the profiles of one run: tighter than from its Renyi divergences.
 
-    one = [(mechanism, 20)]
-    epsilon([one], mean=8.0, law="geometric", halting=1 / 8, delta=1e-5, unit="user-entity", kind="entity")
+    >>> from uedp_ray.privacy import accounting, best_of
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> round(accounting.epsilon(one, rounds=20, delta=1e-5, kind="entity"), 3)    # of one run
+    0.634
+    >>> eight = {"mean": 8.0, "law": "geometric", "halting": 1 / 8}
+    >>> round(best_of.epsilon([[(one, 20)]], **eight, delta=1e-5, unit="user-entity", kind="entity"), 3)    # of the best
+    0.911
 
 A run is drawn from a pool, each with the same probability, and carried out; J such runs are made, J of a law that does not
 depend on the data, and the best is released. Theorem and proof: docs/accounting.md, "Repeat and select". Everything is
@@ -82,6 +90,26 @@ def epsilon(
     Args:
       candidates: (mechanism, rounds) of every run of the pool. ``mean``, ``law``: of the number of runs. ``halting``: gamma
         of the law, the probability that a geometric one stops after each run.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.best_of import epsilon
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2)
+        >>> def of(*pool, mean=8.0, delta=1e-5, unit="user-entity"):
+        ...     law = {"law": "geometric", "mean": mean, "halting": 1 / mean}
+        ...     return round(epsilon(pool, **law, delta=delta, unit=unit, kind="entity"), 3)
+        >>> of([(one, 20)]), of([(one, 20)], mean=1.0)    # a mean of 1: always one run, and no choice
+        (1.228, 0.87)
+        >>> of([(one, 20)], []), of([], [])    # half the pool releases nothing; all of it
+        (1.118, 0.0)
+        >>> of([(one, 20)], delta=1e-12)    # so small that rounding takes it
+        inf
+        >>> nobody = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05)    # without a bound on holders
+        >>> of([(nobody, 20)]), of([(nobody, 20)], unit="user")
+        (inf, 0.744)
+        >>> of([(one, 200_001)])    # more rounds than are composed
+        inf
     """
     if max((sum(count for _, count in parts) for parts in candidates), default=0) > MAX_ROUNDS:
         return math.inf

@@ -1,6 +1,16 @@
 """Warns of valid but useless settings: an epsilon or a delta that protects nobody, noise under which nothing can be learnt.
 
-    cautions(mechanism, delta=1e-5, num_users=1000)     # [] or sentences that name the remedy
+    >>> from uedp_ray.privacy.cautions import cautions, weakness
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05)
+    >>> cautions(one, delta=1e-5, num_users=1000)
+    []
+    >>> print(*cautions(one, delta=0.01, num_users=1000))
+    delta = 0.01 is not below 1 / 1000 declared users: it allows publishing a user's text outright; choose 1e-05 or so
+    >>> print(cautions(one, delta=1e-5, num_users=20)[0].partition(": ")[2])    # of noise above any sum of updates
+    nothing can be learnt; raise epsilon or user_sampling_prob, run fewer rounds, or bring more users
+    >>> weakness(2.0), weakness(12.0)[0].rpartition("the odds of ")[2]
+    ([], 'a guess about the protected unit by a factor of 162,755')
 
 Inputs are public.
 """

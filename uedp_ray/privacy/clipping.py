@@ -1,6 +1,11 @@
 """Bounds on what one sentence and one user can add to a round's sum.
 
-    factors = clip_factors(wide_norms(rows), 0.1)            # (B, P) -> (B,) in [0, 1]
+    >>> import torch
+    >>> from uedp_ray.privacy.clipping import clip_factors, wide_norms
+    >>> rows = torch.tensor([[3.0, 4.0], [0.03, 0.04]])    # of norm 5 and 0.05
+    >>> factors = clip_factors(wide_norms(rows), 0.1)      # (B, P) -> (B,) in [0, 1]
+    >>> [round(factor, 4) for factor in factors.tolist()]
+    [0.02, 1.0]
 
 Guarantee: ``factor * norm <= bound`` also after rounding (the factor is shrunk by 1e-6 relative), zero norms keep their
 vector, NaN and infinite norms get the factor 0. Projection onto a ball, which is what scaling by
@@ -24,6 +29,27 @@ def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
     """Returns (B,) factors min(1, bound / norm); 0 where the norm is not finite. ``None`` bounds nothing else.
 
     Raises: ValueError if bound <= 0.
+
+    Edge cases:
+
+        >>> import math
+        >>> import torch
+        >>> from uedp_ray.privacy.clipping import clip_factors
+        >>> def of(*norms, bound=1.0):
+        ...     factors = clip_factors(torch.tensor(norms, dtype=torch.float64), bound)
+        ...     return [round(factor, 7) for factor in factors.tolist()]
+        >>> of(0.0, 0.5, 1.0, 2.0)    # what is at the bound is shrunk too, by 1e-6
+        [1.0, 1.0, 0.999999, 0.4999995]
+        >>> of(math.nan, math.inf)
+        [0.0, 0.0]
+        >>> of(1e9, math.nan, bound=None)
+        [1.0, 0.0]
+        >>> of()    # no rows
+        []
+        >>> of(1.0, bound=0.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: clipping bound 0.0 must be above 0
     """
     finite = torch.isfinite(norms)
     if bound is None:

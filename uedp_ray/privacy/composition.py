@@ -3,6 +3,18 @@
 Used by ``accounting``, which chooses between this and ``renyi``. Every number is an upper bound: profiles are connected
 by lines from above, what is cut counts as lost, and what rounding in the convolution may take is taken off delta. Units:
 beta = 1. All inputs are public.
+
+    >>> from uedp_ray.privacy.composition import pld
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> for gap in (0.1, 0.01, 0.001):    # a finer grid comes closer, from above
+    ...     print(gap, round(pld(one, gap=gap).self_compose(50).get_epsilon_for_delta(1e-5), 3))
+    0.1 1.364
+    0.01 0.949
+    0.001 0.943
+
 References: Doroshenko et al., "Connect the Dots", arXiv 2207.04380 (discretisation); dp_accounting (convolution).
 """
 # Shape legend: G = grid of losses.

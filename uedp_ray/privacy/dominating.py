@@ -3,7 +3,15 @@
 A round is dominated by the pair (N(0, z^2), sum_i p_i N(s_i, z^2)) with a visible label n: how many other holders of the
 entity were drawn (docs/accounting.md has the proof). Its profile is delta(eps) = sum_n P(n) delta_n(eps).
 
-    add, remove = one_round(mechanism).curve(np.linspace(-1, 1, 101))
+    >>> import numpy as np
+    >>> from uedp_ray.privacy.dominating import one_round
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> add, remove = one_round(one).curve(np.array([-0.1, 0.0, 0.1]))    # delta at each of these epsilons
+    >>> [round(delta, 5) for delta in add.tolist()]
+    [0.09525, 0.01086, 0.00042]
 
 Everything that is cut or rounded is cut or rounded upwards. Inputs are public. Units: beta = 1.
 References: Choquette-Choo, Ganesh, Steinke, Thakurta, arXiv 2310.15526, Cor. 4.7.

@@ -1,6 +1,15 @@
 """epsilon of what happened, from the events of a ledger and nothing else.
 
-    epsilon_of_events(read_ledger("run/ledger.jsonl"), delta=1e-5, unit="user-entity")
+    >>> from uedp_ray.privacy.events import epsilon_of_events
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> begun = {"kind": "open", "header": {"private": True, "plan": {"rounds": 50, "mechanism": one.to_dict()}}}
+    >>> noised = {"kind": "round", "private": True, "mechanism": one.to_dict()}
+    >>> ledger = [begun, *[noised] * 10]    # as ``read_ledger`` reads it: 10 of 50 planned rounds
+    >>> round(epsilon_of_events(ledger, delta=1e-5, unit="user-entity", kind="entity"), 3)    # of all 50
+    0.943
 
 A round counts every time it was noised, and a run counts to its planned end: when it stopped may have depended on what it
 had released. Events that are not understood are refused, never skipped. Inputs are public.
@@ -187,6 +196,34 @@ def epsilon_of_events(
     or does not say what was planned. Source: accounting.md, "A run is charged to its planned end".
 
     Raises: as ``charges``, and InputError for values out of range.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.events import epsilon_of_events
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> one = RoundMechanism(
+        ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+        ... )
+        >>> begun = {"kind": "open", "header": {"private": True, "plan": {"rounds": 50, "mechanism": one.to_dict()}}}
+        >>> noised = {"kind": "round", "private": True, "mechanism": one.to_dict()}
+        >>> def of(*events):
+        ...     return round(epsilon_of_events(events, delta=1e-5, kind="entity"), 3)
+        >>> of(), of(begun), of(begun, *[noised] * 60)    # none at all; planned and not begun; 10 more than planned
+        (0.0, 0.943, 1.027)
+        >>> of(begun, noised, begun)    # two ledgers, one after the other
+        1.311
+        >>> of(begun, {"kind": "plan", "rounds": 20}, noised)    # a plan that was changed before the first round
+        0.634
+        >>> of({"kind": "open", "header": {"private": True}}, noised)    # no plan: nothing says when it would have ended
+        inf
+        >>> of(*[noised] * 50)    # rounds without a header are charged as they are
+        0.943
+        >>> of(begun, {"kind": "unprotected"}), of(begun, {**noised, "private": False})    # no noise; noise of a test
+        (inf, inf)
+        >>> of(begun, noised, {"kind": "plan", "rounds": 20})    # or one that no accountant knows
+        Traceback (most recent call last):
+            ...
+        uedp_ray.privacy.mechanisms.UnsupportedEvent: kind = 'plan': a plan may be changed only before the first round
     """
     whole = together(to_planned_end(charges(ledger)) for ledger in _ledgers(events))
     return epsilon_of_charges(whole, delta=delta, unit=unit, kind=kind, accountant=accountant)

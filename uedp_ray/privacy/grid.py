@@ -1,10 +1,20 @@
 """Sums on a grid: exact in any order, and released on a coarser grid that the data cannot change.
 
-    grid = SumGrid.of(bound=1.0, num_vectors=1000, noise_std=2.0)
-    total = torch.zeros(size, dtype=torch.int64)
-    grid.add(total, first)                                   # exact: in any order
-    grid.add_noise(total, [noise])                           # in place, rounded to the grid
-    released = grid.value(grid.coarsen(total))
+    >>> import torch
+    >>> from uedp_ray.privacy.grid import SumGrid
+    >>> grid = SumGrid.of(bound=1.0, num_vectors=1000, noise_std=2.0)
+    >>> (0.1 + 0.2) + 0.3 == 0.1 + (0.2 + 0.3)    # floating-point sums tell in which order they were made
+    False
+    >>> sums = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    >>> for total, order in zip(sums, [(0.1, 0.2, 0.3), (0.2, 0.3, 0.1)]):
+    ...     for value in order:
+    ...         grid.add(total, torch.tensor([value], dtype=torch.float64))
+    >>> bool(sums[0] == sums[1])    # exact: in any order
+    True
+    >>> grid.add_noise(sums[0], [torch.tensor([-1.7], dtype=torch.float64)])    # in place, rounded to the grid
+    >>> released = grid.value(grid.coarsen(sums[0])).item()
+    >>> round(released, 5), released * 2**19    # a multiple of about noise_std 2^-20
+    (-1.1, -576717.0)
 
 Vectors become integer multiples of ``step``, truncated toward zero, which lengthens none. Integers add up exactly, so a sum
 does not depend on order, batches or workers, and removing one vector changes it by that vector. Noise rounded to the same

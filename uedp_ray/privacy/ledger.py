@@ -1,8 +1,21 @@
 """The ledger: an append-only file of privacy events, on disk before anything they pay for is released.
 
-    ledger = Ledger.create(run_dir / "ledger.jsonl", {"config_digest": config.digest(), "private": True})
-    ledger.append("round", round=0, attempt=ledger.attempts(0), mechanism=mechanism.to_dict(), private=True)
-    # only now may the noised update of round 0 be used
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.privacy.ledger import Ledger, read_ledger
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05)
+    >>> folder = TemporaryDirectory()
+    >>> path = Path(folder.name, "ledger.jsonl")
+    >>> ledger = Ledger.create(path, {"config_digest": "0613ade6", "private": True})
+    >>> ledger.append("round", round=0, attempt=ledger.attempts(0), mechanism=one.to_dict(), private=True)["seq"]
+    1
+    >>> ledger.attempts(0)    # only now may the noised update of round 0 be used; again, it would be attempt 1
+    1
+    >>> size = path.write_bytes(path.read_bytes() + b'{"attempt":1')    # a crash while a line was written
+    >>> [event["kind"] for event in read_ledger(path)]
+    ['open', 'round']
+    >>> folder.cleanup()
 
 One JSON object per line: seq, kind, fields, prev (the digest of the line before) and digest (SHA-256 of the rest). A line
 without its newline is a write that never finished, so what it would have paid for was never released. Contents are public.

@@ -4,9 +4,19 @@ The seed of every draw is 128 fresh bits of operating-system entropy (torch's CP
 seed, few enough to search, so NumPy's Philox draws the noise). A fixed seed exists for comparing runs; anything made with
 it must be labelled not private.
 
-    noise = GaussianNoise()                       # private
-    noise.require_private()
-    values = noise.sample(1000, std=2.0, round_index=0)
+    >>> from uedp_ray.privacy.noise import GaussianNoise
+    >>> noise = GaussianNoise()    # private
+    >>> noise.require_private()
+    >>> values = noise.sample(100_000, std=2.0, round_index=0)
+    >>> round(values.std().item(), 1), bool((values == noise.sample(100_000, std=2.0, round_index=0)).any())
+    (2.0, False)
+    >>> test = GaussianNoise(test_seed=0)
+    >>> test.sample(3, std=2.0, round_index=0).tolist() == test.sample(3, std=2.0, round_index=0).tolist()
+    True
+    >>> test.require_private()
+    Traceback (most recent call last):
+        ...
+    ValueError: a test seed fixes this noise, and what claims to be private needs secret noise
 
 Callers that add it round both to a grid (``grid``): a sum of floating-point numbers leaks information about its parts.
 """

@@ -1,9 +1,21 @@
 """The price of an adaptive search: epsilon of runs whose parameters and number depend on what earlier rounds released.
 
-    odometer = Odometer(planned=((mechanism, 500),), runs=32, delta=1e-5)   # before the first run
-    odometer.epsilon(ledgers)                                               # of all runs so far, finished or not
-    filtering = filter_of(planned, runs=32, target=8.0, delta=1e-5)         # planned(z) is what a typical run charges
-    filtering.least_noise(planned)                                          # with which 32 runs cost at most 8
+    >>> import dataclasses
+    >>> from uedp_ray.privacy.events import Charges
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> from uedp_ray.privacy.odometer import Odometer, filter_of
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2, extended_clip=0.2
+    ... )
+    >>> odometer = Odometer(planned=((one, 50),), runs=4, delta=1e-5)    # before the first run
+    >>> run = [{"kind": "round", "private": True, "mechanism": one.to_dict()}] * 50
+    >>> round(odometer.epsilon([run, run[:20]]), 3)    # of all runs so far, finished or not
+    1.808
+    >>> def planned(z):    # what a typical run charges
+    ...     return Charges(((dataclasses.replace(one, noise_multiplier=z), 50),))
+    >>> filtering = filter_of(planned, runs=4, target=2.0, delta=1e-5, unit="entity")
+    >>> round(filtering.least_noise(planned), 2)    # with which 4 runs cost at most 2
+    1.58
 
 Losses of rounds that were chosen beforehand may be composed at the end. Where results decide what runs next, or
 when to stop, they may not: that sum understates what was lost. An odometer fixes beforehand how it will convert Renyi
@@ -242,6 +254,34 @@ def filter_of(
     """Returns the filter that asks a typical run for the least noise; ``planned(z)``: what it charges with that noise.
 
     Raises: InputError for values out of range, and if no noise is enough.
+
+    Edge cases:
+
+        >>> import math
+        >>> from uedp_ray.errors import InputError
+        >>> from uedp_ray.privacy.events import Charges
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> from uedp_ray.privacy.odometer import filter_of
+        >>> def refused(rounds=50, runs=4, target=2.0, threshold_delta=0.0, **changed):
+        ...     settings = {"user_sampling_prob": 0.05, "max_holders": 1, "entity_clip": 0.2, **changed}
+        ...     def planned(z):
+        ...         return Charges(((RoundMechanism(noise_multiplier=z, **settings), rounds),))
+        ...     try:
+        ...         filter_of(planned, runs=runs, target=target, delta=1e-5, threshold_delta=threshold_delta)
+        ...     except InputError as error:
+        ...         print(error)
+        >>> refused(max_holders=None)    # nothing bounds what an entity costs
+        target_epsilon = 2.0: no noise lets 4 such runs meet it together
+        >>> refused(target=1e-9)
+        target_epsilon = 1e-09: no noise lets 4 such runs meet it together
+        >>> refused(rounds=0)
+        planned = []: needs at least one round
+        >>> refused(runs=0)
+        runs = 0: must be an integer from 1 to 1000000000
+        >>> refused(target=math.inf)
+        target = inf: must be a finite number above 0
+        >>> refused(threshold_delta=1e-5)    # vocabularies would take all of delta
+        threshold_delta = 1e-05: must be 0 or more, and leave a part of delta
     """
     settings: dict[str, Any] = {"delta": delta, "unit": unit, "threshold_delta": threshold_delta}
     # any order at which nothing but the conversion takes less than the target

@@ -1,7 +1,9 @@
 """The published figures: the 2016 moments accountant with the paper's effective sampling probability. NOT a guarantee.
 
-    published_epsilon(noise_multiplier=2.0, user_sampling_prob=50 / 946, sensitive_fraction=11176 / 14040, rounds=50,
-                      delta=1e-5)    # 0.52
+    >>> from uedp_ray.privacy.published import published_epsilon
+    >>> printed = {"user_sampling_prob": 50 / 946, "sensitive_fraction": 11176 / 14040, "rounds": 50, "delta": 1e-5}
+    >>> round(published_epsilon(noise_multiplier=2.0, **printed), 2)
+    0.52
 
 It is kept to reproduce what was printed. ``q_u q_e fraction`` is not an inclusion probability of anything, and for
 long lists of rounds epsilon sits on ln(1/delta) / max_order, a floor of the truncated orders. See docs/accounting.md.
@@ -48,6 +50,27 @@ def published_epsilon(
 
     ``noise_multiplier``: the paper's z. ``sensitive_fraction``: sensitive sentences over all, used by ``uedp`` only.
     Guarantees: nothing. Raises: InputError for values out of range.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.published import published_epsilon
+        >>> def at(**changed):
+        ...     settings = {"noise_multiplier": 2.0, "user_sampling_prob": 0.05, "rounds": 50, "delta": 1e-5}
+        ...     return round(published_epsilon(**{**settings, **changed}), 3)
+        >>> at(), at(method="uedp_fe"), at(method="user_dp")    # of these, only user_dp leaves out entity_sampling_prob
+        (0.587, 0.587, 1.113)
+        >>> at(rounds=0), at(user_sampling_prob=0.0), at(noise_multiplier=1e100)    # ln(1/delta) / max_order, never 0
+        (0.36, 0.36, 0.36)
+        >>> at(rounds=0, max_order=64), at(max_order=64)    # a smaller floor, where nothing else is above it
+        (0.18, 0.587)
+        >>> at(user_sampling_prob=1.0), at(user_sampling_prob=1.0, method="user_dp")
+        (11.258, 24.013)
+        >>> at(delta=1e-300)    # any delta above 0: there is no least one
+        24.501
+        >>> at(noise_multiplier=0.0)
+        Traceback (most recent call last):
+            ...
+        uedp_ray.errors.InputError: noise_multiplier = 0.0: must lie in [1e-100, 1e100]
     """
     if method not in METHODS:
         raise InputError("method", method, f"choose one of {', '.join(METHODS)}")

@@ -1,7 +1,16 @@
 """Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules build on.
 
-    accounting.epsilon(mechanism, rounds=500, delta=1e-5, accountant="renyi")
-    rates, lost = rdp([(mechanism, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta
+    >>> from uedp_ray.privacy.accounting import epsilon
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> from uedp_ray.privacy.renyi import rdp, to_epsilon
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=1, entity_clip=0.2
+    ... )
+    >>> rates, lost = rdp([(one, 500)], lost=1e-7)    # at ORDERS; ``lost`` is to be taken off delta
+    >>> round(to_epsilon(rates, 1e-5 - lost), 3)
+    3.294
+    >>> round(epsilon(one, rounds=500, delta=1e-5, kind="entity"), 3)    # by composition
+    3.013
 
 A round is dominated by the labelled pairs of ``dominating.one_round``. Its moments are means of convex functions of the
 ratio, so the proof of docs/accounting.md covers them in both directions, and the larger one is taken. Renyi divergences

@@ -5,8 +5,12 @@ in that output stream. So any worker can recompute any draw, and 1 and N workers
 sentences. Amplification by sampling holds only while the key stays secret: it comes from operating-system entropy and
 is kept in the run's private folder.
 
-    sampler = PoissonSampler(os.urandom(32))
-    cohort = sampler.draw(0.05, num_users, round_index=0, attempt=0, kind="user")   # (U,) bool
+    >>> from uedp_ray.privacy.sampling import PoissonSampler
+    >>> sampler = PoissonSampler(bytes(32))    # of a run: os.urandom(32)
+    >>> cohort = sampler.draw(0.05, 1000, round_index=0, attempt=0, kind="user")    # (U,) bool
+    >>> again = sampler.draw(0.05, 1000, round_index=0, attempt=1, kind="user")
+    >>> int(cohort.sum()), int(again.sum()), int((cohort & again).sum())    # drawn, drawn on replay, and in both
+    (45, 58, 1)
 
 A replayed round passes a higher ``attempt`` and so draws a fresh sample: two noised releases on one secret sample are
 not two independently subsampled releases, and could not be charged as such.
@@ -51,6 +55,27 @@ class PoissonSampler:
           round_index, attempt: which release the draws are for.
           kind: what is drawn.
           owner: the user whose own draws these are (``per_user`` and ``extended``); 0 for draws shared by all.
+
+        Edge cases:
+
+            >>> from uedp_ray.privacy.sampling import PoissonSampler
+            >>> sampler = PoissonSampler(bytes(32))
+            >>> def drawn(probability, count=1000, kind="user"):
+            ...     return sampler.draw(probability, count, round_index=0, attempt=0, kind=kind)
+            >>> int(drawn(0.0).sum()), int(drawn(1.0).sum())
+            (0, 1000)
+            >>> int(drawn(1e-20).sum())    # below 2**-64: never
+            0
+            >>> drawn(0.5, 0).tolist()
+            []
+            >>> (drawn(0.5, 10) == drawn(0.5)[:10]).all().item()    # a draw does not depend on how many there are
+            True
+            >>> (drawn(0.5) == drawn(0.5, kind="entity")).all().item()    # of its kind it does
+            False
+            >>> drawn(1.5)
+            Traceback (most recent call last):
+                ...
+            ValueError: probability 1.5 is outside [0, 1]
         """
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability {probability} is outside [0, 1]")

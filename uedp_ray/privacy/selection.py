@@ -266,7 +266,24 @@ def _rounds(events: Iterable[Event]) -> list[tuple[RoundMechanism, int]]:
 
 
 def selected(rates_A: np.ndarray, *, mean: float, law: str) -> np.ndarray:
-    """Renyi divergences at ``renyi.ORDERS`` of the best of a random number of runs, from those of one run."""
+    """Renyi divergences at ``renyi.ORDERS`` of the best of a random number of runs, from those of one run.
+
+    Raises: InputError for an unknown law, and for a mean outside [1, 1e6].
+
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> from uedp_ray.privacy.renyi import to_epsilon
+        >>> from uedp_ray.privacy.selection import common_bound, selected
+        >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2)
+        >>> rates, lost = common_bound([[(one, 20)]], mean=8.0, delta=1e-5, unit="user-entity", kind="entity")
+        >>> round(to_epsilon(rates, 1e-5 - lost), 3)    # of one run
+        1.038
+        >>> for law in ("geometric", "logarithmic", "poisson"):
+        ...     best = selected(rates, mean=8.0, law=law)
+        ...     print(law, round(to_epsilon(best, 1e-5 - 8.0 * lost), 3))
+        geometric 1.984
+        logarithmic 1.732
+        poisson 1.783
+    """
     _check_law(mean, law)
     orders_A = np.array(renyi.ORDERS)
     if law == "poisson":
@@ -283,6 +300,18 @@ def draw_trials(*, mean: float, law: str = "logarithmic") -> int:
 
     At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may give 0: then nothing is run or reported. Never
     truncated: the logarithmic law often gives 1, and sometimes many times the mean.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.selection import draw_trials
+        >>> draw_trials(mean=1), draw_trials(mean=1, law="geometric")    # always
+        (1, 1)
+        >>> min(draw_trials(mean=8) for _ in range(1000)), min(draw_trials(mean=1, law="poisson") for _ in range(1000))
+        (1, 0)
+        >>> draw_trials(mean=0.5)
+        Traceback (most recent call last):
+            ...
+        uedp_ray.errors.InputError: mean = 0.5: a mean number of trials lies in [1, 1000000]
     """
     _check_law(mean, law)
     generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))

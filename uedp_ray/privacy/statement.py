@@ -1,6 +1,19 @@
 """What an epsilon states: its unit, relation, delta, accountant, selection rule and sampling, in one object.
 
-    state(mechanism, epsilon=2.01, delta=1e-5, unit="user-entity", declared=False).text
+    >>> from uedp_ray.privacy.statement import state
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=10)
+    >>> found = state(one, epsilon=2.0091, delta=1e-5, unit="user-entity", declared=False)
+    >>> for part in found.text.split("; "):
+    ...     print(part)
+    epsilon = 2.010 at delta = 1e-05 (an upper bound)
+    unit: one user and entity
+    relation: zero_out (fixed-graph)
+    accountant: pld
+    selection rule: all
+    sampling: poisson.
+    >>> found.guarantee, state(one, epsilon=2.0091, delta=1e-5, unit="user", declared=False, private=False).guarantee
+    (True, False)
 
 All inputs are public.
 """
@@ -59,14 +72,29 @@ _EXACT = 2.0**53 / 1000
 
 
 def show_epsilon(value: float | None, nothing: str = "no guarantee") -> str:
-    """Three decimals, rounded up, so that what is printed is a bound too. Infinity and None become ``nothing``."""
+    """Three decimals, rounded up, so that what is printed is a bound too. Infinity and None become ``nothing``.
+
+    A number too large to have thousandths is shown whole.
+
+        >>> import math
+        >>> from uedp_ray.privacy.statement import show_epsilon
+        >>> [show_epsilon(value) for value in (0.0, 1e-9, 2.0, 2.0091, 1e13, math.inf, None)]
+        ['0.000', '0.001', '2.000', '2.010', '10000000000000', 'no guarantee', 'no guarantee']
+    """
     if value is None or math.isinf(value):
         return nothing
     return f"{math.ceil(value * 1000) / 1000:.3f}" if value < _EXACT else str(math.ceil(value))
 
 
 def show_delta(delta: float) -> str:
-    """All digits that distinguish it: an epsilon holds at its own delta, not at one that is rounded to less."""
+    """All digits that distinguish it: an epsilon holds at its own delta, not at one that is rounded to less.
+
+    ``float`` reads the same number back.
+
+        >>> from uedp_ray.privacy.statement import show_delta
+        >>> show_delta(1e-5), show_delta(1 / 946)
+        ('1e-05', '0.0010570824524312897')
+    """
     return repr(float(delta))
 
 

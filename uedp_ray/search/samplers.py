@@ -1,6 +1,14 @@
 """How each searcher chooses points, and what else it can do. One entry per name in ``privacy.selection.Searcher``.
 
-    sampler_of("tpe").make(32, 0)        # Optuna's sampler for a search of 32 trials, with seed 0
+    >>> from uedp_ray.search.samplers import SAMPLERS
+    >>> for name, each in SAMPLERS.items():
+    ...     sampler = each.make(32, 0)    # Optuna's, for a search of 32 trials, with seed 0
+    ...     print(f"{name:6} {type(sampler).__name__:13} {each.may_stop_early!s:5} {each.may_be_refused}")
+    random RandomSampler True  True
+    grid   RandomSampler True  True
+    tpe    TPESampler    True  True
+    nsga2  NSGAIISampler False True
+    gp     GPSampler     False False
 
 A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
 """
@@ -11,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-
-from uedp_ray.components import in_table
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,3 @@ SAMPLERS = {
         lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False, n_startup_trials=_start_up(trials))
     ),
 }
-
-
-def sampler_of(searcher: str) -> Sampler:
-    """The entry of ``search.searcher``. Raises: TypeError for one that is listed and has none."""
-    return in_table(SAMPLERS, searcher, "SAMPLERS of uedp_ray.search.samplers")

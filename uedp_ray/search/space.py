@@ -1,8 +1,24 @@
 """The search space: which settings vary, over which values, under which conditions.
 
-    space = Space.parse({"training.num_rounds": {"integer": [10, 40], "step": 10}, "method": {"choice": ["uedp"]}}, base)
-    space.suggest(optuna_trial)     # {"training.num_rounds": 20, "method": "uedp"}
-    space.grid()                    # every point
+    >>> from uedp_ray.config import CorpusConfig, RunConfig
+    >>> from uedp_ray.search.space import Space, settings_of
+    >>> base = RunConfig(corpus=CorpusConfig(declared_num_users=1000))
+    >>> tree = {
+    ...     "method": {"choice": ["uedp", "user_dp"]},
+    ...     "expected_cohort_size": {"log_uniform": [10, 1000], "points": 3},
+    ...     "privacy.entity_sampling_prob": {"choice": [0.5], "when": {"method": "uedp"}},
+    ... }
+    >>> points = Space.parse(tree, base).grid()
+    >>> for point in points:    # one is given to each of Optuna's trials by ``suggest``
+    ...     print(list(point.values()))
+    ['uedp', 10.0, 0.5]
+    ['uedp', 100.0, 0.5]
+    ['uedp', 1000.0, 0.5]
+    ['user_dp', 10.0]
+    ['user_dp', 100.0]
+    ['user_dp', 1000.0]
+    >>> settings_of(points[1], base)
+    ('uedp', {'privacy.entity_sampling_prob': 0.5, 'privacy.user_sampling_prob': 0.1})
 
 A key is a setting of ``RunConfig`` by its dotted name, ``method`` (see ``uedp_ray.methods``), or ``expected_cohort_size``,
 which sets ``privacy.user_sampling_prob`` to its share of the declared users. A dimension is one of

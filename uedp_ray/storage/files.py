@@ -1,9 +1,23 @@
 """Atomic changes of files and folders, whatever is killed or full: each is complete or unchanged. And checked reads of them.
 
-    with replacing(run / "model") as new:           # beside run/model; becomes it, synced, if all goes well
-        save_model(model, new)
-        vocabulary.save(new)
-    settle(run)                                     # removes, or puts back, what a kill left of such changes
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.storage.files import replacing, settle
+    >>> folder = TemporaryDirectory()
+    >>> run = Path(folder.name)
+    >>> with replacing(run / "model") as new:    # beside run/model; becomes it, synced, if all goes well
+    ...     new.mkdir()
+    ...     size = (new / "weights").write_text("1")
+    >>> with replacing(run / "model") as new:
+    ...     new.mkdir()
+    ...     raise ValueError("what fails midway")
+    Traceback (most recent call last):
+        ...
+    ValueError: what fails midway
+    >>> settle(run)    # removes, or puts back, what a kill left of such changes
+    >>> [path.name for path in run.iterdir()], (run / "model" / "weights").read_text()
+    (['model'], '1')
+    >>> folder.cleanup()
 
 Only one process may change a path at a time; see ``locks``.
 """

@@ -1,7 +1,13 @@
 """How a task is scored: the figure that models are compared by, and those reported beside it.
 
-    METRICS["next_word"].name                      # 'perplexity'
-    METRICS["next_word"].show(151.72)              # '151.7'
+    >>> from uedp_ray.tasks.metric import METRICS
+    >>> metric = METRICS["next_word"]
+    >>> metric.names
+    ('perplexity', 'bits_per_byte', 'unk_share')
+    >>> metric.say(151.72), metric.better, metric.worst
+    ('perplexity 151.7', 'lower', inf)
+    >>> [score.say(value) for score, value in zip(metric.beside, (2.18, 0.0412))]
+    ['2.180 bits/byte', '4.1% <unk>']
 
 Keys of ``result.json``, columns of tables, axes of figures and the search take the name, the goal and the format from
 here. Importing this loads no network. Everything here is public.

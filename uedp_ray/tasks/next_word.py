@@ -1,8 +1,19 @@
 """Next-word prediction.
 
-    task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64)
-    batch = task.collate([np.array([5, 7, 9]), np.array([4])])
-    losses = task.losses(model, batch)  # (2,)
+    >>> from types import SimpleNamespace
+    >>> import numpy as np
+    >>> import torch
+    >>> from uedp_ray.tasks.next_word import NextWord
+    >>> task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64)
+    >>> batch = task.collate([np.array([5, 7, 9]), np.array([4])])
+    >>> batch.input_ids.tolist(), batch.targets.tolist()
+    ([[0, 5, 7, 9], [0, 4, 0, 0]], [[5, 7, 9, 0], [4, 0, -100, -100]])
+    >>> def uniform(input_ids, **_):    # a network that knows nothing, of 10 tokens
+    ...     return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 10))
+    >>> [round(loss, 3) for loss in task.losses(uniform, batch).tolist()]    # (2,)
+    [2.303, 2.303]
+    >>> round(task.value(*task.sums(uniform, batch)), 3)    # its perplexity
+    10.0
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of a text: words
 as the vocabulary cuts them, ``<unk>`` like any other token, and one sentence end per sentence; the sentence start is given.

@@ -1,7 +1,15 @@
 """Detectors of sensitive entities. They take texts and say which parts of each are sensitive.
 
-    detectors = build_detectors(("annotated", "regex"))
-    detectors[1].find([Sentence("u1", "write to ann@example.org")])      # [(Mention("email", 9, 24),)]
+    >>> from uedp_ray.corpus.detectors import build_detectors
+    >>> from uedp_ray.corpus.records import Mention, Sentence
+    >>> text = "Ann Lee wrote to Bob Ray at bob@example.org from 192.0.2.7"
+    >>> sentence = Sentence("u1", text, mentions=(Mention("PER", 0, 7),))
+    >>> for spec in ("annotated", "capitalized", "regex"):
+    ...     (detector,) = build_detectors([spec])
+    ...     print(spec, [(found.category, text[found.start : found.end]) for found in detector.find([sentence])[0]])
+    annotated [('person', 'Ann Lee')]
+    capitalized [('misc', 'Lee'), ('misc', 'Bob Ray')]
+    regex [('email', 'bob@example.org'), ('ip_address', '192.0.2.7')]
 
 | spec | finds |
 |---|---|

@@ -2,7 +2,17 @@
 
 Example:
 
-    release_of({"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6})
+    >>> from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent, release_of
+    >>> list(RELEASES)
+    ['vocabulary']
+    >>> event = {"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6}
+    >>> release_of(event).cost(1, "user-entity", "entity").gaussians    # (sensitivity, noise std)
+    ((6.0, 10.0),)
+    >>> try:
+    ...     release_of({"kind": "histogram"})    # refused, never skipped
+    ... except UnsupportedEvent as error:
+    ...     print(error)
+    kind = 'histogram': no accountant for this event: use the version that wrote the ledger
 """
 
 from __future__ import annotations

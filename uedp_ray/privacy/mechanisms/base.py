@@ -5,13 +5,23 @@ bounds nothing: every epsilon it enters is infinite.
 
 Example:
 
-    @dataclass(frozen=True)
-    class UserCount(Mechanism):
-        kind = "user_count"
-        noise_multiplier: float
-
-        def cost(self, count, unit, kind):           # a user moves the count by 1; an entity moves no user
-            return Cost(gaussians=(((0.0 if unit == "entity" else 1.0), self.noise_multiplier),) * count)
+    >>> from dataclasses import dataclass
+    >>> from uedp_ray.privacy.events import Charges, epsilon_of_charges
+    >>> from uedp_ray.privacy.mechanisms.base import Cost, Mechanism
+    >>> @dataclass(frozen=True)
+    ... class UserCount(Mechanism):
+    ...     kind = "user_count"
+    ...     noise_multiplier: float
+    ...
+    ...     def cost(self, count, unit, kind):    # a user moves the count by 1; an entity moves no user
+    ...         return Cost(gaussians=(((0.0 if unit == "entity" else 1.0), self.noise_multiplier),) * count)
+    >>> counts = Charges((), (UserCount(10.0), UserCount(10.0)))
+    >>> round(epsilon_of_charges(counts, delta=1e-5, unit="user"), 3), epsilon_of_charges(counts, delta=1e-5, unit="entity")
+    (0.497, 0.0)
+    >>> class Bare(Mechanism):    # does not say what it costs
+    ...     kind = "bare"
+    >>> epsilon_of_charges(Charges((), (Bare(),)), delta=1e-5, unit="user")
+    inf
 """
 
 from __future__ import annotations

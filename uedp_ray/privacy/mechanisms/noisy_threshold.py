@@ -1,6 +1,14 @@
 """A vocabulary of the words whose noised count passes a threshold: one release before the first round.
 
-    NoisyThreshold(noise_multiplier=10.0, max_holders=5, threshold_delta=1e-6).cost(1, "user", "entity")
+    >>> from uedp_ray.privacy.mechanisms.noisy_threshold import NoisyThreshold
+    >>> words = NoisyThreshold(noise_multiplier=10.0, max_holders=5, threshold_delta=1e-6)
+    >>> [words.sensitivity(unit, "entity") for unit in ("user", "entity", "user-entity")]
+    [1.0, 5.0, 6.0]
+    >>> words.cost(2, "user", "entity").gaussians, words.cost(2, "user", "entity").failure_prob
+    (((1.0, 10.0), (1.0, 10.0)), 2e-06)
+    >>> for_users = NoisyThreshold(noise_multiplier=10.0, max_holders=None, threshold_delta=1e-6)
+    >>> for_users.sensitivity("user", "entity"), for_users.sensitivity("entity", "entity")    # infinite: its cost is None
+    (1.0, inf)
 
 Proof: docs/accounting.md, "Vocabulary".
 """

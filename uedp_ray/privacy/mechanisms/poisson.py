@@ -1,6 +1,15 @@
 """The public parameters of one noised round: everything an accountant needs, and nothing else.
 
-    RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=10, entity_clip=0.2)
+    >>> from uedp_ray.privacy.accounting import epsilon
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> one = RoundMechanism(
+    ...     noise_multiplier=2.0, user_sampling_prob=0.05, entity_sampling_prob=0.5, max_holders=10, entity_clip=0.2
+    ... )
+    >>> round(epsilon(one, rounds=50, delta=1e-5, kind="entity"), 3)
+    2.013
+    >>> bare = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05)
+    >>> bare.max_holders, bare.entity_clip, epsilon(bare, rounds=50, delta=1e-5, kind="entity")
+    (None, 2.0, inf)
 
 Every field is public. Norms are in units of beta, the bound on one user's update (``l2_clip_norm``). A bound that is left
 out bounds nothing.
@@ -30,6 +39,33 @@ class RoundMechanism(Mechanism):
     """One release R = sum over drawn users of c_v + N(0, (z beta)^2 I), with ||c_v|| <= beta.
 
     Raises: InputError naming the field that is out of range.
+
+    Edge cases:
+
+        >>> from uedp_ray.errors import InputError
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> def tried(**settings):
+        ...     try:
+        ...         RoundMechanism(**{"noise_multiplier": 2.0, "user_sampling_prob": 0.05, **settings})
+        ...     except InputError as error:
+        ...         return str(error)
+        ...     return "accepted"
+        >>> tried(noise_multiplier=0.0)
+        'noise_multiplier = 0.0: must be above 0'
+        >>> tried(user_sampling_prob=0.0), tried(user_sampling_prob=1.0)
+        ('accepted', 'accepted')
+        >>> tried(entity_sampling_prob=1.01)
+        'entity_sampling_prob = 1.01: a probability lies in [0, 1]'
+        >>> tried(max_holders=0), tried(max_holders=None)    # there is no entity; unbounded
+        ('accepted', 'accepted')
+        >>> tried(max_holders=2.0)
+        'max_holders = 2.0: must be an integer, 0 to 1e+10'
+        >>> tried(entity_clip=0.0), tried(entity_clip=-0.1)
+        ('accepted', 'entity_clip = -0.1: must be 0 or more')
+        >>> tried(holder_bound="reweight", max_holders=10)
+        'max_users = None: reweight needs a declared bound of max_holders = 10 or more'
+        >>> tried(holder_bound="reweight", max_holders=10, max_users=10)
+        'accepted'
     """
 
     kind = "round"
