@@ -33,7 +33,6 @@ from tests.analysis.sweeps import write_sweep
 from tests.search.sweeps import search_here, sweep_config
 from tests.training.runs import run_config, run_tree
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.calibration import planned_charges
 from uedp_ray.config import ModelConfig
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import build_vocabulary
