@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.privacy.mechanisms import BASE, REWEIGHT, change
+from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, best_of, selection
 from uedp_ray.privacy.composition import Losses
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -169,3 +170,13 @@ def test_a_candidate_that_tells_hardly_anything_has_a_price_alone_and_in_a_pool(
     assert price([quiet], **call) < 0.1, "not 0: probabilities are bounded cell by cell"
     alone, both = price([loud], **call), price([quiet, loud], **call)
     assert 0.5 * alone < both < alone
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"kind": "both"}, "kind"), ({"unit": "users"}, "unit"), ({"delta": 2.0}, "delta")]
+)
+def test_what_it_does_not_price_is_refused(change, field):
+    """``both`` was priced as the entity alone, and a delta of 2 at 0."""
+    settings = {"mean": 8.0, "law": "geometric", "halting": 1 / 8, "delta": 1e-5, "unit": "user-entity"}
+    with pytest.raises(InputError, match=field):
+        best_of.epsilon([[(BASE, 20)]], **(settings | {"kind": "entity"} | change))

@@ -81,3 +81,8 @@ def test_rounding_of_sums_is_covered_by_what_is_taken_off():
     assert torch.linalg.vector_norm(whole - less) <= 1.0
     assert summation_shrink(5) == 1 - 25 * 2.0**-52
     assert projection_margin(2.0, 10_000, 1e-9) == pytest.approx(2e-7, rel=1e-3)
+
+
+def test_a_bound_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="must be above 0"):
+        clip_factors(torch.ones(1), float("nan"))

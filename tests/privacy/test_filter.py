@@ -130,3 +130,9 @@ def test_bad_input(eight, fields):
 def test_a_run_that_no_noise_protects_is_refused(eight):
     with pytest.raises(InputError, match="no noise lets 8 such runs"):
         eight.least_noise(lambda z: charged(dataclasses.replace(BASE, max_holders=None), 20, z))
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, 1.0])
+def test_a_delta_out_of_range_is_refused(delta):
+    with pytest.raises(InputError, match="delta"):
+        filter_of(lambda z: Charges(((change(BASE, noise_multiplier=z), 20),)), runs=4, target=2.0, delta=delta)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_events
 from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent
@@ -93,3 +94,21 @@ def test_an_event_of_no_mechanism_is_refused(counted, monkeypatch):
     events = counted(cost=user_count)
     with pytest.raises(UnsupportedEvent, match="repeat_and_select"):
         check_trial(events, [[(ROUND, 1)]], mean=2.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "renyi"])
+@pytest.mark.parametrize(
+    "pair", [(1.0, -1.0), (1.0, 0.0), (1.0, math.nan), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0)]
+)
+def test_a_gaussian_release_that_is_none_is_refused(pair, accountant):
+    """A negative or missing standard deviation cost nothing, beside rounds too."""
+    with pytest.raises(InputError, match="gaussians"):
+        compose([], gaussians=[pair], delta=1e-5, accountant=accountant)
+    with pytest.raises(InputError, match="gaussians"):
+        Cost(gaussians=(pair,))
+
+
+@pytest.mark.parametrize("share", [-1e-6, math.nan, math.inf])
+def test_a_share_of_delta_that_is_none_is_refused(share):
+    with pytest.raises(InputError, match="failure_prob"):
+        Cost(failure_prob=share)

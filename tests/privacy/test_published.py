@@ -59,3 +59,10 @@ def test_floor_of_the_truncated_orders():
 def test_bad_calls(fields):
     with pytest.raises(InputError, match=next(iter(fields))):
         published_epsilon(**{**CONLL, **CALL, **fields})
+
+
+@pytest.mark.parametrize("name", ["rounds", "max_order"])
+def test_a_part_of_a_round_is_refused(name):
+    settings = {"noise_multiplier": 2.0, "user_sampling_prob": 0.05, "rounds": 50, "delta": 1e-5, "max_order": 32}
+    with pytest.raises(InputError, match=f"{name} = 2.5: must be an integer"):
+        published_epsilon(**(settings | {name: 2.5}))

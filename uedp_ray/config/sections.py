@@ -358,15 +358,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "training")
-        for name in (
-            "num_rounds",
-            "local_epochs",
-            "local_batch_size",
-            "evaluate_every",
-            "checkpoint_every",
-            "num_workers",
-            "batch_tokens",
-        ):
+        counts = ("num_rounds", "local_epochs", "local_batch_size", "evaluate_every", "checkpoint_every", "num_workers")
+        for name in (*counts, "batch_tokens"):
             at_least(f"training.{name}", getattr(self, name), 1)
         positive("training.passes", self.passes, optional=True)
         at_least("training.max_failures", self.max_failures, 0)

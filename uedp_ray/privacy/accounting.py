@@ -33,7 +33,7 @@ from scipy import optimize
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import composition, dominating, renyi
 from uedp_ray.privacy.dominating import check_arguments
-from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.base import check_counts, check_gaussians
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.units import KINDS, UNITS
 
@@ -122,6 +122,7 @@ def compose(
     """
     check_arguments(unit, kind, delta)
     check_counts(parts)
+    check_gaussians(gaussians)
     if accountant not in ACCOUNTANTS:
         remedy = "is a unit: pass it as unit" if accountant in UNITS else f"choose one of {', '.join(ACCOUNTANTS)}"
         raise InputError("accountant", accountant, remedy)

@@ -28,8 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
+from uedp_ray.errors import InputError
 from uedp_ray.privacy.composition import MAX_ROUNDS, Losses, composed_losses
+from uedp_ray.privacy.dominating import check_arguments
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
+from uedp_ray.units import KINDS
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 _CELLS = 1500
@@ -91,6 +94,8 @@ def epsilon(
       candidates: (mechanism, rounds) of every run of the pool. ``mean``, ``law``: of the number of runs. ``halting``: gamma
         of the law, the probability that a geometric one stops after each run.
 
+    Raises: InputError for values out of range; ``kind`` names one.
+
     Edge cases:
 
         >>> from uedp_ray.privacy.best_of import epsilon
@@ -111,6 +116,9 @@ def epsilon(
         >>> of([(one, 200_001)])    # more rounds than are composed
         inf
     """
+    check_arguments(unit, kind, delta)
+    if kind not in KINDS:
+        raise InputError("kind", kind, f"is priced one by one: choose one of {', '.join(KINDS)}")
     if max((sum(count for _, count in parts) for parts in candidates), default=0) > MAX_ROUNDS:
         return math.inf
     pool = Counter(tuple(sorted(counted(each).items(), key=repr)) for each in candidates)

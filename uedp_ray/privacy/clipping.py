@@ -28,7 +28,7 @@ _SHRINK = 1.0 - 1e-6
 def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
     """Returns (B,) factors min(1, bound / norm); 0 where the norm is not finite. ``None`` bounds nothing else.
 
-    Raises: ValueError if bound <= 0.
+    Raises: ValueError unless the bound is above 0.
 
     Edge cases:
 
@@ -54,7 +54,7 @@ def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
     finite = torch.isfinite(norms)
     if bound is None:
         return finite.to(norms.dtype)
-    if bound <= 0:
+    if not bound > 0:
         raise ValueError(f"clipping bound {bound} must be above 0")
     factors = torch.clamp(bound * _SHRINK / norms.clamp_min(torch.finfo(norms.dtype).tiny), max=1.0)
     return torch.where(finite, factors, torch.zeros_like(factors))

@@ -283,6 +283,7 @@ def filter_of(
         >>> refused(threshold_delta=1e-5)    # vocabularies would take all of delta
         threshold_delta = 1e-05: must be 0 or more, and leave a part of delta
     """
+    dominating.check_arguments(unit, "both", delta)
     settings: dict[str, Any] = {"delta": delta, "unit": unit, "threshold_delta": threshold_delta}
     # any order at which nothing but the conversion takes less than the target
     order = next((each for each in ORDERS if -math.log(delta) / (each - 1.0) < target / 2), ORDERS[-1])

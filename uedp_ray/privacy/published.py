@@ -84,7 +84,7 @@ def published_epsilon(
     if not 1e-100 <= noise_multiplier <= 1e100:
         raise InputError("noise_multiplier", noise_multiplier, "must lie in [1e-100, 1e100]")
     for name, count, least, most in (("rounds", rounds, 0, MAX_COUNT), ("max_order", max_order, 1, MAX_ORDER)):
-        if not least <= count <= most:
+        if type(count) is not int or not least <= count <= most:
             raise InputError(name, count, f"must be an integer, {least} to {most:g}")
     if not 0.0 < delta < 1.0:
         raise InputError("delta", delta, "must lie strictly between 0 and 1")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
+from uedp_ray.components import in_table
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -60,3 +62,8 @@ SAMPLERS = {
         lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False, n_startup_trials=_start_up(trials))
     ),
 }
+
+
+def sampler_of(searcher: str) -> Sampler:
+    """The entry of ``search.searcher``. Raises: TypeError for one that is listed and has none."""
+    return in_table(SAMPLERS, searcher, "SAMPLERS of uedp_ray.search.samplers")

@@ -51,6 +51,11 @@ class Cost:
     failure_prob: float = 0.0
     """Probability of an outcome that nothing else here covers; taken off delta."""
 
+    def __post_init__(self) -> None:
+        check_gaussians(self.gaussians)
+        if not is_finite(self.failure_prob) or self.failure_prob < 0.0:
+            raise InputError("failure_prob", self.failure_prob, "must be a finite number, 0 or more")
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -85,6 +90,15 @@ def is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # an int may be larger than any float
+
+
+def check_gaussians(gaussians: Iterable[tuple[float, float]]) -> None:
+    """Raises: InputError for a sensitivity below 0, noise of 0 or less, and what is no number: it would cost nothing."""
+    for sensitivity, noise_std in gaussians:
+        if not (is_finite(sensitivity) and is_finite(noise_std) and sensitivity >= 0.0 < noise_std):
+            raise InputError(
+                "gaussians", (sensitivity, noise_std), "must be a sensitivity of 0 or more and noise above 0"
+            )
 
 
 def check_counts(parts: Iterable[tuple[Mechanism, int]]) -> None:
