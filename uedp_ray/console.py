@@ -314,7 +314,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         lines += [f"Caution: {caution}." for caution in weakness(best["epsilon_with_choice"] or math.inf)]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
-    if best is not None:
+    if best is not None and math.isfinite(best["epsilon_with_choice"] or math.inf):
         lines.append(f"What to hand on: {answer['export']}")
     lines.append(f"uedp-ray report {answer['sweep_dir']}")
     typer.echo("\n".join(lines))

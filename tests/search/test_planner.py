@@ -195,6 +195,15 @@ def test_what_claims_nothing_has_no_plan(settings):
         plan(methods.overlay(RUN, {**settings, "bounds.mode": "none", "privacy.sentence_clip_norm": None}))
 
 
+@pytest.mark.parametrize("as_sweep", [False, True])
+def test_a_file_with_noise_for_tests_has_no_plan(as_sweep):
+    """It was shown the table of a private run."""
+    run = methods.overlay(RUN, {"privacy.test_noise_seed": 3})
+    space = {"training.server_learning_rate": {"uniform": [0.01, 0.1]}}
+    with pytest.raises(InputError, match=r"privacy\.test_noise_seed = 3: is for tests"):
+        plan(SweepConfig(base=run, space=space) if as_sweep else run)
+
+
 def test_given_noise_is_planned_at_the_epsilon_that_it_has():
     given = plan(_with(2.0), trials=1)
     assert given["target_epsilon"] == accounting.epsilon(Plan.of(_with(2.0)).mechanism, rounds=20, **LEFT)

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.search.sweeps import sweep_config, sweep_tree
+from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
 from uedp_ray.calibration import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
@@ -21,6 +21,7 @@ from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import whole_run
 from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
+from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage.files import make_folder
 
 USERS = {"unit": "user", "target_epsilon": 2.0}
@@ -51,6 +52,17 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
 def rows(count, sweep=None, point=None, state="done"):
     return [dict.fromkeys(sweep.parsed_space if sweep else ()) | (point or {}) | {"number": number, "state": state}
             for number in range(count)]  # fmt: skip
+
+
+def test_a_sweep_with_noise_for_tests_says_so_before_its_first_trial(corpora, tmp_path, folder):
+    """It was promised an epsilon, and had none in the end."""
+    tree = sweep_tree(corpora)
+    tree["base"]["privacy"]["test_noise_seed"] = 3
+    sweep = load_sweep_config(write_sweep(tree, tmp_path))
+    fix_terms(sweep, folder)
+    said = announced(sweep, folder)
+    assert "NOT PRIVATE" in said
+    assert "epsilon" not in said
 
 
 def all_events(folder):

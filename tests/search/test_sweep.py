@@ -89,6 +89,15 @@ def test_the_price_is_that_of_all_planned_runs_failed_trials_in_full(grid):
     assert answer["best"]["epsilon_with_choice"] == selection["epsilon"] > answer["best"]["epsilon"]["user-entity"]
 
 
+@pytest.mark.parametrize("total", [None, 8.0])
+def test_what_to_hand_on_is_named_where_an_epsilon_bounds_it(grid, capsys, total):
+    """The export that was named is refused where none does."""
+    _, _, answer, _ = grid
+    best = answer["best"] | {"epsilon_with_choice": total}
+    print_sweep(answer | {"best": best})
+    assert ("What to hand on" in capsys.readouterr().out) == (total is not None)
+
+
 def test_references_are_the_public_model_and_the_run_without_privacy(grid, capsys):
     out, _, answer, _ = grid
     print_sweep(answer)

@@ -150,7 +150,12 @@ def _drawn(share: float, rounds: int) -> dict[str, Any]:
 
 
 def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
-    if (file.base if isinstance(file, SweepConfig) else file).privacy.user_sampling_prob == 0.0:
+    base = (file.base if isinstance(file, SweepConfig) else file).privacy
+    if base.test_noise_seed is not None:
+        raise InputError(
+            "privacy.test_noise_seed", base.test_noise_seed, "is for tests, and claims no epsilon: drop it"
+        )
+    if base.user_sampling_prob == 0.0:
         raise InputError("privacy.user_sampling_prob", 0.0, "draws nobody: there is nothing to plan")
     if isinstance(file, SweepConfig):
         search, budget = file.search, file.budget

@@ -192,6 +192,8 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     points than the base, and may be given more trials: its price is an estimate."""
     terms, about = _read_terms(sweep, folder), ""
     rule, odometer = terms["rule"], _fixed_odometer(terms)
+    if sweep.base.privacy.test_noise_seed is not None:
+        return "base.privacy.test_noise_seed is set: NOT PRIVATE, and nothing of this sweep may be handed on"
     if rule == "public":
         return "the search is charged nothing, as it reads public text; its winner costs the epsilon of its own run"
     delta, each = sweep.budget.delta, f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
