@@ -377,3 +377,13 @@ def test_whatever_a_ledger_says_it_is_priced_or_refused(path, data):
             assert answer["planned_rounds"] is not None
             recorded = epsilon_of_events([e for e in events[1:] if e["kind"] != "plan"], delta=1e-5)
             assert answer["epsilon"] >= recorded
+
+
+def test_a_link_is_never_written_to(path, tmp_path):
+    filled(tmp_path / "another")
+    (tmp_path / "another").write_bytes((tmp_path / "another").read_bytes() + b"torn")
+    before = (tmp_path / "another").read_bytes()
+    path.symlink_to(tmp_path / "another")
+    with pytest.raises(InputError, match="is a link"):
+        Ledger.open(path)
+    assert (tmp_path / "another").read_bytes() == before

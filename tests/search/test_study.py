@@ -143,6 +143,16 @@ def test_a_short_search_leaves_its_start_early():
     assert [sampler._n_startup_trials for sampler in made] == [1, 2, 10] * 2
 
 
+def test_a_link_in_the_place_of_a_journal_is_never_written_to(sweep, journal, tmp_path):
+    """A stranger's sweep cut the file that its journal led to after the last line end, and wrote to it."""
+    (tmp_path / "notes").write_text("one line, without its end")
+    journal.parent.mkdir(exist_ok=True, parents=True)
+    journal.symlink_to(tmp_path / "notes")
+    with pytest.raises(InputError, match="is a link"):
+        Study.open(sweep, journal)
+    assert (tmp_path / "notes").read_text() == "one line, without its end"
+
+
 def test_a_torn_last_line_is_cut_off_and_a_dead_lock_is_removed(sweep, journal):
     study = Study.open(sweep, journal)
     study.finish(next_allowed(study).number, score=90.0, epsilon=3.0)

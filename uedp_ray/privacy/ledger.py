@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.storage.files import write_atomically
+from uedp_ray.storage.files import check_own, write_atomically
 
 FORMAT_VERSION = 1
 _START = "0" * 64
@@ -67,9 +67,10 @@ class Ledger:
           charged: how many lines it is known to have had. If one of them has only lost its line end, that is restored.
 
         Raises: InputError naming the first line that fails, when the header's config digest differs, or when fewer lines
-          are left than were charged. The file then stays as it was.
+          are left than were charged, and for a link. The file then stays as it was.
         """
         path = Path(path)
+        check_own(path)
         events, size = _read(path)
         found = events[0]["header"].get("config_digest")
         if config_digest is not None and found != config_digest:

@@ -42,7 +42,7 @@ from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.storage.files import check_regular
+from uedp_ray.storage.files import check_own, check_regular
 from uedp_ray.tasks.metric import Metric
 
 NAME = "sweep"
@@ -331,6 +331,7 @@ def _mend(path: Path) -> None:
         if lock.is_dir() and not lock.is_symlink():
             raise InputError(lock.name, str(lock), "is a folder where Optuna keeps its lock: move it out of the folder")
         lock.unlink()
+    check_own(path)
     if path.exists():
         check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
         _cut_torn(path)

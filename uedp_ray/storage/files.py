@@ -243,6 +243,12 @@ def check_regular(path: Path, remedy: str, *, most: int | None = None) -> None:
         raise InputError(path.name, str(path), f"is damaged (larger than {most} bytes): {remedy}")
 
 
+def check_own(path: Path) -> None:
+    """Raises: InputError for a link where a file is changed in place: it might be any other file's."""
+    if path.is_symlink():
+        raise InputError(path.name, str(path), "is a link, and would be written to: put the file itself there")
+
+
 def unusable(error: OSError, field: str, path: Path, remedy: str) -> Exception:
     """The error to raise for a file that cannot be read: an InputError, unless the machine is out of a resource."""
     if error.errno in _SPENT:
