@@ -233,7 +233,7 @@ def test_a_searcher_that_is_only_named_is_none_and_counts_as_adaptive(monkeypatc
     object.__setattr__(bare, "searcher", "bare")
     sweep = dataclasses.replace(sweep)
     object.__setattr__(sweep, "search", bare)
-    with pytest.raises(KeyError, match="bare"):
+    with pytest.raises(TypeError, match="bare is listed as a choice"):
         _seeded_sampler(sweep, 0)
     with pytest.raises(InputError, match="choose one of"):
         is_adaptive("bare", early_stopping=False)
