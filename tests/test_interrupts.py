@@ -33,6 +33,15 @@ module = sys.modules["uedp_ray.answers"] = types.ModuleType("uedp_ray.answers")
 module.export_epsilon = module.ledger_epsilon = None
 module.parameter_epsilon = lambda *_, **__: exec("{kill}")
 """
+DROPPED = """
+class Dropping:
+    def __del__(self):  # as some compiled code, it drops what is raised in it
+        {kill}
+        time.sleep(9)
+module = sys.modules["uedp_ray.answers"] = types.ModuleType("uedp_ray.answers")
+module.export_epsilon = module.ledger_epsilon = None
+module.parameter_epsilon = lambda *_, **__: (Dropping() and None, time.sleep(9))
+"""
 EXITING = """
 atexit.register(lambda: {kill})
 """
@@ -44,13 +53,14 @@ atexit.register(lambda: {kill})
         (IMPORTED, "typer", "SIGINT", 130),
         (IMPORTED, "scipy", "SIGTERM", 130),
         (COMPUTED, "", "SIGINT", 130),
+        (DROPPED, "", "SIGTERM", 130),
         (EXITING, "", "SIGTERM", 0),
     ],
-    ids=["imports of the start", "imports of a command", "compiled text", "exit"],
+    ids=["imports of the start", "imports of a command", "compiled text", "where it is dropped", "exit"],
 )
 def test_a_signal_at_any_moment_ends_a_command_with_its_own_code(tmp_path, moment, name, number, code):
     """With 0 where the answer was written already."""
-    started = "import atexit, os, signal, sys, types\n" + moment
+    started = "import atexit, os, signal, sys, time, types\n" + moment
     (tmp_path / "sitecustomize.py").write_text(started.format(name=name, kill=KILL.format(number=number)))
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     command = [sys.executable, "-m", "uedp_ray", "epsilon", *PARAMETERS]

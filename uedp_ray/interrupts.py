@@ -29,6 +29,10 @@ _PATIENCE = 3.0
 """Seconds from the first interrupt after which the next no longer waits for an import to end."""
 _AT_ONCE = 0.5
 """Seconds after an interrupt in which others are the same: of a key that was held, or of a terminal and a wrapper."""
+_otherwise: Callable[[Any], Any] = sys.unraisablehook
+"""What is done with other exceptions that Python drops."""
+_MOMENT = 0.05
+"""Seconds after which an interrupt that was dropped is tried again."""
 _raised = -math.inf
 """When the last interrupt was raised."""
 _noted: list[float] = []
@@ -59,10 +63,12 @@ def like_ctrl_c(ended: Callable[[], int]) -> None:
     ``ended``, for ``ray_started``, reports that the command was interrupted and returns its exit code.
     Raises: KeyboardInterrupt if one came since ``hold``.
     """
-    global _command, _ended, _heard
+    global _command, _ended, _heard, _otherwise
     _command, _ended, _heard = sys._getframe(1).f_code, ended, socket.socketpair()
     for side in _heard:
         side.setblocking(False)
+    if sys.unraisablehook is not _again:
+        _otherwise, sys.unraisablehook = sys.unraisablehook, _again
     signal.set_wakeup_fd(_heard[1].fileno(), warn_on_full_buffer=False)
     _take(_interrupt)
     if _noted:
@@ -172,6 +178,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         _raised = _noted[-1]
         raise KeyboardInterrupt
     sys.setprofile(_once_imported)
+
+
+def _again(unraisable: Any) -> None:
+    """Interrupts again, a moment later, if an interrupt came where Python drops exceptions, as in some compiled code."""
+    global _raised
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _otherwise(unraisable)
+        return
+    _raised = -math.inf
+    later = threading.Timer(_MOMENT, os.kill, (os.getpid(), signal.SIGINT))
+    later.daemon = True
+    later.start()
 
 
 def _once_imported(frame: FrameType, event: str, _: object) -> None:

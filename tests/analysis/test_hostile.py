@@ -301,3 +301,15 @@ def test_no_path_of_the_owner_is_on_the_page(copy):
 
 def test_a_copy_at_another_place_still_reads(copy):
     assert load_sweep(copy).best_run == copy / read_result(copy)["best"]["run_dir"]
+
+
+def test_rounds_that_are_missing_are_not_drawn(copy):
+    """A copy without a trial's ``rounds.parquet`` ended in a traceback."""
+    for path in (copy / "trials").glob("*/rounds.parquet"):
+        path.unlink()
+    assert "No finished trial has recorded perplexity" in report([copy]).read_text()
+
+
+def test_a_folder_in_the_place_of_a_figure_is_told_before_the_page_is_written(copy):
+    (copy / "figures" / "learning.svg").mkdir(parents=True)
+    refused(copy, "figures", "is a folder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import timedelta
 
 import pytest
@@ -21,6 +22,7 @@ from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.search import sweep as sweep_module
 from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
@@ -87,6 +89,16 @@ def test_the_price_is_that_of_all_planned_runs_failed_trials_in_full(grid):
     assert (selection["rule"], selection["unit"], selection["delta"]) == ("composition", "user-entity", 1e-4)
     assert selection["epsilon"] == pytest.approx(together)
     assert answer["best"]["epsilon_with_choice"] == selection["epsilon"] > answer["best"]["epsilon"]["user-entity"]
+
+
+def test_a_link_in_the_place_of_private_leads_nowhere(grid, tmp_path):
+    out, elsewhere = shutil.copytree(grid[0], tmp_path / "sweep"), tmp_path / "elsewhere"
+    shutil.move(out / "private", elsewhere)
+    (out / "private").symlink_to(elsewhere)
+    before = sorted(path.name for path in elsewhere.iterdir())
+    with pytest.raises(InputError, match=r"private = .* is a link"):
+        sweep(load_sweep_config(out / "sweep.yaml"), out, resume=True)
+    assert sorted(path.name for path in elsewhere.iterdir()) == before
 
 
 @pytest.mark.parametrize("total", [None, 8.0])

@@ -9,6 +9,7 @@ import pytest
 
 from uedp_ray.errors import InputError
 from uedp_ray.storage.files import beneath, find_other, replacing, settle
+from uedp_ray.storage.locks import locked
 
 
 @pytest.mark.parametrize(
@@ -105,3 +106,12 @@ def test_a_link_is_not_followed(tmp_path):
     assert find_other(tmp_path / "in", beneath("two", "a")) is None
     settle(tmp_path / "in")
     assert (tmp_path / "out" / "mine").exists()
+
+
+def test_a_lock_follows_no_link(tmp_path):
+    """An empty file appeared where it led."""
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    busy = InputError("lock", "", "is held")
+    with pytest.raises(InputError, match="is a link where"), locked(tmp_path / "lock", wait=0.0, busy=busy):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

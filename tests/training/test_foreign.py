@@ -189,6 +189,20 @@ def test_nothing_is_charged_where_something_else_is_in_the_place_of_ours(corpora
     assert not outside.exists() or outside.read_text() == "abc"
 
 
+def test_a_link_in_the_place_of_private_leads_nowhere(corpora, tmp_path):
+    """A stranger's run made the folder that it led to owner-only, and replaced files there."""
+    config, out, elsewhere = run_config(corpora), tmp_path / "run", tmp_path / "elsewhere"
+    crash(config, out, charges=3)
+    shutil.move(out / "private", elsewhere)
+    elsewhere.chmod(0o755)
+    (out / "private").symlink_to(elsewhere)
+    before = {path.name: path.stat().st_mtime_ns for path in elsewhere.iterdir()}
+    with pytest.raises(InputError, match=r"private = .* is a link"):
+        train(config, out, workers=0, resume=True)
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+    assert {path.name: path.stat().st_mtime_ns for path in elsewhere.iterdir()} == before
+
+
 def test_a_copy_of_a_checkpoint_is_kept(corpora, tmp_path):
     config, out = run_config(corpora), tmp_path / "run"
     crash(config, out, charges=3)

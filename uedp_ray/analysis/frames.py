@@ -138,7 +138,8 @@ class Sweep:
             for seed, file in enumerate(files)
             if file.exists()
         ]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["round", name, "seed"])
+        empty = pd.DataFrame(columns=["round", name, "seed"], dtype="float64")
+        return pd.concat(frames, ignore_index=True) if frames else empty
 
     def _file(self, folder: Path, name: str) -> Path:
         return inside(self.path, str(folder.relative_to(self.path) / name))

@@ -119,8 +119,10 @@ def _check_page(page: Path) -> None:
 
 
 def _check_figures(folder: Path) -> None:
-    """Raises: InputError if a figure would replace a file of that name which is not one of ours."""
+    """Raises: InputError if a figure would replace a file of that name which is not one of ours, or a folder."""
     for file in folder.glob("*.svg"):
+        if file.is_dir() and not file.is_symlink():
+            raise InputError("figures", str(file), "is a folder: move it out of the folder")
         if file.is_file() and not file.is_symlink():
             with file.open("rb") as opened:
                 if not _FIGURE.search(opened.read(_HEAD)):

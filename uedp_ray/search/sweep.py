@@ -36,7 +36,7 @@ from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_kept
 from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
 from uedp_ray.search.tuning import tune_trials
-from uedp_ray.storage.files import find_other, holds_others, make_folder, owner_only, replacing, settle
+from uedp_ray.storage.files import check_own, find_other, holds_others, make_folder, owner_only, replacing, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
 from uedp_ray.training.guard import check_other, check_owners, check_public, check_warm_start
@@ -76,6 +76,7 @@ def sweep(
         if storage.is_copy and storage.exists() and not resume:  # before this node's copy goes: its trials may run here
             raise InputError("--out", folder.address, _ADD_RESUME)
         storage.clear()
+        check_own(folder.private)
         with folder.driving() if folder.private.is_dir() else nullcontext():  # not under one who did not see our lock
             settle(folder.root, folder.names)
             if folder.config.exists():  # else it is not ours

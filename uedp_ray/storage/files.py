@@ -244,9 +244,9 @@ def check_regular(path: Path, remedy: str, *, most: int | None = None) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Raises: InputError for a link where a file is changed in place: it might be any other file's."""
+    """Raises: InputError for a link where a file or folder is changed in place: it may lead to any other."""
     if path.is_symlink():
-        raise InputError(path.name, str(path), "is a link, and would be written to: put the file itself there")
+        raise InputError(path.name, str(path), "is a link, and would be written to: put there what it leads to")
 
 
 def unusable(error: OSError, field: str, path: Path, remedy: str) -> Exception:
@@ -277,7 +277,12 @@ def _settle(path: Path) -> None:
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Creates a folder that survives a power cut; ``private``: it and the parents created for it are owner-only."""
+    """Creates a folder that survives a power cut; ``private``: it and the parents created for it are owner-only.
+
+    Raises: InputError for a link in the place of a private one: another folder would become owner-only.
+    """
+    if private:
+        check_own(path)
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700 if private else 0o777, exist_ok=True)

@@ -69,9 +69,13 @@ def _taken(path: Path) -> int | None:
     """The descriptor of the lock, or None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except IsADirectoryError:
         raise InputError("--out", str(path), "is a folder where the lock file belongs: rename or delete it") from None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError("--out", str(path), "is a link where the lock file belongs: rename or delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):  # otherwise its holder removed it in between

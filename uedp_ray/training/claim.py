@@ -16,7 +16,7 @@ from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus import tokens, vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.storage.base import WHOLE
-from uedp_ray.storage.files import beneath, find_other, holds_others, make_folder, settle, to_be_removed
+from uedp_ray.storage.files import beneath, check_own, find_other, holds_others, make_folder, settle, to_be_removed
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.rundir import OF_WORKERS, RunDir, unused
@@ -33,7 +33,8 @@ _NO_RUN = "is not empty and holds no run: name another folder"
 
 
 def check_kinds(run: RunDir) -> None:
-    """Raises InputError for a folder where a file of the run belongs, and for a file where a folder belongs."""
+    """Raises InputError for a folder in the place of a file, a file in that of a folder, a link in that of ``private/``."""
+    check_own(run.private)
     for folder in run.folders:
         if os.path.lexists(folder) and not folder.is_dir():
             raise InputError(folder.name, str(folder), "is not a folder: restore the run's copy, or remove it")
