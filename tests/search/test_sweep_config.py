@@ -32,7 +32,11 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
         ({"search": {"searcher": "gp", "early_stopping": "asha"}}, "search.early_stopping", "whole trials"),
         ({"search": {"early_stopping": "asha", "seeds_per_trial": 2}}, "search.early_stopping", "one seed"),
         ({"search": {"selection": "public"}}, "search.public", "names the public text"),
-        ({"search": {"public": {"corpus.declared_num_users": 9}}}, "search.public", "for that rule only"),
+        (
+            {"search": {"selection": "composition", "public": {"corpus.declared_num_users": 9}}},
+            "search.public",
+            "for that rule only",
+        ),
         ({"search": {"searcher": "nsga2"}}, "search.searcher", "noise_multiplier into the space"),
         ({"search": {"searcher": "gp"}, "space": NOISE, "budget": {"noise": "free"}}, "search.searcher", "calibrated"),
         ({"space": NOISE}, "space.privacy.noise_multiplier", "solved from the budget"),
@@ -87,6 +91,9 @@ def test_the_budget_is_laid_into_the_base_and_survives_writing(corpora, tmp_path
         ({"searcher": "random", "early_stopping": "median"}, "composition", True, True),
         ({"searcher": "tpe"}, "composition", True, True),
         ({"searcher": "gp"}, "composition", True, True),
+        ({"searcher": "tpe", "trials": 1}, "composition", False, False),
+        ({"searcher": "tpe", "public": {"corpus.declared_num_users": 9}}, "public", True, True),
+        ({"searcher": "random", "public": {"corpus.declared_num_users": 9}}, "public", False, True),
     ],
 )
 def test_the_rule_follows_from_the_searcher_and_who_adds_trials_pays(

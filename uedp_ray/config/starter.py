@@ -161,7 +161,6 @@ budget:  # of the whole answer, the choice included
   unit: user-entity
 search:  # the winner of a secret number of trials; with public text like the private one, selection: public costs nothing
   searcher: random
-  law: geometric
   trials: 8
 """
 _VARIANTS = """\

@@ -129,7 +129,7 @@ def epsilon_of_choosing(
     odometer: Odometer | None = None,
     candidates: Sequence[Parts] = (),
     mean: float = 1.0,
-    law: str = "logarithmic",
+    law: str = "geometric",
     by: str = PROFILES,
 ) -> float:
     """epsilon at ``delta`` of reporting the best trial. Source: accounting.md, "The price of choosing".
@@ -295,7 +295,7 @@ def selected(rates_A: np.ndarray, *, mean: float, law: str) -> np.ndarray:
     return np.minimum.accumulate(found_A[::-1])[::-1]  # divergences increase in the order
 
 
-def draw_trials(*, mean: float, law: str = "logarithmic") -> int:
+def draw_trials(*, mean: float, law: str = "geometric") -> int:
     """The random number of trials, from 128 bits of operating-system entropy; to be kept secret, and run to the end.
 
     At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may give 0: then nothing is run or reported. Never

@@ -77,8 +77,9 @@ class SearchConfig:
     grace_rounds: int = 5
     """Rounds before which nothing is stopped early."""
     selection: Selection = "default"
-    """``default``: ``repeat_and_select`` for ``random`` without early stopping, else ``composition``."""
-    law: Law = "logarithmic"
+    """``default``: ``public`` where ``public`` names text; else ``repeat_and_select`` for ``random`` without early stopping,
+    and ``composition``."""
+    law: Law = "geometric"
     """``repeat_and_select`` only: the law of the secret number of trials."""
     pool_size: int = 64
     """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
@@ -118,6 +119,8 @@ class SearchConfig:
         """The rule by which the choice is paid for."""
         if self.selection != "default":
             return self.selection
+        if self.public:
+            return "public"
         return selection.default_rule(self.searcher, early_stopping=self.stops_early)
 
     @property
