@@ -253,6 +253,18 @@ def print_comparison(answer: dict[str, Any]) -> None:
     )
 
 
+def _gain(answer: dict[str, Any]) -> list[str]:
+    """What the search found beyond the base's own settings, if a trial had them; both on the search's text."""
+    metric, rows = metric_in([answer["metric"]]), {row["trial"]: row for row in answer["trials"]}
+    base, best = rows.get(answer.get("base_trial")), rows.get(answer["best"]["trial"])
+    if base is None or best is None:
+        return []
+    if base is best:
+        return [f"No search: trial {base['trial']} has the base's own settings, and none did better."]
+    ours, theirs = (metric.say(row[metric.name]) for row in (best, base))
+    return [f"No search: trial {base['trial']} has the base's own settings, with {theirs}; the best has {ours}."]
+
+
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
@@ -297,7 +309,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     elif best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
-        lines.append(_told_apart(best, counts["done"]))
+        lines += [_told_apart(best, counts["done"]), *_gain(answer)]
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = (
             f"the settings of trial {best['trial']} on the private text" if on_public else f"trial {best['trial']}"

@@ -9,8 +9,11 @@ import shutil
 
 import pytest
 
-from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
+from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.summary import summary
 from uedp_ray.calibration import planned_charges
+from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy import selection
@@ -20,7 +23,9 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import whole_run
+from uedp_ray.search.results import of_base
 from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
+from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage.files import make_folder
 
@@ -52,6 +57,35 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
 def rows(count, sweep=None, point=None, state="done"):
     return [dict.fromkeys(sweep.parsed_space if sweep else ()) | (point or {}) | {"number": number, "state": state}
             for number in range(count)]  # fmt: skip
+
+
+def test_the_bases_own_point_is_tried_first_and_told_beside_the_best(corpora, tmp_path, capsys):
+    """A search has to beat no search."""
+    tree = sweep_tree(corpora, search={"searcher": "random", "trials": 2, "selection": "composition"})
+    tree["base"]["training"] = {**tree["base"]["training"], "num_rounds": 3}
+    sweep = load_sweep_config(write_sweep(tree, tmp_path))
+    answer = search_here(sweep, tmp_path / "sweep")
+    own, other = answer["trials"]
+    rounds, rate = sweep.base.training.num_rounds, sweep.base.training.server_learning_rate
+    assert (own["training.num_rounds"], own["training.server_learning_rate"]) == (rounds, rate)
+    assert answer["base_trial"] == "0000"
+    assert of_base([other], sweep) is None
+    print_sweep(answer)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No search: trial 0000 has the base's own settings" in told
+    assert "base's own settings" in dict(summary(load_sweep(tmp_path / "sweep")))["Found"]
+
+
+def test_an_adaptive_search_asks_for_the_bases_own_point_first(corpora, tmp_path):
+    tree = sweep_tree(corpora)
+    tree["base"]["training"] = {**tree["base"]["training"], "num_rounds": 3}
+    sweep = load_sweep_config(write_sweep(tree, tmp_path))
+    for _ in range(2):  # as a resume does
+        study = Study.open(sweep, tmp_path / "study.journal")
+        study.plan(sweep.first_points)
+    study.fix_lag(2)
+    asked = [study.ask(alone(sweep)) for _ in range(2)]
+    assert asked[0].point == sweep.first_points[0] != asked[1].point
 
 
 def test_a_sweep_with_noise_for_tests_says_so_before_its_first_trial(corpora, tmp_path, folder):

@@ -172,3 +172,37 @@ def test_choices_may_be_lists_or_texts_with_commas():
         Space.parse({"corpus.categories": {"choice": [["person,org"], ["org"]]}}, BASE)
     with pytest.raises(InputError, match="or all be lists"):
         Space.parse({"corpus.categories": {"choice": [["person"], "org"]}}, BASE)
+
+
+RANGES = {
+    "expected_cohort_size": {"log_uniform": [10, 200]},
+    "training.num_rounds": {"integer": [10, 50], "step": 20},
+    "corpus.categories": {"choice": [["person", "org"], []]},
+    "training.server_learning_rate": {"uniform": [0.01, 0.1]},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "there"),
+    [
+        ({"privacy.user_sampling_prob": 0.5, "training.num_rounds": 30}, True),
+        ({"privacy.user_sampling_prob": 0.5, "training.num_rounds": 20}, False),
+        ({"privacy.user_sampling_prob": 0.01, "training.num_rounds": 30}, False),
+        ({"privacy.user_sampling_prob": 0.5, "training.num_rounds": 30, "corpus.categories": ["org"]}, False),
+        ({"privacy.user_sampling_prob": 0.5, "training.num_rounds": 30, "corpus.categories": ["person", "org"]}, True),
+    ],
+)
+def test_the_base_lies_at_a_point_if_every_dimension_has_its_value(settings, there):
+    base = methods.overlay(BASE, settings)
+    found = Space.parse(RANGES, base).point_of(base)
+    if not there:
+        assert found is None
+        return
+    assert found is not None
+    assert methods.overlay(BASE, settings_of(found, BASE)[1]) == base
+
+
+def test_the_base_lies_at_no_point_of_a_space_of_methods_and_is_asked_of_no_dimension_that_does_not_exist():
+    assert Space.parse(CONDITIONAL, BASE).point_of(BASE) is None
+    space = Space.parse({name: spec for name, spec in CONDITIONAL.items() if name.startswith("model")}, BASE)
+    assert space.point_of(BASE) == {"model.trainable": "full"}

@@ -16,6 +16,7 @@ from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.search.results import of_base
 from uedp_ray.search.space import Dimension
 
 _WORDS = {
@@ -134,7 +135,18 @@ def _found(sweep: Sweep) -> str:
         text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"
     if "noiseless" in levels:
         text += f"; a noiseless one {score_text(levels['noiseless'])} (no guarantee)"
-    return f"{text}. {_ties(best)}"
+    return f"{text}. {_over_base(sweep, best)}{_ties(best)}"
+
+
+def _over_base(sweep: Sweep, best: Mapping[str, Any]) -> str:
+    """What no search would have given, if a trial had the base's own settings; on the search's text."""
+    base, metric = of_base(sweep.trials.to_dict("records"), sweep.sweep_config), sweep.metric
+    if base is None:
+        return ""
+    if base["trial"] == best["trial"]:
+        return "It has the base's own settings: the search found nothing better. "
+    there = " on the search's text" if sweep.selection["rule"] == "public" else ""
+    return f"Without a search, the base's own settings (trial {base['trial']}) have {metric.say(base[metric.name])}{there}. "
 
 
 def _ties(best: Mapping[str, Any]) -> str:

@@ -51,10 +51,12 @@ _POINTS_TRIED = 50
 
 
 def fixed_points(sweep: SweepConfig) -> list[Point]:
-    """Returns a grid's points, or as many random points that the budget allows as there are trials."""
+    """Returns a grid's points, or as many random points that the budget allows as there are trials, the base's own first."""
     if sweep.search.searcher == "grid":
         return sweep.parsed_space.grid()
-    return _draw(sweep, sweep.num_trials)
+    first = [point for point in sweep.first_points if judge(sweep, point, alone(sweep)).config]
+    drawn = [point for point in _draw(sweep, sweep.num_trials) if point not in first]
+    return [*first, *drawn][: sweep.num_trials]
 
 
 def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:

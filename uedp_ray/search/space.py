@@ -100,6 +100,15 @@ class Dimension:
         low, high = self.values
         return low * (high / low) ** share if self.is_log else low + share * (high - low)
 
+    def contains(self, value: Any) -> bool:
+        """Whether a point may have this value."""
+        if self.is_choice:
+            return any(type(value) is type(each) and value == each for each in self.values)
+        low, high = self.values
+        if self.kind == "integer":
+            return type(value) is int and low <= value <= high and (value - low) % self.step == 0
+        return type(value) in (int, float) and low <= value <= high
+
     def active(self, point: Mapping[str, Any]) -> bool:
         """Whether the dimension exists at a point."""
         return all(key in point and point[key] in values for key, values in self.when.items())
@@ -173,6 +182,18 @@ class Space(dict[str, Dimension]):
             raise InputError("space", list(self), f"has a grid of more than {MAX_POINTS:,} points: leave some out")
         return points
 
+    def point_of(self, run: RunConfig) -> Point | None:
+        """Returns the point at which a run lies; None if it lies at none."""
+        point: Point = {}
+        for key, dimension in self.items():
+            if not dimension.active(point):
+                continue
+            value = _value_of(key, run)
+            if not dimension.contains(value):
+                return None
+            point[key] = value
+        return point
+
     def at(self, values: Mapping[str, Scalar]) -> Point:
         """Returns the point with these values (of every dimension), without dimensions that do not exist there."""
         point: Point = {}
@@ -194,6 +215,17 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
             raise InputError(COHORT, cohort, "must be a number above 0")
         settings["privacy.user_sampling_prob"] = min(1.0, cohort / users)
     return method, {key: setting(key, value) for key, value in settings.items()}
+
+
+def _value_of(key: str, run: RunConfig) -> Any:
+    """Returns what a point says of a setting of ``run``; None of its method, which no setting keeps."""
+    if key == "method":
+        return None
+    if key == COHORT:
+        return run.privacy.user_sampling_prob * (run.corpus.declared_num_users or 0)
+    section, _, leaf = key.partition(".")
+    value = to_dict(run)[section][leaf]
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def setting(key: str, value: Scalar) -> Any:

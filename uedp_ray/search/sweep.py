@@ -245,7 +245,7 @@ def _search(
 ) -> None:
     """Runs the trials that are left. Raises: KeyboardInterrupt when interrupted; ``StudySearcher.failure`` if it is set."""
     points = planned_points(config, folder)
-    study.plan(points or ())
+    study.plan(config.first_points if points is None else points)
     fixed, wanted = points is not None, config.num_trials if points is None else len(points)
     left = wanted - study.ended(count_refused=fixed)
     if left <= 0:

@@ -28,7 +28,7 @@ from uedp_ray.privacy import selection
 from uedp_ray.privacy.selection import Law, Searcher
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import sampler_of
-from uedp_ray.search.space import MAX_POINTS, Space, setting
+from uedp_ray.search.space import MAX_POINTS, Point, Space, setting
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
@@ -130,7 +130,7 @@ class SearchConfig:
 
     @property
     def priced_as(self) -> Searcher:
-        """The searcher that the choice is priced by: a single trial depends on no results, whichever searcher asks for it."""
+        """The searcher that the choice is priced by: a single trial depends on no results, whoever asks for it."""
         return "random" if self.trials == 1 and self.rule == "composition" else self.searcher
 
 
@@ -262,6 +262,12 @@ class SweepConfig:
     @functools.cached_property
     def parsed_space(self) -> Space:
         return Space.parse(self.space, self.base)
+
+    @property
+    def first_points(self) -> list[Point]:
+        """The base's own point, which is tried first: a search has to beat no search. Empty if the base lies at none."""
+        point = self.parsed_space.point_of(self.base)
+        return [] if point is None else [point]
 
     @functools.cached_property
     def common_categories(self) -> tuple[str, ...] | None:
