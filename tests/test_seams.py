@@ -58,6 +58,7 @@ from uedp_ray.tasks.base import IGNORED, forward_logits, task_of
 from uedp_ray.tasks.metric import METRICS, Metric, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import ignored
+from uedp_ray.training.guard import check_owners
 from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, kept_by, server_optimizer
 from uedp_ray.training.texts import outdated, prepared_source
@@ -100,6 +101,9 @@ def test_a_reader(file, tmp_path):
         ("ben", "so we did"),
     ]
     assert numbered(source) is None, "users of a reader that says nothing of them are compared with those of other text"
+    prepare(source, tmp_path / "corpus")
+    with pytest.raises(InputError, match=r"made of a text \(mail\), and hide nobody"):
+        check_owners(open_corpus(tmp_path / "corpus"))
 
 
 def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):
@@ -368,6 +372,14 @@ def test_a_local_update_that_says_nothing_of_keeping_users_apart(method):
         type("Eager", (Ones,), {method: lambda self, parameters, selections, round_index: None})
 
 
+@pytest.mark.parametrize("method", ["each_update", "sum_updates"])
+def test_nor_does_one_that_inherits_it_from_elsewhere(method):
+    """A class beside ``LocalUpdate`` passed: seven users moved the sum by 2,053 clip norms."""
+    fast = type("Fast", (), {method: lambda self, parameters, selections, round_index: None})
+    with pytest.raises(TypeError, match=r"Eager (yields|sums) updates itself"):
+        type("Eager", (fast, Ones), {})
+
+
 @pytest.mark.parametrize("kept_in", ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer"])
 def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     class Keeps(Ones):
@@ -467,6 +479,12 @@ def test_a_method(monkeypatch):
         ({"privacy.delta": 1e-3}, "privacy.delta"),
         ({"privacy.test_noise_seed": 3}, "privacy.test_noise_seed"),
         ({"privacy.target_epsilon": 80.0}, "privacy.target_epsilon"),
+        ({"corpus.categories": ["email"]}, "corpus.categories"),  # the total was said to be of all entities
+        ({"corpus.declared_num_users": 10_000}, "corpus.declared_num_users"),
+        ({"vocabulary.max_size": 50}, "vocabulary.max_size"),
+        ({"pretrain.max_words": 50}, "pretrain.max_words"),
+        ({"bounds.mode": "declared"}, "bounds.mode"),
+        ({"model.warm_start": "elsewhere"}, "model.warm_start"),
     ],
 )
 def test_a_method_of_a_sweep_stays_within_its_budget(monkeypatch, corpora, tmp_path, settings, field):

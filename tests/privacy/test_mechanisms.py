@@ -44,8 +44,8 @@ ROUND = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.1, max_holders
 ODOMETER = Odometer(planned=((ROUND, 10),), runs=2, delta=1e-5)
 
 
-def user_count(mechanism, count, unit, kind):
-    return Cost(gaussians=((0.0 if unit == "entity" else 1.0, mechanism.noise_multiplier),) * count)
+def user_count(mechanism, unit, kind):
+    return Cost(gaussians=((0.0 if unit == "entity" else 1.0, mechanism.noise_multiplier),))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -69,18 +69,18 @@ def test_a_bare_mechanism_bounds_nothing(counted):
 
 
 def test_no_odometer_takes_rounds_of_a_mechanism_that_it_has_no_limits_for(counted):
-    events = counted(cost=lambda mechanism, count, unit, kind: Cost(rounds=((ROUND, count),)))
+    events = counted(cost=lambda mechanism, unit, kind: Cost(rounds=((ROUND, 1),)))
     assert epsilon_of_events(events, delta=1e-5) == compose([(ROUND, 2)], delta=1e-5)
     assert math.isinf(ODOMETER.epsilon([events]))
 
 
 def test_rounds_that_no_accountant_composes_have_no_bound(counted):
-    events = counted(cost=lambda mechanism, count, unit, kind: Cost(rounds=((mechanism, count),)))
+    events = counted(cost=lambda mechanism, unit, kind: Cost(rounds=((mechanism, 1),)))
     assert math.isinf(epsilon_of_events(events, delta=1e-5))
 
 
 def test_what_may_fail_is_taken_off_delta(counted):
-    events = counted(cost=lambda mechanism, count, unit, kind: Cost(failure_prob=count * 4e-6))
+    events = counted(cost=lambda mechanism, unit, kind: Cost(failure_prob=4e-6))
     assert epsilon_of_events(events, delta=1e-5) == compose([(ROUND, 1)], delta=6e-6)
     assert math.isinf(epsilon_of_events([events[0], *events, events[0]], delta=1e-5))
     assert math.isinf(ODOMETER.epsilon([events])), "nothing of delta was put aside for it"

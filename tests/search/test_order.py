@@ -56,7 +56,11 @@ def searched(config, journal, *, at_once, clock, killed=0):
         point = running[name]
         if step == ROUNDS:
             diverged = point["training.server_learning_rate"] > 0.5
-            ends = {"outcome": "failed", "reason": "diverged"} if diverged else {"outcome": "done", "epsilon": 4.0}
+            ends = (
+                {"outcome": "failed", "reason": "diverged"}
+                if diverged
+                else {"outcome": "done", "epsilon": 4.0, "noise_multiplier": 2.0}
+            )
             searcher.on_trial_complete(name, {**ends, "perplexity": perplexity(point, step)})
             del running[name]
         elif searcher.stops(name, {"round": step, "perplexity": perplexity(point, step)}):

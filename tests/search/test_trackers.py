@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
+from tensorboardX.proto import event_pb2
 
 from tests.search.sweeps import sweep_tree, write_sweep
 from uedp_ray.search.sweep import sweep
@@ -23,6 +25,17 @@ def test_tensorboard_out_of_the_box(corpora, tmp_path):
     content = logs[0].read_bytes()
     assert b"ray/tune/perplexity" in content
     assert b"ray/tune/epsilon" in content
+    rounds = pq.read_table(tmp_path / "out" / "trials" / "0000" / "rounds.parquet")["round"].to_pylist()
+    steps = [event.step for event in events_of(content) if any("perplexity" in v.tag for v in event.summary.value)]
+    assert steps == [each for each in rounds if each], "a step is a round"
+
+
+def events_of(content):
+    """TensorBoard's records: 8 bytes of length, 4 of checksum, the event, 4 of checksum."""
+    while content:
+        size = int.from_bytes(content[:8], "little")
+        yield event_pb2.Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
 
 
 def test_mlflow(corpora, tmp_path, monkeypatch):

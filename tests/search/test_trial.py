@@ -199,7 +199,7 @@ def states(study):
 
 LOST = {"outcome": "device", "reason": "the GPU failed", "where": "node 10.0.0.1, GPU 0"}
 CRASH = {"outcome": "crashed", "reason": "KeyError in plan.py, line 3"}
-GOOD = {"outcome": "done", "perplexity": 5.0, "epsilon": 1.0}
+GOOD = {"outcome": "done", "perplexity": 5.0, "epsilon": 1.0, "noise_multiplier": 2.0}
 
 
 def test_a_trial_whose_gpu_fails_is_tried_on_another_which_the_first_is_kept_from(search):

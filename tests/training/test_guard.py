@@ -191,7 +191,7 @@ def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_p
     sources = {part: write(tmp_path / f"{part}.txt", rows(part)) for part in ("private", "held_out")}
     config = run_config(corpora, corpus={"source": sources["private"], "evaluation": sources["held_out"]})
     prepare_run(config, tmp_path / "numbered", resume=False)
-    monkeypatch.setattr(text, "READER", of_files(text.read_text))
+    monkeypatch.setattr(text, "READER", of_files(text.read_text, whole_users=True))
     with pytest.raises(InputError, match=USERS):  # to both texts, everything is by the user ``public``
         prepare_run(config, tmp_path / "named", resume=False)
 

@@ -251,8 +251,8 @@ def epsilon_of_charges(
 def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
     """What all releases cost together; None if one of them has no bound."""
     counts = [*counted(charged.rounds).items(), *Counter(charged.releases).items()]
-    costs = [mechanism.cost(count, unit, kind) for mechanism, count in counts]
-    found = [cost for cost in costs if cost is not None]
+    costs = [(mechanism.cost(unit, kind), count) for mechanism, count in counts]
+    found = [cost.times(count) for cost, count in costs if cost is not None]
     if len(found) < len(costs):
         return None
     return Cost(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import optuna
@@ -56,6 +56,7 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
         config = methods.overlay(sweep.base, settings)
     else:
         config = methods.apply(sweep.base, method, {"privacy.unit": sweep.budget.unit, **settings})
+        _check_shared(sweep.base, config, method, settings)
     asked, budget = config.privacy, sweep.budget
     for name, value, there in (
         ("privacy.unit", asked.unit, budget.unit),
@@ -66,6 +67,28 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
         if value != there:
             raise InputError(name, value, f"the budget says {there}: leave it out of method {method}")
     return allowance.applied(config)
+
+
+_SHARED = ("corpus", "task", "vocabulary", "pretrain", "model.warm_start", "bounds.mode")
+"""Settings that trials share unless the space, which is checked before the first trial, varies them."""
+
+
+def _check_shared(base: RunConfig, config: RunConfig, method: str, settings: Mapping[str, Any]) -> None:
+    """Raises: InputError if a method sets what the checks and the price of the sweep take from its base and space.
+
+    Entities may go unprotected, as in a method of the unit ``user``: that costs more, and is refused where it must be.
+    """
+    for key, value in _leaves(config):
+        shared = key in _SHARED or key.partition(".")[0] in _SHARED
+        unbound = key == "bounds.mode" and value == "none"
+        if shared and not unbound and key not in settings and value != dict(_leaves(base))[key]:
+            raise InputError(key, value, f"is the same for all trials: leave it out of method {method}")
+
+
+def _leaves(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    for section, values in to_dict(config).items():
+        for leaf, value in values.items() if isinstance(values, dict) else ():
+            yield f"{section}.{leaf}", value
 
 
 def alone(sweep: SweepConfig) -> Allowance:

@@ -144,7 +144,8 @@ class StudySearcher(Searcher):
         elif outcome == DONE:
             self._in_a_row = 0
             self.close()
-            self._study.finish(number, score=result[self.metric], epsilon=result["epsilon"])
+            noise = result["noise_multiplier"]
+            self._study.finish(number, score=result[self.metric], epsilon=result["epsilon"], noise_multiplier=noise)
         elif outcome == DISK:  # not the point's fault: it stays open, for --resume
             reason = result["reason"]
             self.failure = OSError(

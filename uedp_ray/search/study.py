@@ -38,6 +38,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
+from uedp_ray.search.layout import trial_id
 from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
@@ -207,8 +208,11 @@ class Study:
         self.stop(number)
         return True
 
-    def finish(self, number: int, *, score: float, epsilon: float) -> None:
-        """Records that a trial was trained to its end."""
+    def finish(self, number: int, *, score: float, epsilon: float, noise_multiplier: float | None = None) -> None:
+        """Records that a trial was trained to its end; epsilon, noise and folder for whoever reads the journal by Optuna."""
+        told = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "trial": trial_id(number)}
+        for name, value in told.items():
+            self._asked[number].set_user_attr(name, value)
         values = [score] if len(self._study.directions) == 1 else [score, epsilon]
         self._end(number, TrialState.COMPLETE, values)
 

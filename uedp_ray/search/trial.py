@@ -32,7 +32,7 @@ from uedp_ray.training.pretrain import warm_started
 
 Report = Callable[[dict[str, Any]], None]
 """Receives ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; at the end,
-``outcome`` and ``reason`` too."""
+``outcome``, ``reason`` and ``noise_multiplier`` too."""
 
 DONE, DISK = "done", "disk"
 FAILED = "failed"
@@ -56,8 +56,10 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         folder.fetch()
         sweep = load_kept(folder.config, folder.terms)
         with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
-            score, epsilon = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
-        outcome, reason = (DONE, "") if math.isfinite(score) else (FAILED, f"its {sweep.metric.title} is not finite")
+            ended = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
+        outcome, reason = (
+            (DONE, "") if math.isfinite(ended["score"]) else (FAILED, f"its {sweep.metric.title} is not finite")
+        )
     except OSError as error:
         of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
         outcome, reason = DISK if of_disk else CRASHED, str(error)
@@ -71,8 +73,8 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         last = traceback.extract_tb(error.__traceback__)[-1]
         outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
     if outcome != DONE:
-        score, epsilon = math.inf, math.inf
-    report({"round": 0, "score": score, "epsilon": epsilon, "outcome": outcome, "reason": reason})
+        ended = {"round": 0, "score": math.inf, "epsilon": math.inf, "noise_multiplier": None}
+    report({**ended, "outcome": outcome, "reason": reason})
     return outcome
 
 
@@ -97,13 +99,13 @@ def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) ->
 
 def _train(
     sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
-) -> tuple[float, float]:
+) -> dict[str, Any]:
     config = started(run_config(trial_base(sweep, folder), point, allowance_of(sweep, folder)), folder)
     resources, unit, name = sweep.resources, sweep.budget.unit, sweep.metric.name
 
     class Evaluations(Reporter):
         def evaluated(self, row: dict[str, Any]) -> None:
-            if row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
+            if 0 < row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
                 report({"round": row["round"], "score": row[name], "epsilon": row[f"epsilon_{unit}"]})
 
     results = []
@@ -126,5 +128,9 @@ def _train(
         results.append(result)
     scores = [result[name] for result in results]
     spent = [result["epsilon"][unit] for result in results]
-    # null stands for what is not finite
-    return math.inf if None in scores else statistics.fmean(scores), math.inf if None in spent else max(spent)
+    return {  # null stands for what is not finite
+        "round": results[0]["rounds"],
+        "score": math.inf if None in scores else statistics.fmean(scores),
+        "epsilon": math.inf if None in spent else max(spent),
+        "noise_multiplier": results[0]["noise_multiplier"],
+    }

@@ -40,7 +40,8 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
             os.environ.setdefault(variable, value)
 
         def report(row: dict[str, Any]) -> None:
-            where = {"where": _where()} if row.get("outcome") == DEVICE else {}
+            where: dict[str, Any] = {"where": _where()} if row.get("outcome") == DEVICE else {}
+            where["timesteps_total"] = row["round"]  # the step of trackers
             tune.report({metric if key == "score" else key: value for key, value in row.items()} | where)
 
         if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:

@@ -18,8 +18,9 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
+from uedp_ray.corpus.readers import whole_users
 from uedp_ray.corpus.store import Corpus
-from uedp_ray.errors import InputError, TextError
+from uedp_ray.errors import InputError, TextError, one_line
 from uedp_ray.storage.files import check_regular, load_array
 
 TEXT_SKETCH = "text_sketch.npy"
@@ -40,13 +41,18 @@ class Compared:
 
 
 def check_owners(private: Corpus) -> None:
-    """Refuses private text whose users were made: they are nobody's, and blanking one moves the sentences of the others.
+    """Refuses private text whose users are not whole: they are nobody's, and blanking one moves the sentences of the others.
 
     Raises: InputError naming ``corpus.source``.
     """
-    if private.source_format == "pseudo-users":
-        remedy = "its users were made of a text (pseudo-users), and hide nobody: name text with users of its own"
+    found = private.source_format
+    if found and not whole_users(found):
+        remedy = (
+            f"its users were made of a text ({one_line(found, 40)}), and hide nobody: name text with users of its own"
+        )
         raise InputError("corpus.source", str(private.path), f"{remedy}; they are for search.public")
+    if not found:
+        raise InputError("corpus.source", str(private.path), "does not say what format it was of: prepare it again")
 
 
 def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) -> Compared:

@@ -63,10 +63,10 @@ class LocalUpdate(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        own = vars(cls)
-        if "sum_updates" in own:
+        of = {name: next(each for each in cls.__mro__ if name in vars(each)) for name in ("sum_updates", "each_update")}
+        if of["sum_updates"] is not LocalUpdate:
             raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
-        if "each_update" in own and not own.get("keeps_users_apart", False):
+        if not (of["each_update"] is LocalUpdate or vars(of["each_update"]).get("keeps_users_apart", False)):
             raise TypeError(f"{cls.__name__} yields updates itself, and does not state that it keeps_users_apart")
 
     def __post_init__(self) -> None:

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from uedp_ray.components import in_module
 from uedp_ray.config import SourceConfig
+from uedp_ray.config.sections import SourceFormat
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus.readers.base import Reader, files_of
 from uedp_ray.corpus.records import Sentence
@@ -35,6 +37,11 @@ def reader_of(source: SourceConfig) -> Reader:
     """The reader in the module of this room that the format names."""
     found: Reader = in_module("corpus.readers", source.format, "READER")
     return found
+
+
+def whole_users(format: str) -> bool:  # noqa: A002
+    """``Reader.whole_users`` of a format; False for a name, as in another's corpus, that is none."""
+    return format in get_args(SourceFormat) and bool(in_module("corpus.readers", format, "READER").whole_users)
 
 
 def read(source: SourceConfig) -> Iterator[Sentence]:

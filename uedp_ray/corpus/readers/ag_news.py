@@ -58,4 +58,4 @@ def unescape(text: str) -> str:
     return " ".join(restored.split())
 
 
-READER = Reader(read_ag_news, lambda source: "some 15 rows in a row, drawn at random")
+READER = Reader(read_ag_news, lambda source: "some 15 rows in a row, drawn at random", whole_users=True)

@@ -21,6 +21,10 @@ class Reader:
     numbered: Callable[[SourceConfig], str | None] = lambda source: None
     """What a user is where the format numbers users, such as "a document"; None where they have names, so that a user in two
     sources is recognised: names that are not compared would let protected users into the evaluation text."""
+    whole_users: bool = False
+    """Whether a user is whoever or whatever the format says a text is of, so that blanking one leaves the sentences of the
+    others where they are. Users that the reader deals sentences out to are not; nor are those of a reader that does not say:
+    as private text they are refused."""
     suffix: str = ""
     """The suffix of the files that are read in a folder."""
     generated_bytes: Callable[[SourceConfig], int] | None = None
@@ -31,6 +35,7 @@ def of_files(
     read: Callable[[Path], Iterator[Sentence]],
     *,
     numbered: str | None = None,
+    whole_users: bool = False,
     suffix: str = "",
 ) -> Reader:
     """A reader of a file, or of the files of a folder one after the other."""
@@ -38,7 +43,7 @@ def of_files(
     def rows(source: SourceConfig) -> Iterator[Sentence]:
         return (sentence for path in files_of(source, suffix) for sentence in read(path))
 
-    return Reader(rows, lambda source: numbered, suffix)
+    return Reader(rows, lambda source: numbered, whole_users, suffix)
 
 
 def files_of(source: SourceConfig, suffix: str) -> list[Path]:

@@ -86,4 +86,6 @@ def decode_tags(tokens: Sequence[str], tags: Sequence[str]) -> tuple[Mention, ..
     return tuple(mentions)
 
 
-READER = of_files(read_conll, numbered="a -DOCSTART- document, or a sentence where the text marks none")
+READER = of_files(
+    read_conll, numbered="a -DOCSTART- document, or a sentence where the text marks none", whole_users=True
+)

@@ -5,4 +5,4 @@ from __future__ import annotations
 from uedp_ray.corpus._rows import read_jsonl
 from uedp_ray.corpus.readers.base import of_files
 
-READER = of_files(read_jsonl, suffix=".jsonl")
+READER = of_files(read_jsonl, whole_users=True, suffix=".jsonl")

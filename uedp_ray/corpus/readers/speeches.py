@@ -45,4 +45,4 @@ def speeches(path: Path) -> Iterator[tuple[str, str]]:
         yield speaker, " ".join(spoken)
 
 
-READER = of_files(read_speeches)
+READER = of_files(read_speeches, whole_users=True)

@@ -14,4 +14,6 @@ def _rows(source: SourceConfig) -> Iterator[Sentence]:
     return generate(source.num_users, seed=source.seed, part=source.part)
 
 
-READER = Reader(_rows, lambda source: "as generated", generated_bytes=lambda source: source.num_users << 10)
+READER = Reader(
+    _rows, lambda source: "as generated", whole_users=True, generated_bytes=lambda source: source.num_users << 10
+)

@@ -18,4 +18,4 @@ def read_text(path: Path) -> Iterator[Sentence]:
     return (Sentence(PUBLIC_USER, line, running=True) for line in lines if line.strip())
 
 
-READER = of_files(read_text, numbered="the whole text")
+READER = of_files(read_text, numbered="the whole text", whole_users=True)

@@ -6,7 +6,7 @@ Example:
     >>> list(RELEASES)
     ['vocabulary']
     >>> event = {"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6}
-    >>> release_of(event).cost(1, "user-entity", "entity").gaussians    # (sensitivity, noise std)
+    >>> release_of(event).cost("user-entity", "entity").gaussians    # (sensitivity, noise std)
     ((6.0, 10.0),)
     >>> try:
     ...     release_of({"kind": "histogram"})    # refused, never skipped

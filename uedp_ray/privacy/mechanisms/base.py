@@ -13,8 +13,8 @@ Example:
     ...     kind = "user_count"
     ...     noise_multiplier: float
     ...
-    ...     def cost(self, count, unit, kind):    # a user moves the count by 1; an entity moves no user
-    ...         return Cost(gaussians=(((0.0 if unit == "entity" else 1.0), self.noise_multiplier),) * count)
+    ...     def cost(self, unit, kind):    # a user moves the count by 1; an entity moves no user
+    ...         return Cost(gaussians=((0.0 if unit == "entity" else 1.0, self.noise_multiplier),))
     >>> counts = Charges((), (UserCount(10.0), UserCount(10.0)))
     >>> round(epsilon_of_charges(counts, delta=1e-5, unit="user"), 3), epsilon_of_charges(counts, delta=1e-5, unit="entity")
     (0.497, 0.0)
@@ -51,6 +51,11 @@ class Cost:
     failure_prob: float = 0.0
     """Probability of an outcome that nothing else here covers; taken off delta."""
 
+    def times(self, count: int) -> Cost:
+        """The cost of as many releases."""
+        rounds = tuple((mechanism, number * count) for mechanism, number in self.rounds)
+        return Cost(rounds, self.gaussians * count, self.failure_prob * count)
+
     def __post_init__(self) -> None:
         check_gaussians(self.gaussians)
         if not is_finite(self.failure_prob) or self.failure_prob < 0.0:
@@ -64,8 +69,8 @@ class Mechanism:
     kind: ClassVar[str]
     """The ``kind`` of its ledger event."""
 
-    def cost(self, count: int, unit: str, kind: str) -> Cost | None:
-        """The cost of ``count`` releases for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
+    def cost(self, unit: str, kind: str) -> Cost | None:
+        """The cost of one release for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
 
         Returns: None if there is no bound, the default. Only what is proved (docs/accounting.md) is returned.
         """

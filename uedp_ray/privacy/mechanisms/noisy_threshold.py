@@ -4,7 +4,8 @@
     >>> words = NoisyThreshold(noise_multiplier=10.0, max_holders=5, threshold_delta=1e-6)
     >>> [words.sensitivity(unit, "entity") for unit in ("user", "entity", "user-entity")]
     [1.0, 5.0, 6.0]
-    >>> words.cost(2, "user", "entity").gaussians, words.cost(2, "user", "entity").failure_prob
+    >>> twice = words.cost("user", "entity").times(2)
+    >>> twice.gaussians, twice.failure_prob
     (((1.0, 10.0), (1.0, 10.0)), 2e-06)
     >>> for_users = NoisyThreshold(noise_multiplier=10.0, max_holders=None, threshold_delta=1e-6)
     >>> for_users.sensitivity("user", "entity"), for_users.sensitivity("entity", "entity")    # infinite: its cost is None
@@ -35,12 +36,11 @@ class NoisyThreshold(Mechanism):
     threshold_delta: float
     """Probability that a word appears that only the protected user and entity hold; to be taken off delta."""
 
-    def cost(self, count: int, unit: str, kind: str) -> Cost | None:
+    def cost(self, unit: str, kind: str) -> Cost | None:
         sensitivity = self.sensitivity(unit, kind)
         if math.isinf(sensitivity):
             return None
-        gaussians = ((sensitivity, self.noise_multiplier),) * count
-        return Cost(gaussians=gaussians, failure_prob=count * self.threshold_delta)
+        return Cost(gaussians=((sensitivity, self.noise_multiplier),), failure_prob=self.threshold_delta)
 
     def sensitivity(self, unit: str, kind: str) -> float:
         """L2 norm by which the word counts move: 1 for the user, 1 for each holder of the entity."""
