@@ -35,8 +35,9 @@ from uedp_ray.config import (
     from_dict,
     limits,
     sections,
+    texts,
 )
-from uedp_ray.config.sections import GENERATED, SourceFormat
+from uedp_ray.config.choices import GENERATED, SourceFormat
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
 from uedp_ray.corpus.prepare import prepare
@@ -125,7 +126,7 @@ def test_a_transform(file, monkeypatch, corpora, tmp_path):
             return " ".join(reversed(sentence.text.split()))
 
     file("uedp_ray.corpus.transforms.reversed", TRANSFORM=Reversed)
-    monkeypatch.setattr(sections, "TransformKind", Literal["none", "reversed"])
+    monkeypatch.setattr(texts, "TransformKind", Literal["none", "reversed"])
     limits._choices.cache_clear()
     try:
         config = run_config(corpora, corpus={"transform": {"kind": "reversed"}})

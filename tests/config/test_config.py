@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import itertools
 import json
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import yaml
 
+import uedp_ray
 from uedp_ray import methods
 from uedp_ray.config import BoundsConfig, RunConfig, dump_config, from_dict, load_config, to_dict
 from uedp_ray.errors import InputError
@@ -225,3 +229,14 @@ def test_a_pretrained_model_keeps_the_tokenizer_it_came_with_unless_told_otherwi
     with pytest.raises(InputError, match=r"vocabulary.replace_embeddings = True: is for a pretrained model"):
         config(vocabulary__replace_embeddings=True)
     assert methods.overlay(config(), {"model": {"architecture": "pretrained", "path": "m"}}).words.path == "m"
+
+
+@pytest.mark.parametrize("path", ["config/sections.py", "config/texts.py", "config/run.py", "search/sweep_config.py"])
+def test_every_setting_has_a_docstring(path):
+    """As the modules say; the reference is built from them."""
+    for section in ast.parse((Path(uedp_ray.__file__).parent / path).read_text()).body:
+        body = section.body if isinstance(section, ast.ClassDef) else []
+        for field, after in itertools.pairwise([*body, ast.Pass()]):
+            if isinstance(field, ast.AnnAssign):
+                said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert said, f"{section.name}.{field.target.id}"

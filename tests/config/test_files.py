@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uedp_ray.config import RunConfig, from_dict
+from uedp_ray.config.choices import WORDS
 from uedp_ray.config.files import map_files, names_file
-from uedp_ray.config.sections import WORDS
 
 TEXT = {"path": "a.txt", "format": "text", "detector": ["annotated", "list:b.txt"], "categories": ["per"]}
 

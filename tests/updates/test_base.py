@@ -12,7 +12,7 @@ from tests.training.runs import NUM_USERS
 from tests.updates.worker import Worker, make, sentences
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, from_dict, run
-from uedp_ray.config.sections import BOUNDING_SENTENCES, LocalUpdateName
+from uedp_ray.config.choices import BOUNDING_SENTENCES, LocalUpdateName
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.updates.base import LocalUpdate

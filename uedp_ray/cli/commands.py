@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.config import SourceConfig, from_dict, load_config, sections
+from uedp_ray.config import SourceConfig, choices, from_dict, load_config
 from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short, screen, sweep_screen
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
@@ -19,7 +19,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]
-SourceFormat = Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(sections.SourceFormat))}.")]
+SourceFormat = Annotated[str, typer.Option("--format", help=f"{', '.join(get_args(choices.SourceFormat))}.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 
 

@@ -21,21 +21,11 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
     >>> folder.cleanup()
 """
 
+from uedp_ray.config.choices import SurplusRule
 from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.run import RunConfig, dump_config, load_config
-from uedp_ray.config.sections import (
-    BoundsConfig,
-    CorpusConfig,
-    ModelConfig,
-    PretrainConfig,
-    PrivacyConfig,
-    SourceConfig,
-    SurplusRule,
-    TaskConfig,
-    TrainingConfig,
-    TransformConfig,
-    VocabularyConfig,
-)
+from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
+from uedp_ray.config.texts import CorpusConfig, PretrainConfig, SourceConfig, TransformConfig, VocabularyConfig
 
 __all__ = [
     "BoundsConfig",

@@ -33,20 +33,10 @@ from pathlib import Path
 
 import yaml
 
+from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, WORDS
 from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict, to_digest
-from uedp_ray.config.sections import (
-    ADDED,
-    BOUNDING_SENTENCES,
-    WORDS,
-    BoundsConfig,
-    CorpusConfig,
-    ModelConfig,
-    PretrainConfig,
-    PrivacyConfig,
-    TaskConfig,
-    TrainingConfig,
-    VocabularyConfig,
-)
+from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
+from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
 from uedp_ray.errors import InputError
 
 _MOST_ROUNDS = 10**9
@@ -57,14 +47,23 @@ class RunConfig:
     """One model: text in; checkpoint, ledger and privacy statement out."""
 
     name: str = field(default="run", metadata=WORDS)
+    """Names ``runs/NAME`` where no folder is given."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """The private text, and the text to score on."""
     task: TaskConfig = field(default_factory=TaskConfig, metadata=ADDED)
+    """What is asked of the network."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    """How text becomes tokens."""
     bounds: BoundsConfig = field(default_factory=BoundsConfig)
+    """What one user or entity may contribute."""
     privacy: PrivacyConfig = field(default_factory=lambda: PrivacyConfig(target_epsilon=8.0))
+    """The mechanism."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    """Rounds, updates and the machine."""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """Ordinary training on public text beforehand."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^/\\$]+", self.name) or self.name in (".", ".."):

@@ -1,4 +1,5 @@
-"""The sections of a run file: frozen dataclasses, with a docstring for each field, validated with remedies.
+"""The sections of a run file that say what is trained, and how: frozen dataclasses with a docstring for each field,
+validated with remedies. Those of the text are in ``texts``, the names to choose among in ``choices``.
 
 Every field is a PUBLIC setting: nothing here may be read off the private data. Constraints between sections are checked by
 ``run.RunConfig``.
@@ -6,117 +7,24 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from uedp_ray.config.choices import (
+    ADDED,
+    WORDS,
+    ArchitectureName,
+    EntityDraw,
+    LocalUpdateName,
+    SelectionRule,
+    ServerOptimizerName,
+    SurplusRule,
+    TaskKind,
+    TrainablePart,
+)
 from uedp_ray.config.limits import at_least, below_one, check_choices, positive, probability, seed
 from uedp_ray.errors import InputError
 from uedp_ray.units import Unit
-
-SourceFormat = Literal[
-    "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
-]
-UnnamedFormat = Literal["text", "conll", "ag-news"]
-"""Formats that name no user."""
-GENERATED = frozenset({"synthetic"})
-"""Formats whose reader reads no file; any other needs a path."""
-SelectionRule = Literal["all", "any"]
-EntityDraw = Literal["global", "per_user"]
-SurplusRule = Literal["truncate", "reweight"]
-TaskKind = Literal["next_word"]
-TransformKind = Literal["none", "mask"]
-VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
-ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
-LocalUpdateName = Literal["gradient", "local_sgd"]
-BOUNDING_SENTENCES = frozenset({"gradient"})
-"""Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
-A name that is not here bounds nothing but the user's update as a whole."""
-ServerOptimizerName = Literal["sgd", "momentum", "adam"]
-_MOST_USERS = 10**10
-"""As many as the accountant accepts."""
-TrainablePart = Literal["full", "lora", "bias_norm", "head"]
-ADDED = {"added": True}
-"""Metadata of a field that is younger than digests (``io.to_digest``): every new one has it."""
-WORDS = {"names": "words"}
-"""Metadata of a field of text that names no file; one that says nothing names a file (``files.map_files``)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceConfig:
-    """Where text comes from and how sensitive entities are found in it."""
-
-    path: str = field(default="", metadata={"names": "text"})
-    """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
-    format: SourceFormat = "prepared"
-    detector: tuple[str, ...] = field(default=("annotated",), metadata={"names": "detector"})
-    """Any of ``annotated``, ``regex``, ``capitalized``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
-    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
-    """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
-    max_words: int = 128
-    """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
-    num_users: int = 200
-    """``synthetic`` and ``pseudo-users`` only: how many users to make."""
-    read_as: UnnamedFormat = field(default="text", metadata=ADDED)
-    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; one that names none itself."""
-    sentences_per_user: int = field(default=15, metadata=ADDED)
-    """``pseudo-users`` only."""
-    skip_users: int = field(default=0, metadata=ADDED)
-    """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
-    part: Literal["private", "held_out", "public", "proxy"] = "private"
-    """``synthetic`` only: which part of the generated language; the parts share no user."""
-    seed: int = 0
-    """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
-
-    def __post_init__(self) -> None:
-        if self.format not in typing.get_args(SourceFormat):
-            formats = ", ".join(typing.get_args(SourceFormat))
-            line = '{"user": "ann", "text": "..."}'
-            remedy = f"choose one of {formats}; rewrite other files as jsonl, a line {line} for each text"
-            raise InputError("format", self.format, f"{remedy} (docs/your-own-text.md)")
-        if self.format not in GENERATED and not self.path:
-            raise InputError("path", self.path, "name the file or folder that holds the text")
-        at_least("max_words", self.max_words, 2)
-        at_least("num_users", self.num_users, 1)
-        at_least("sentences_per_user", self.sentences_per_user, 1)
-        at_least("skip_users", self.skip_users, 0)
-        seed("seed", self.seed)
-        check_choices(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformConfig:
-    """What is done to each private sentence after its entities were found, and before it is tokenised."""
-
-    kind: TransformKind = "none"
-    """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "corpus.transform")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
-    """The private corpus and what may be said about it in public."""
-
-    source: SourceConfig = field(default_factory=lambda: SourceConfig(format="synthetic"))
-    declared_num_users: int | None = None
-    """Public upper bound on the number of users; the normaliser and ``reweight`` use it, the loader checks it."""
-    declared_num_tokens: int | None = None
-    """Public estimate of the corpus size, for throughput figures only."""
-    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
-    """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
-    prepared corpus serves every choice."""
-    transform: TransformConfig = field(default_factory=TransformConfig, metadata=ADDED)
-    evaluation: SourceConfig | None = None
-    """Text on which the model is scored. It must be outside the protected set."""
-    evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
-    """Why evaluating is safe: public text, or users declared to be outside the protected set."""
-
-    def __post_init__(self) -> None:
-        at_least("corpus.declared_num_users", self.declared_num_users, 1, most=_MOST_USERS, optional=True)
-        at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
-        check_choices(self, "corpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,44 +32,10 @@ class TaskConfig:
     """What the network is trained to do, and so how it is scored."""
 
     kind: TaskKind = "next_word"
+    """``next_word``: a causal language model, scored by its perplexity."""
 
     def __post_init__(self) -> None:
         check_choices(self, "task")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyConfig:
-    """How text becomes token ids."""
-
-    kind: VocabularyKind | None = None
-    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
-    tokenizer that a pretrained model came with; for other models ``public-words``."""
-    path: str = field(default="", metadata={"names": "hub"})
-    """``tokenizer``: folder, ``tokenizer.json`` or hub name. For a pretrained model, empty means the model's own."""
-    public_text: tuple[SourceConfig, ...] = ()
-    """``public-words``: text to count words in; empty means ``pretrain.text``."""
-    max_size: int = 10_000
-    min_count: int = 1
-    lowercase: bool = True
-    strip_punctuation: bool = False
-    """The paper lower-cases and removes punctuation marks."""
-    noise_multiplier: float | None = None
-    """``noisy-threshold``: noise std over the L2 norm of one user's word histogram."""
-    threshold_delta: float | None = None
-    """``noisy-threshold``: share of delta spent on words only the protected user or entity holds."""
-    max_words_per_user: int = 100
-    """``noisy-threshold``: words that one user contributes, the same number of each sentence."""
-    replace_embeddings: bool = False
-    """Lets a pretrained model use a word vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "vocabulary")
-        if self.kind == "noisy-threshold":
-            positive("vocabulary.noise_multiplier", self.noise_multiplier)
-            positive("vocabulary.threshold_delta", self.threshold_delta)
-        at_least("vocabulary.max_size", self.max_size, 4)
-        at_least("vocabulary.min_count", self.min_count, 1)
-        at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +45,7 @@ class BoundsConfig:
     mode: Literal["declared", "enforced", "none"] = "enforced"
     """``none`` suits models without noise and user-level privacy, which need no bound on entities."""
     max_sentences_per_user: int | None = None
+    """The rest of a user's sentences is left out; none: no limit."""
     max_sentences_per_entity: int = 1
     """m: sentences of one user that hold one entity."""
     max_holders: int = 5
@@ -194,9 +69,11 @@ class PrivacyConfig:
     unit: Unit = field(default="user-entity", metadata={"was": "protect"})
     """Whose part in the text is hidden: ``units.Unit``."""
     target_epsilon: float | None = None
+    """The epsilon, of ``unit`` at ``delta``, that the noise is solved for."""
     noise_multiplier: float | None = None
     """z: std of the noise in the SUM of user updates, in units of ``l2_clip_norm``."""
     delta: float = 1e-5
+    """Of (epsilon, delta): well below one over the number of users."""
     noise: Literal["calibrated", "published", "none"] = "calibrated"
     """``published``: Eq. 6 of the paper, std z (q_u |U| + 1) max(w_u) l2_clip_norm in the sum; claims nothing."""
     published_cohort: Literal["expected", "all"] = "expected"
@@ -208,10 +85,15 @@ class PrivacyConfig:
     sentence_clip_norm: float | None = 0.1
     """c: bound on one sentence's gradient; None leaves sentences unclipped (then one entity may move 2 beta)."""
     user_sampling_prob: float = 0.1
+    """q_u: the probability with which each round draws a user."""
     entity_sampling_prob: float = 1.0
+    """q_e: that with which it draws an entity."""
     extended_sampling_prob: float = 1.0
+    """q_s: that with which it draws a sentence without entities."""
     selection_rule: SelectionRule = "all"
+    """Sentences of a drawn user that are used: those ``all`` of whose entities were drawn, or ``any``."""
     entity_draw: EntityDraw = "global"
+    """Whether entities are drawn once for everyone, or by each user."""
     estimator: Literal["f_e_plus", "f_e"] = "f_e_plus"
     """``f_e`` leaves out sentences without a detected entity."""
     normalizer: Literal["public", "published"] = "public"
@@ -277,13 +159,17 @@ class ModelConfig:
     """The network and which part of it is trained."""
 
     architecture: ArchitectureName = "gpt2"
+    """Which network it is: the module of that name in ``models``."""
     path: str = field(default="", metadata={"names": "hub"})
     """``pretrained``: folder or hub name for ``AutoModelForCausalLM.from_pretrained``."""
     max_length: int = 64
     """Tokens of a sentence that are used (public constant; the rest is cut)."""
     num_layers: int = 2
+    """Of a network of ours, as are the next two; a pretrained one has its own."""
     hidden_size: int = 128
+    """Width; a multiple of ``num_heads`` in GPT-2."""
     num_heads: int = 4
+    """Attention heads; GPT-2 only."""
     embedding_size: int = 100
     """``awd_lstm`` only; GPT-2 embeds in ``hidden_size``."""
     init_range: float | None = None
@@ -291,15 +177,21 @@ class ModelConfig:
     dropout_embedding: float = 0.0
     """AWD-LSTM: whole words dropped (published: 0.1). GPT-2: embedding dropout."""
     dropout_input: float = 0.0
+    """AWD-LSTM only: the embedded words."""
     dropout_hidden: float = 0.0
+    """AWD-LSTM: between layers. GPT-2: attention."""
     dropout_weight: float = 0.0
     """AWD-LSTM: DropConnect on hidden-to-hidden matrices (published: 0.3). Unused by GPT-2."""
     dropout_output: float = 0.0
     """AWD-LSTM: last layer's output (published: 0.5). GPT-2: residual dropout."""
     tie_embeddings: bool = True
+    """Whether the output layer is the embedding, transposed."""
     trainable: TrainablePart = "full"
+    """What is trained: everything, low-rank adapters, biases and norms, or the output layer alone."""
     lora_rank: int = 8
+    """Rank of the adapters."""
     lora_alpha: float = 16.0
+    """The product of their two factors is scaled by this over ``lora_rank``."""
     lora_targets: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Module-name suffixes; empty means every linear layer but the output head."""
     warm_start: str = ""
@@ -328,27 +220,40 @@ class TrainingConfig:
     """Rounds, local updates, the server's optimizer and the machine."""
 
     num_rounds: int = 50
+    """T: noised releases."""
     passes: float | None = field(default=None, metadata=ADDED)
     """How often each user is drawn on average, which is what a run costs in time. Given, ``num_rounds`` is that over
     ``privacy.user_sampling_prob``, rounded, 1 at least."""
     local_update: LocalUpdateName = "gradient"
+    """What a user computes in a round: the module of that name in ``updates``."""
     local_learning_rate: float = 0.1
     """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
     local_epochs: int = 1
+    """``local_sgd`` only: passes over a user's sentences."""
     local_batch_size: int = 8
+    """``local_sgd`` only: sentences of a step."""
     server_optimizer: ServerOptimizerName = "adam"
+    """What turns the noised average into a step (``training.optimizers``)."""
     server_learning_rate: float = 1e-2
+    """The rate of its steps."""
     server_schedule: Literal["constant", "linear"] = "constant"
     """``linear``: the rate falls to zero over the rounds, which averages out the noise of the last ones."""
     server_momentum: float = 0.9
+    """``momentum`` only."""
     adam_betas: tuple[float, float] = (0.9, 0.99)
+    """``adam`` only: decay of the first and the second moment."""
     adam_epsilon: float = 1e-8
+    """``adam`` only: added to the root of the second moment."""
     evaluate_every: int = 10
+    """Rounds between evaluations on ``corpus.evaluation``."""
     checkpoint_every: int = 10
+    """Rounds between checkpoints: what a crash may lose, and costs again."""
     num_workers: int = 1
+    """Workers of a Ray Train group."""
     max_failures: int = 3
     """Consecutive failed starts of the workers, without another round in the checkpoint, before the run gives up."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: a GPU where Ray gave one or there is one, else the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""
     batch_tokens: int = 4096
@@ -373,22 +278,3 @@ class TrainingConfig:
         below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:
             below_one("training.adam_betas", beta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """Ordinary training on public text."""
-
-    text: tuple[SourceConfig, ...] = ()
-    max_words: int | None = None
-    num_steps: int = 500
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least("pretrain.num_steps", self.num_steps, 0)
-        at_least("pretrain.batch_size", self.batch_size, 1)
-        at_least("pretrain.max_words", self.max_words, 1, optional=True)
-        positive("pretrain.learning_rate", self.learning_rate)
-        seed("pretrain.seed", self.seed)

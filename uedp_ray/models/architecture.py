@@ -2,7 +2,7 @@
 
     architecture("gpt2").build(config, Tokens(size=10_000, bos_id=0, eos_id=0))
 
-A new one is one file here and its name in ``config.sections.ModelConfig``. Everything here is public.
+A new one is one file here and its name in ``config.choices.ArchitectureName``. Everything here is public.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from uedp_ray.components import in_module
 from uedp_ray.config import ModelConfig
-from uedp_ray.config.sections import ArchitectureName
+from uedp_ray.config.choices import ArchitectureName
 from uedp_ray.fields import Check
 
 NAMES: tuple[str, ...] = typing.get_args(ArchitectureName)

@@ -46,10 +46,12 @@ class BudgetConfig:
     """What may be spent, and on what."""
 
     target_epsilon: float = 8.0
+    """epsilon of ``unit`` at ``delta``."""
     covers: Literal["answer", "each_trial"] = "answer"
     """``answer``: the target bounds all that the rule lets one hand on, the choice included, and what each run may spend is
     solved from it. ``each_trial``: it bounds each run alone; choosing costs more, and is reported."""
     delta: float = 1e-5
+    """Of the whole, too."""
     unit: Unit = "user-entity"
     """Whose epsilon is bounded."""
     noise: Literal["calibrated", "free"] = "calibrated"
@@ -68,6 +70,7 @@ class SearchConfig:
     """How points of the space are chosen, and by which rule the choice of the best is paid for."""
 
     searcher: Searcher = "tpe"
+    """How points are chosen: an entry of ``samplers.SAMPLERS``."""
     trials: int | None = None
     """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its points."""
     seeds_per_trial: int = 1
@@ -141,6 +144,7 @@ class ResourceConfig:
     workers_per_trial: int = 1
     """1 trains inside the trial's own process; more form a Ray Train group."""
     cpus_per_worker: int = 1
+    """CPUs that Ray sets aside for each worker."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
     trials of one worker share a GPU."""
@@ -172,11 +176,17 @@ class SweepConfig:
     """A whole sweep. ``base`` already contains the budget: a trial is ``base`` with a point of ``space`` applied over it."""
 
     base: RunConfig
+    """What all trials share."""
     space: Mapping[str, Any]
+    """What they differ in: ``space.Space``."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    """What may be spent."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    """How it is searched, and by which rule it is paid for."""
     resources: ResourceConfig = field(default_factory=ResourceConfig)
+    """What a trial runs on."""
     references: ReferenceConfig = field(default_factory=ReferenceConfig)
+    """Lines to compare with."""
     trackers: tuple[str, ...] = ()
     """Any of ``mlflow`` and ``wandb``; TensorBoard's files are always written."""
 

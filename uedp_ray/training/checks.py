@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 
 from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
-from uedp_ray.config.sections import LocalUpdateName
+from uedp_ray.config.choices import LocalUpdateName
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus

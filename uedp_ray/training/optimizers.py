@@ -2,7 +2,7 @@
 
     server_optimizer(parameters, config.training)
 
-To add one, add an entry here and its name to ``config.sections.ServerOptimizerName``.
+To add one, add an entry here and its name to ``config.choices.ServerOptimizerName``.
 """
 
 from __future__ import annotations

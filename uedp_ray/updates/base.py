@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from uedp_ray.components import in_module
-from uedp_ray.config.sections import BOUNDING_SENTENCES, TrainingConfig
+from uedp_ray.config.choices import BOUNDING_SENTENCES
+from uedp_ray.config.sections import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.isolation import Isolation
@@ -44,7 +45,7 @@ class LocalUpdate(ABC):
 
     bounds_sentences: ClassVar[bool] = False
     """Whether a sentence of weight w moves its user's update by at most w times ``sentence_clip_norm``. Only an update for
-    which this is proved (docs/accounting.md) says so, here and in ``config.sections.BOUNDING_SENTENCES``; else only the
+    which this is proved (docs/accounting.md) says so, here and in ``config.choices.BOUNDING_SENTENCES``; else only the
     user's clip holds."""
     uses: ClassVar[tuple[str, ...] | None] = None
     """Settings of ``training`` that not all updates read, and this one does; a run is told of others that it sets. None: not

@@ -27,7 +27,7 @@ from typing import get_args
 
 from uedp_ray.components import in_module
 from uedp_ray.config import SourceConfig
-from uedp_ray.config.sections import SourceFormat
+from uedp_ray.config.choices import SourceFormat
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus.readers.base import Reader, files_of
 from uedp_ray.corpus.records import Sentence

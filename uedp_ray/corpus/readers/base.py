@@ -28,7 +28,7 @@ class Reader:
     suffix: str = ""
     """The suffix of the files that are read in a folder."""
     generated_bytes: Callable[[SourceConfig], int] | None = None
-    """About how much text is generated, for a format that reads no file; ``sections.GENERATED`` names it too."""
+    """About how much text is generated, for a format that reads no file; ``choices.GENERATED`` names it too."""
 
 
 def of_files(

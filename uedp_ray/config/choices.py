@@ -1,0 +1,33 @@
+"""The names that settings choose among, and what a field's metadata may say. A new name is a line here.
+
+A ``Literal`` is checked by ``limits.check_choices`` wherever a section has a field of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+SourceFormat = Literal[
+    "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
+]
+UnnamedFormat = Literal["text", "conll", "ag-news"]
+"""Formats that name no user."""
+GENERATED = frozenset({"synthetic"})
+"""Formats whose reader reads no file; any other needs a path."""
+SelectionRule = Literal["all", "any"]
+EntityDraw = Literal["global", "per_user"]
+SurplusRule = Literal["truncate", "reweight"]
+TaskKind = Literal["next_word"]
+TransformKind = Literal["none", "mask"]
+VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]
+ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
+LocalUpdateName = Literal["gradient", "local_sgd"]
+BOUNDING_SENTENCES = frozenset({"gradient"})
+"""Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
+A name that is not here bounds nothing but the user's update as a whole."""
+ServerOptimizerName = Literal["sgd", "momentum", "adam"]
+TrainablePart = Literal["full", "lora", "bias_norm", "head"]
+ADDED = {"added": True}
+"""Metadata of a field that is younger than digests (``io.to_digest``): every new one has it."""
+WORDS = {"names": "words"}
+"""Metadata of a field of text that names no file; one that says nothing names a file (``files.map_files``)."""

@@ -1,0 +1,160 @@
+"""The sections of a run file that say which text is read, and how it becomes tokens.
+
+As in ``sections``, every field is a PUBLIC setting: nothing here may be read off the private data.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from uedp_ray.config.choices import ADDED, GENERATED, WORDS, SourceFormat, TransformKind, UnnamedFormat, VocabularyKind
+from uedp_ray.config.limits import at_least, check_choices, positive, seed
+from uedp_ray.errors import InputError
+
+_MOST_USERS = 10**10
+"""As many as the accountant accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """Where text comes from and how sensitive entities are found in it."""
+
+    path: str = field(default="", metadata={"names": "text"})
+    """A file or folder; empty for ``synthetic``. ``prepared`` names a folder written by ``uedp-ray prepare``."""
+    format: SourceFormat = "prepared"
+    """What kind of file it is: the reader of that name (``corpus.readers``)."""
+    detector: tuple[str, ...] = field(default=("annotated",), metadata={"names": "detector"})
+    """Any of ``annotated``, ``regex``, ``capitalized``, ``spacy:MODEL``, ``list:FILE``; their findings are combined."""
+    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
+    """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
+    max_words: int = 128
+    """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
+    num_users: int = 200
+    """``synthetic`` and ``pseudo-users`` only: how many users to make."""
+    read_as: UnnamedFormat = field(default="text", metadata=ADDED)
+    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; one that names none itself."""
+    sentences_per_user: int = field(default=15, metadata=ADDED)
+    """``pseudo-users`` only."""
+    skip_users: int = field(default=0, metadata=ADDED)
+    """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
+    part: Literal["private", "held_out", "public", "proxy"] = "private"
+    """``synthetic`` only: which part of the generated language; the parts share no user."""
+    seed: int = 0
+    """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
+
+    def __post_init__(self) -> None:
+        if self.format not in typing.get_args(SourceFormat):
+            formats = ", ".join(typing.get_args(SourceFormat))
+            line = '{"user": "ann", "text": "..."}'
+            remedy = f"choose one of {formats}; rewrite other files as jsonl, a line {line} for each text"
+            raise InputError("format", self.format, f"{remedy} (docs/your-own-text.md)")
+        if self.format not in GENERATED and not self.path:
+            raise InputError("path", self.path, "name the file or folder that holds the text")
+        at_least("max_words", self.max_words, 2)
+        at_least("num_users", self.num_users, 1)
+        at_least("sentences_per_user", self.sentences_per_user, 1)
+        at_least("skip_users", self.skip_users, 0)
+        seed("seed", self.seed)
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig:
+    """What is done to each private sentence after its entities were found, and before it is tokenised."""
+
+    kind: TransformKind = "none"
+    """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "corpus.transform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """The private corpus and what may be said about it in public."""
+
+    source: SourceConfig = field(default_factory=lambda: SourceConfig(format="synthetic"))
+    """The private text."""
+    declared_num_users: int | None = None
+    """Public upper bound on the number of users; the normaliser and ``reweight`` use it, the loader checks it."""
+    declared_num_tokens: int | None = None
+    """Public estimate of the corpus size, for throughput figures only."""
+    categories: tuple[str, ...] = field(default=(), metadata=WORDS)
+    """Protected categories, of those that ``source`` was prepared with; empty means all of them. A setting of the run: one
+    prepared corpus serves every choice."""
+    transform: TransformConfig = field(default_factory=TransformConfig, metadata=ADDED)
+    """What is done to its sentences before they are tokenised."""
+    evaluation: SourceConfig | None = None
+    """Text on which the model is scored. It must be outside the protected set."""
+    evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"
+    """Why evaluating is safe: public text, or users declared to be outside the protected set."""
+
+    def __post_init__(self) -> None:
+        at_least("corpus.declared_num_users", self.declared_num_users, 1, most=_MOST_USERS, optional=True)
+        at_least("corpus.declared_num_tokens", self.declared_num_tokens, 1, optional=True)
+        check_choices(self, "corpus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """How text becomes token ids."""
+
+    kind: VocabularyKind | None = None
+    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
+    tokenizer that a pretrained model came with; for other models ``public-words``."""
+    path: str = field(default="", metadata={"names": "hub"})
+    """``tokenizer``: folder, ``tokenizer.json`` or hub name. For a pretrained model, empty means the model's own."""
+    public_text: tuple[SourceConfig, ...] = ()
+    """``public-words``: text to count words in; empty means ``pretrain.text``."""
+    max_size: int = 10_000
+    """Words kept at most, three special tokens included."""
+    min_count: int = 1
+    """``public-words``: rarer words are left out."""
+    lowercase: bool = True
+    """Whether words are lower-cased; not for ``tokenizer``."""
+    strip_punctuation: bool = False
+    """The paper lower-cases and removes punctuation marks."""
+    noise_multiplier: float | None = None
+    """``noisy-threshold``: noise std over the L2 norm of one user's word histogram."""
+    threshold_delta: float | None = None
+    """``noisy-threshold``: share of delta spent on words only the protected user or entity holds."""
+    max_words_per_user: int = 100
+    """``noisy-threshold``: words that one user contributes, the same number of each sentence."""
+    replace_embeddings: bool = False
+    """Lets a pretrained model use a word vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "vocabulary")
+        if self.kind == "noisy-threshold":
+            positive("vocabulary.noise_multiplier", self.noise_multiplier)
+            positive("vocabulary.threshold_delta", self.threshold_delta)
+        at_least("vocabulary.max_size", self.max_size, 4)
+        at_least("vocabulary.min_count", self.min_count, 1)
+        at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Ordinary training on public text."""
+
+    text: tuple[SourceConfig, ...] = ()
+    """The public text; none: no pre-training."""
+    max_words: int | None = None
+    """Words of it to read; none: all."""
+    num_steps: int = 500
+    """Optimizer steps (AdamW)."""
+    batch_size: int = 32
+    """Sentences of a step."""
+    learning_rate: float = 1e-3
+    """Of AdamW, after a warm-up and before a decay."""
+    seed: int = 0
+    """Initial parameters, order and dropout."""
+
+    def __post_init__(self) -> None:
+        at_least("pretrain.num_steps", self.num_steps, 0)
+        at_least("pretrain.batch_size", self.batch_size, 1)
+        at_least("pretrain.max_words", self.max_words, 1, optional=True)
+        positive("pretrain.learning_rate", self.learning_rate)
+        seed("pretrain.seed", self.seed)
