@@ -62,6 +62,7 @@ from uedp_ray.training.checks import ignored
 from uedp_ray.training.guard import check_owners
 from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, kept_by, server_optimizer
+from uedp_ray.training.predict import predict
 from uedp_ray.training.texts import outdated, prepared_source
 from uedp_ray.updates.base import LocalUpdate, local_update, update_class
 from uedp_ray.updates.shapes import rows_are_apart
@@ -168,6 +169,19 @@ def test_a_detector_that_leaves_something_out(file, monkeypatch):
         build_detectors(("towns",))
 
 
+def test_a_detector_that_reads_what_there_is_not(file, monkeypatch):
+    class Towns:
+        fingerprint, cacheable, reads, categories = "towns-1", False, "paragraphs", frozenset({"gpe"})
+
+        def find(self, sentences):
+            return [() for _ in sentences]
+
+    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: Towns())
+    monkeypatch.setitem(DETECTORS, "towns", "towns")
+    with pytest.raises(TypeError, match="Towns reads 'paragraphs': choose one of marks, rows, sentences"):
+        build_detectors(("towns",))
+
+
 def test_a_detector_by_a_file(file, monkeypatch, tmp_path):
     """It is watched, and should match something, as ``list:FILE``."""
     (tmp_path / "words").write_text("Oslo")
@@ -229,6 +243,9 @@ def test_a_task(task, corpora, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| Held-out hit rate | {task.show(result['hit_rate'])} |" in card
     assert "erplexity" not in card + (tmp_path / "out" / "privacy.md").read_text()
+    for folder in ("run", "out"):
+        with pytest.raises(InputError, match=r"task\.kind hits: predict answers next words only"):
+            predict(tmp_path / folder, ["she"])
 
 
 def test_a_search_for_the_best_at_a_task(task, corpora, tmp_path, capsys):
@@ -381,6 +398,18 @@ def test_nor_does_one_that_inherits_it_from_elsewhere(method):
         type("Eager", (fast, Ones), {})
 
 
+def test_a_user_that_is_given_another_weight_is_none_that_was_drawn(file):
+    class Heavy(Ones):
+        keeps_users_apart = True
+
+        def each_update(self, parameters, selections, round_index):
+            for selection in selections:
+                yield selection._replace(weight=100.0), torch.ones_like(parameters, dtype=torch.float64)
+
+    with pytest.raises(RuntimeError, match="Heavy adds a user twice, or one that was not drawn"):
+        summed(file, Heavy)
+
+
 @pytest.mark.parametrize("kept_in", ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer"])
 def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     class Keeps(Ones):
@@ -430,6 +459,33 @@ def test_a_server_optimizer_that_needs_the_loss_is_refused(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "lbfgs", lbfgs)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="evaluates the loss within its step"):
         kept_by(named(TrainingConfig(), server_optimizer="lbfgs"))
+
+
+class Counting(torch.optim.SGD):
+    def __init__(self, parameters, keeps):
+        super().__init__(parameters, lr=0.1)
+        self.keeps, self.counted = keeps, 0
+
+    def step(self, closure=None):
+        super().step(closure)
+        (parameters,) = self.param_groups[0]["params"]
+        if self.keeps == "a group":
+            self.param_groups[0]["lr"] *= 0.9
+        elif self.keeps == "an attribute":
+            self.counted += 1
+        else:
+            state = self.state[parameters]
+            state["steps"] = state.get("steps", torch.zeros(())) + 1
+            if state["steps"] > 2:
+                state["late"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize("keeps", ["a group", "an attribute", "a later state"])
+def test_a_server_optimizer_that_keeps_what_no_checkpoint_holds_is_refused(monkeypatch, keeps):
+    counting = ServerOptimizer(lambda parameters, config: Counting([parameters], keeps))
+    monkeypatch.setitem(OPTIMIZERS, "counting", counting)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="keeps what no checkpoint holds"):
+        kept_by(named(TrainingConfig(), server_optimizer="counting"))
 
 
 FOUND_BY_NAME = {

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import accounting, renyi, selection
-from uedp_ray.privacy.events import UnsupportedEvent, charges, epsilon_of_events
+from uedp_ray.privacy.events import Charges, UnsupportedEvent, charges, epsilon_of_events
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import (
@@ -35,6 +35,14 @@ GRID = {"searcher": "grid", "early_stopping": False}
 def ledger(mechanism: RoundMechanism, rounds: int) -> list[dict[str, object]]:
     event = {"kind": "round", "private": True, "mechanism": mechanism.to_dict()}
     return [{"kind": "open", "header": {"private": True}}, *[event] * rounds]
+
+
+def test_a_run_that_stopped_is_charged_to_its_own_planned_end_where_that_is_beyond_the_searchs():
+    plan = {"rounds": 50, "mechanism": ROUND.to_dict(), "releases": []}
+    one = [{"kind": "open", "header": {"private": True, "plan": plan}}, *ledger(ROUND, 5)[1:]]
+    planned = [Charges(((ROUND, 10),))]
+    found = epsilon_of_choosing("composition", **GRID, planned=planned, ledgers=[one], delta=1e-5)
+    assert found == accounting.epsilon(ROUND, rounds=50, delta=1e-5)
 
 
 def test_the_example_of_the_specification():

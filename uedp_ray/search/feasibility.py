@@ -52,10 +52,8 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
     Raises: InputError if its settings contradict each other, or its method the budget, or if no noise is enough.
     """
     method, settings = settings_of(point, sweep.base)
-    if method is None:
-        config = methods.overlay(sweep.base, settings)
-    else:
-        config = methods.apply(sweep.base, method, {"privacy.unit": sweep.budget.unit, **settings})
+    config = laid_over(sweep.base, sweep, point)
+    if method is not None:
         _check_shared(sweep.base, config, method, settings)
     asked, budget = config.privacy, sweep.budget
     for name, value, there in (
@@ -67,6 +65,14 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
         if value != there:
             raise InputError(name, value, f"the budget says {there}: leave it out of method {method}")
     return allowance.applied(config)
+
+
+def laid_over(config: RunConfig, sweep: SweepConfig, point: Point) -> RunConfig:
+    """Returns a config with a point's method and settings. Raises: InputError if they contradict each other."""
+    method, settings = settings_of(point, sweep.base)
+    if method is None:
+        return methods.overlay(config, settings)
+    return methods.apply(config, method, {"privacy.unit": sweep.budget.unit, **settings})
 
 
 _SHARED = ("corpus", "task", "vocabulary", "pretrain", "model.warm_start", "bounds.mode")

@@ -19,14 +19,14 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
-from uedp_ray.search.feasibility import alone, run_config
+from uedp_ray.search.feasibility import alone, laid_over, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, of_base, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
-from uedp_ray.search.space import Point, settings_of
+from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared
 from uedp_ray.search.trial import started, trial_base
@@ -138,12 +138,7 @@ def _chose(folder: SweepDir) -> bool:
 def _is_at(winner: RunDir, config: SweepConfig, point: Point) -> bool:
     """Whether the winner was trained at this point: applying the point to its config again changes nothing."""
     trained = winner.load_config()
-    method, settings = settings_of(point, config.base)
-    if method is None:
-        again = methods.overlay(trained, settings)
-    else:
-        again = methods.apply(trained, method, {"privacy.unit": config.budget.unit, **settings})
-    return with_absolute_paths(again).digest() == trained.digest()
+    return with_absolute_paths(laid_over(trained, config, point)).digest() == trained.digest()
 
 
 def _winner(

@@ -51,7 +51,7 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
     single numbers. Found by making a step.
 
     Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise; and if its
-    step evaluates the loss (L-BFGS).
+    step evaluates the loss (L-BFGS). What changes after the first few steps only is not seen.
     """
     parameters = torch.zeros(2)
     parameters.grad = torch.zeros(2)
@@ -62,15 +62,30 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
     except TypeError:
         remedy = "evaluates the loss within its step, and the server has none, only a noised average: use another"
         raise InputError("training.server_optimizer", config.server_optimizer, remedy) from None
+    kept = set(optimizer.state[parameters]), _attributes(optimizer)
+    for _ in range(_STEPS):
+        optimizer.step()
     after = optimizer.param_groups
     state = {name: value for name, value in optimizer.state[parameters].items() if value is not None}
     fits = all(torch.is_tensor(value) and value.shape in ((), parameters.shape) for value in state.values())
-    if not fits or groups != [
-        {name: group.get(name) for name in before} for before, group in zip(groups, after, strict=True)
-    ]:
+    if (
+        not fits
+        or kept != (set(optimizer.state[parameters]), _attributes(optimizer))
+        or groups != [{name: group.get(name) for name in before} for before, group in zip(groups, after, strict=True)]
+    ):
         remedy = "keeps what no checkpoint holds: its state must be tensors of no dimension or one value a parameter"
         raise InputError("training.server_optimizer", config.server_optimizer, remedy)
     return {name: value.dim() for name, value in optimizer.state[parameters].items() if torch.is_tensor(value)}
+
+
+_STEPS = 3
+"""Steps after the first in which a server optimizer is watched."""
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Its own plain attributes, as text; its state and its groups are looked at by themselves."""
+    plain = (bool, int, float, str, tuple, torch.Tensor)
+    return {name: repr(value) for name, value in vars(optimizer).items() if isinstance(value, plain)}
 
 
 def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:

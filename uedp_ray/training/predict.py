@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from uedp_ray.config import load_config
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.fields import record, string
@@ -32,6 +33,8 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
     if not (folder / "config.json").exists():
         remedy = _of_sweep(run) if (run / "sweep.yaml").exists() else "holds no model: name a finished run directory"
         raise InputError("RUN", str(run), remedy)
+    if (run / "config.yaml").exists() and (kind := load_config(run / "config.yaml").task.kind) != "next_word":
+        raise InputError("RUN", str(run), f"was trained for task.kind {kind}: predict answers next words only")
     for text in texts:
         try:
             text.encode()

@@ -78,6 +78,8 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     make_folder(out)  # fail now, not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch)
+    if config.task.kind != "next_word":
+        reporter.say(f"pre-training is on next words, whatever task.kind is ({config.task.kind})")
     task = NextWord.of(vocabulary, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)

@@ -140,7 +140,7 @@ class LocalUpdate(ABC):
                 yield selection
 
         with self.passing():
-            for selection, update in self.each_update(parameters, seen(), round_index):
+            for selection, update in type(self).each_update(self, parameters, seen(), round_index):
                 if drawn.pop(selection.user, None) is not selection:
                     raise RuntimeError(f"{type(self).__name__} adds a user twice, or one that was not drawn")
                 self.num_non_finite += not self.plan.add_user(total, update, selection.weight)

@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from uedp_ray.components import in_module
 from uedp_ray.corpus.categories import LISTED
-from uedp_ray.corpus.detectors.base import Detector
+from uedp_ray.corpus.detectors.base import Detector, Reads
 from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
@@ -63,6 +64,8 @@ def _build(spec: str) -> Detector:
     missing = [name for name in (*Detector.__annotations__, "find") if not hasattr(found, name)]
     if missing:
         raise TypeError(f"{type(found).__name__}, the detector of {spec}, does not state {', '.join(missing)}")
+    if found.reads not in get_args(Reads):
+        raise TypeError(f"{type(found).__name__} reads {found.reads!r}: choose one of {', '.join(get_args(Reads))}")
     return found
 
 
