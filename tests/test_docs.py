@@ -17,6 +17,7 @@ import uedp_ray
 from uedp_ray import config
 from uedp_ray.cli import app
 from uedp_ray.config import RunConfig, from_dict, limits, set_keys, to_dict
+from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.privacy.statement import CHECKED
@@ -131,6 +132,28 @@ def test_accounting_commands_run():
         if words[0] in ("epsilon", "calibrate") and "--ledger" not in words:
             result = CliRunner().invoke(app, words)
             assert result.exit_code == 0, (page, words, result.output)
+
+
+def test_figures_of_the_pages_are_what_the_accountant_says():
+    """Each stands in a page, with what it is of."""
+    readme = (ROOT / "README.md").read_text()
+    code = re.search(r"one_round = (RoundMechanism\(.*?\n\))\nepsilon\((.*?)\)  # ([\d.]+)", readme, re.S)
+    assert code is not None
+    names = {"RoundMechanism": uedp_ray.RoundMechanism, "epsilon": uedp_ray.epsilon}
+    found = eval(f"epsilon({code[2]})", names, {"one_round": eval(code[1], names)})
+    assert f"{found:.2f}" == code[3]
+    page = (ROOT / "docs" / "pitfalls.md").read_text()
+    assert "z = 1, q_u = 0.05, q_e = 1, K = 5, β_e = 0.2 (also of a sentence without entities), 100 rounds" in page
+    for holders, said in ((5, "ε = 8.15."), (50, "ε is 50.9, not 8.15")):
+        one = {"noise_multiplier": 1.0, "user_sampling_prob": 0.05, "entity_clip": 0.2, "extended_clip": 0.2}
+        mechanism = uedp_ray.RoundMechanism(**one, max_holders=holders)
+        assert f"{uedp_ray.epsilon(mechanism, rounds=100, delta=1e-5):.3g}" in said
+        assert said in page
+
+
+def test_every_detector_is_in_the_reference():
+    rows = (ROOT / "docs" / "configuration.md").read_text()
+    assert all(f"`{spec}`" in rows for spec in DETECTORS.values())
 
 
 def test_what_the_package_offers_is_what_it_says_whatever_was_imported_before():

@@ -240,3 +240,19 @@ def test_every_setting_has_a_docstring(path):
             if isinstance(field, ast.AnnAssign):
                 said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert said, f"{section.name}.{field.target.id}"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name"),
+    [
+        ("privacy", "unit", "user-entity"),
+        ("corpus", "evaluation_basis", "held_out_users"),
+        ("model", "architecture", "awd_lstm"),
+        ("vocabulary", "kind", "public-words"),
+    ],
+)
+def test_a_choice_may_be_written_with_dashes_or_underscores(section, key, name):
+    for spelled in (name.replace("-", "_"), name.replace("_", "-")):
+        tree = {"privacy": {"target_epsilon": 8}, **GOOD}
+        found = from_dict(RunConfig, {**tree, section: {**tree.get(section, {}), key: spelled}})
+        assert getattr(getattr(found, section), key) == name

@@ -261,6 +261,8 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if origin is typing.Union:  # only "X | Literal[…]" occurs
         named = [name for a in args if typing.get_origin(a) is typing.Literal for name in typing.get_args(a)]
         return value if value in named else _convert(args[0], value, where)
+    if origin is typing.Literal:
+        return _spelled(value, args)
     if dataclasses.is_dataclass(annotation):
         return from_dict(typing.cast(type, annotation), value, f"{where}.")
     if origin is tuple:
@@ -280,6 +282,14 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if annotation is str and UNPRINTABLE.search(value):
         raise InputError(where, value, "expected one line of printable text")
     return value
+
+
+def _spelled(value: Any, names: tuple[Any, ...]) -> Any:
+    """Returns the name that a text is but for dashes and underscores; what is none is refused by the section."""
+    if not isinstance(value, str) or value in names:
+        return value
+    same = (name for name in names if isinstance(name, str) and name.replace("-", "_") == value.replace("-", "_"))
+    return next(same, value)
 
 
 def _number(value: Any, where: str) -> float:
