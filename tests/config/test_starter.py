@@ -18,6 +18,7 @@ OWN = {"text": "notes.jsonl", "evaluation": "held-out.jsonl", "public": "public.
 READ = {"train": load_config, "sweep": load_sweep_config, "compare": Comparison.load}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READ)
 @pytest.mark.parametrize(
     "changes",

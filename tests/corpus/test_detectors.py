@@ -92,6 +92,7 @@ def test_patterns(text: str, found: list[tuple[str, str]]) -> None:
     assert _find("regex", text) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", "1", "1-", "a.", "+1 ", "a:", "aa11 ", "1 ", "1111 ", "a@a.", "a@bc.de "])
 def test_patterns_take_linear_time(unit: str) -> None:
     """Quadratic time would not end here."""

@@ -269,6 +269,7 @@ def test_a_corpus_is_never_held_as_a_whole(tmp_path: Path) -> None:
     assert all([int(t.split()[-1]) for t in texts] == list(range(20)) for _, texts in corpus.texts([5, 499]))
 
 
+@pytest.mark.slow
 def test_arrow_never_holds_the_corpus_either(tmp_path: Path) -> None:
     """A Parquet file of one row group, 20 MB, in a process of its own: Arrow's peak is of the process."""
     texts = [random.Random(i).randbytes(1000).hex() for i in range(10_000)]

@@ -84,6 +84,7 @@ def pairs(seed, count):
         yield P, Q, float(generator.choice([1.0, 1.5, 4.0, 30.0])), float(generator.choice([1e-3, 0.01, 0.05, 0.2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_no_small_mechanism_is_above_the_bound(law):
     ratios, tried = [], 0

@@ -20,6 +20,8 @@ from uedp_ray.search.planner import chosen, plan
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.sweep_config import SweepConfig
 
+pytestmark = pytest.mark.slow
+
 TREE = {
     "corpus": {
         "source": {"format": "text", "path": "/no/such/text"},

@@ -182,6 +182,7 @@ def test_storage_is_left_as_it_was_found(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
 
 
+@pytest.mark.slow
 def test_a_url_is_tried_from_every_node_and_left_as_it_was_found(tmp_path):
     url, copies = f"file://{tmp_path}/bucket", tmp_path / "copies"
     copies.mkdir()

@@ -23,7 +23,6 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import whole_run
-from uedp_ray.search.results import of_base
 from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
@@ -69,7 +68,7 @@ def test_the_bases_own_point_is_tried_first_and_told_beside_the_best(corpora, tm
     rounds, rate = sweep.base.training.num_rounds, sweep.base.training.server_learning_rate
     assert (own["training.num_rounds"], own["training.server_learning_rate"]) == (rounds, rate)
     assert answer["base_trial"] == "0000"
-    assert of_base([other], sweep) is None
+    assert sweep.at_base([other]) is None
     print_sweep(answer)
     told = " ".join(capsys.readouterr().out.split())
     assert "No search: trial 0000 has the base's own settings" in told

@@ -123,6 +123,7 @@ def test_two_starts_of_pretrain_prepare_and_compare(corpora, tmp_path, refused):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(starts)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused):
     command, met = Sweep(tmp_path), []
     command.set_up()

@@ -16,7 +16,6 @@ from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.statement import show_delta, show_epsilon
-from uedp_ray.search.results import of_base
 from uedp_ray.search.space import Dimension
 
 _WORDS = {
@@ -140,7 +139,7 @@ def _found(sweep: Sweep) -> str:
 
 def _over_base(sweep: Sweep, best: Mapping[str, Any]) -> str:
     """What no search would have given, if a trial had the base's own settings; on the search's text."""
-    base, metric = of_base(sweep.trials.to_dict("records"), sweep.sweep_config), sweep.metric
+    base, metric = sweep.sweep_config.at_base(sweep.trials.to_dict("records")), sweep.metric
     if base is None:
         return ""
     if base["trial"] == best["trial"]:

@@ -24,7 +24,7 @@ from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.remote import Beside
-from uedp_ray.search.results import Row, best, count_states, of_base, stated, write_table
+from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
@@ -54,7 +54,7 @@ def finalize(
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
     write_table(rows, config, folder.table)
-    base = of_base(rows, config)
+    base = config.at_base(rows)
     answer = {
         "metric": config.metric.name,
         "best": _best(config, folder, rows, selection, winner),

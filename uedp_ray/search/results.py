@@ -160,13 +160,6 @@ def best(rows: Iterable[Row], metric: Metric) -> Row | None:
     return min(done, key=lambda row: metric.cost(row[metric.name]), default=None)
 
 
-def of_base(rows: Iterable[Row], sweep: SweepConfig) -> Row | None:
-    """Returns the first trial at the base's own point that was trained to its end: what no search would have given."""
-    done = [row for row in rows if row["state"] == "done"]
-    at_it = (row for point in sweep.first_points for row in done if all(row[key] == point[key] for key in point))
-    return next(at_it, None)
-
-
 def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     """Returns the best trial as in ``result.json``, before its choice is paid for; its run directory is within the sweep's.
 
