@@ -1,4 +1,4 @@
-"""The plan: selection rules and draws, the published weights, noise once on the sum, what the ledger is told."""
+"""The plan: sentence rules and draws, the published weights, noise once on the sum, what the ledger is told."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     parameter_epsilon(mechanism, rounds=50, delta=1e-5)["epsilon"]
 
-No data is touched. Every answer carries unit, neighbouring relation, delta, accountant, selection rule and sampling.
+No data is touched. Every answer carries unit, neighbouring relation, delta, accountant, sentence rule and sampling.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None
     chosen = rule in ("none", "public") and part_of(events) is not None  # no export of ours is
-    run = f"of the exported run alone, whose selection rule and rounds are given here: epsilon = {show_epsilon(alone)}"
+    run = f"of the exported run alone, whose sentence rule and rounds are given here: epsilon = {show_epsilon(alone)}"
     note = "" if rule == "none" else f" Of training and choosing together, by rule {rule}; {run}."
     odometer = odometer_of(terms) if rule == "composition" else None
     settled = odometer is not None and odometer.settled_by_results(total)

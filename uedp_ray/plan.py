@@ -149,7 +149,7 @@ class Plan:
     ) -> Iterator[UserSelection]:
         """Yields what each drawn user among ``users`` (ascending) computes on; independent of how users are spread.
 
-        Selection rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
+        Sentence rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
         without entities is an extended entity with its own draw. ``sentence_weight`` (N,) holds the weights of the
         contribution bounds; sentences of weight 0 are left out.
         """

@@ -83,7 +83,7 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
     assert what == f"**TOTAL**, training and choosing (rule {done.rule})"
     assert 0 <= shown - told["epsilon"] < 0.001
     again = export_epsilon(out)
-    alone = f"{done.rule}; of the exported run alone, whose selection rule and rounds are given here: epsilon = "
+    alone = f"{done.rule}; of the exported run alone, whose sentence rule and rounds are given here: epsilon = "
     assert (
         f"Of training and choosing together, by rule {alone}{show_epsilon(again['epsilon_of_run'])}." in again["text"]
     )

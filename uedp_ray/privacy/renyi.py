@@ -1,4 +1,4 @@
-"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what selection rules build on.
+"""Renyi divergences of one round, and epsilon from them: looser than ``composition``, but what rules of the choice build on.
 
     >>> from uedp_ray.privacy.accounting import epsilon
     >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism

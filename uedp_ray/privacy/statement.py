@@ -1,4 +1,4 @@
-"""What an epsilon states: its unit, relation, delta, accountant, selection rule and sampling, in one object.
+"""What an epsilon states: its unit, relation, delta, accountant, sentence rule and sampling, in one object.
 
     >>> from uedp_ray.privacy.statement import state
     >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -10,7 +10,7 @@
     unit: one user and entity
     relation: zero_out (fixed-graph)
     accountant: pld
-    selection rule: all
+    sentence rule: all
     sampling: poisson.
     >>> found.guarantee, state(one, epsilon=2.0091, delta=1e-5, unit="user", declared=False, private=False).guarantee
     (True, False)
@@ -158,7 +158,7 @@ def state(
     text = (
         f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {show_delta(delta)} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
-        f"accountant: {accountant}; selection rule: {rule}; sampling: poisson.{note}"
+        f"accountant: {accountant}; sentence rule: {rule}; sampling: poisson.{note}"
     )
     return Statement(
         epsilon=epsilon,

@@ -208,7 +208,7 @@ def statement(
         *_planned(events),
         f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
-        f"{extended_sampling_prob(config):g}; selection rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
+        f"{extended_sampling_prob(config):g}; sentence rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
     ]
     if plan.mechanism is not None:
         clip = "none" if privacy.sentence_clip_norm is None else f"{privacy.sentence_clip_norm:g}"
