@@ -84,10 +84,11 @@ def _check_shared(base: RunConfig, config: RunConfig, method: str, settings: Map
 
     Entities may go unprotected, as in a method of the unit ``user``: that costs more, and is refused where it must be.
     """
+    asked = dict(_leaves(base))
     for key, value in _leaves(config):
         shared = key in _SHARED or key.partition(".")[0] in _SHARED
         unbound = key == "bounds.mode" and value == "none"
-        if shared and not unbound and key not in settings and value != dict(_leaves(base))[key]:
+        if shared and not unbound and key not in settings and value != asked[key]:
             raise InputError(key, value, f"is the same for all trials: leave it out of method {method}")
 
 

@@ -282,7 +282,7 @@ class SweepConfig:
     def at_base(self, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """Returns the first row of a trial at the base's own point that was trained to its end: what no search had given."""
         done = [row for row in rows if row["state"] == "done"]
-        at_it = (row for point in self.first_points for row in done if all(row[key] == point[key] for key in point))
+        at_it = (row for point in self.first_points for row in done if all(row.get(key) == point[key] for key in point))
         return next(at_it, None)
 
     @functools.cached_property
