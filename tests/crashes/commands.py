@@ -289,7 +289,8 @@ class SweepAdaptive(Sweep):
     def check_end(self) -> None:
         super().check_end()
         lines = (self.out / "study.journal").read_text().splitlines()
-        states = {line["trial_id"]: line["state"] for line in map(json.loads, lines) if line.get("state", 0)}
+        ended = (line for line in map(json.loads, lines) if line.get("state", 0) and "trial_id" in line)
+        states = {line["trial_id"]: line["state"] for line in ended}
         assert len(states) == 5, "trials were lost, or made up for"
         assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED} | (
             {TrialState.FAIL} if self.once else set()
