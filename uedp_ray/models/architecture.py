@@ -1,6 +1,17 @@
 """What ``model.architecture`` names: a module of this room with an ``ARCHITECTURE``, which says how its network is built.
 
-    architecture("gpt2").build(config, Tokens(size=10_000, bos_id=0, eos_id=0))
+    >>> from uedp_ray.config import ModelConfig
+    >>> from uedp_ray.models.architecture import NAMES, Tokens, architecture
+    >>> NAMES
+    ('gpt2', 'awd_lstm', 'pretrained')
+    >>> gpt2, config = architecture("gpt2"), ModelConfig(num_layers=1, hidden_size=8, num_heads=2)
+    >>> network = gpt2.build(config, Tokens(size=50, bos_id=0, eos_id=0))
+    >>> type(network).__name__, network.num_parameters()
+    ('GPT2LMHeadModel', 1800)
+    >>> sorted(gpt2.shape)    # what it shares with a warm start
+    ['hidden_size', 'max_length', 'num_heads', 'num_layers', 'tie_embeddings']
+    >>> gpt2.largest(config)["num_layers"]    # what this setting decides on, and about how many parameters that has
+    ('all layers', 768)
 
 A new one is one file here and its name in ``config.choices.ArchitectureName``. Everything here is public.
 """

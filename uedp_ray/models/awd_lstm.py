@@ -1,7 +1,15 @@
 """AWD-LSTM: a word-level LSTM language model with five kinds of dropout.
 
-    model = AWDLSTM(AWDLSTMConfig(vocab_size=10_000))
-    logits = model(input_ids=ids).logits  # (B, T) -> (B, T, V)
+    >>> import torch
+    >>> from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+    >>> model = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=6, hidden_size=8, num_layers=2))
+    >>> ids = torch.tensor([[1, 2, 3], [4, 5, 0]])
+    >>> tuple(model(input_ids=ids).logits.shape)    # (B, T) -> (B, T, V)
+    (2, 3, 50)
+    >>> model.decoder.weight is model.embedding.weight    # tied, so the last layer has as many units
+    True
+    >>> model.layer_sizes
+    [8, 6]
 
 Source: Merity, Keskar, Socher, "Regularizing and Optimizing LSTM Language Models" (2018), section 4. One bias per gate
 instead of cuDNN's two (the same functions), and whole words are dropped per sentence instead of per batch.

@@ -1,6 +1,14 @@
 """Builds the network of a model section, from random values or its warm start.
 
-    model = build_model(ModelConfig(), vocab_size=10_000, bos_id=0, eos_id=0, seed=0)
+    >>> import torch
+    >>> from uedp_ray.config import ModelConfig
+    >>> from uedp_ray.models.build import build_model
+    >>> config = ModelConfig(max_length=8, num_layers=1, hidden_size=8, num_heads=2)
+    >>> one, same, other = (build_model(config, vocab_size=50, bos_id=0, eos_id=0, seed=seed) for seed in (0, 0, 1))
+    >>> type(one).__name__, one.num_parameters(), one.training
+    ('GPT2LMHeadModel', 1352, False)
+    >>> [torch.equal(one.lm_head.weight, model.lm_head.weight) for model in (same, other)]    # by the seed alone
+    [True, False]
 
 All arguments are public.
 """

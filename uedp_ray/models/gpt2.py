@@ -1,5 +1,14 @@
 """GPT-2, as in transformers, with the sizes in the model section.
 
+    >>> from uedp_ray.config import ModelConfig
+    >>> from uedp_ray.models.build import build_model
+    >>> config = ModelConfig(max_length=8, num_layers=1, hidden_size=8, num_heads=2, dropout_hidden=0.1)
+    >>> model = build_model(config, vocab_size=50, bos_id=0, eos_id=0, seed=0)
+    >>> model.config.n_layer, model.config.n_embd, model.config.n_positions, model.config.attn_pdrop
+    (1, 8, 8, 0.1)
+    >>> model.lm_head.weight is model.transformer.wte.weight    # model.tie_embeddings
+    True
+
 Dropout: ``dropout_embedding``, ``dropout_hidden`` (attention) and ``dropout_output`` (residual).
 """
 

@@ -1,8 +1,27 @@
 """Every pass through a network starts in the same state.
 
-    isolated = Isolation(model, params.tensors)
-    with isolated(seed=0):
-        losses = task.losses(model, batch)
+    >>> import torch
+    >>> from uedp_ray.errors import InputError
+    >>> from uedp_ray.models.isolation import Isolation
+    >>> class Remembers(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         self.seen.append(len(x))    # from one user's pass to the next one's
+    ...         return super().forward(x) + torch.rand(1)
+    >>> network = Remembers(2, 1)
+    >>> network.seen = []
+    >>> isolated = Isolation(network, network.parameters())
+    >>> outputs = []
+    >>> for _ in range(2):
+    ...     with isolated(seed=0):
+    ...         outputs.append(network(torch.ones(5, 2)))
+    >>> network.seen, torch.equal(*outputs)    # nothing is left, and the draws are the same
+    ([], True)
+    >>> try:
+    ...     with isolated(), torch.no_grad():
+    ...         parameter = network.bias.add_(1.0)
+    ... except InputError as error:
+    ...     print(error.remedy.partition(",")[0])
+    it writes to its own weights while it reads
 
 Some networks keep something from pass to pass: rotary tables that grow with the longest input so far, a kind of attention
 that a long sentence switches permanently, draws from a shared generator. One user's sentence would then change the gradients

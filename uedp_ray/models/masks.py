@@ -1,6 +1,18 @@
 """Dropout masks that belong to one sentence each, whichever others share its pass.
 
-    network.mask_seeds = MaskSeeds(weight=1, sentences=[4, 5])     # of a batch of two
+    >>> import torch
+    >>> from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+    >>> from uedp_ray.models.masks import MaskSeeds
+    >>> network = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=64, num_layers=1, dropout_input=0.5))
+    >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> network.mask_seeds = MaskSeeds(weight=1, sentences=[4, 5])    # of a batch of two
+    >>> both = network(ids).logits
+    >>> network.mask_seeds = MaskSeeds(weight=1, sentences=[5])
+    >>> torch.allclose(network(ids[1:]).logits[0], both[1], atol=1e-6)    # the same mask, beside another or alone
+    True
+    >>> network.mask_seeds = None    # drawn from torch's default generator
+    >>> torch.allclose(network(ids).logits, both, atol=1e-6)
+    False
 
 A network that draws its masks from torch's default generator gives a sentence different masks beside different others, so it
 must be given each sentence alone if there is dropout. One that keeps to ``PerSentenceMasks`` need not.

@@ -1,7 +1,16 @@
 """The trainable part of a network as one vector: what is summed, noised and released.
 
-    params = FlatParameters(model)
-    params.set(params.get() - 0.1 * step)
+    >>> import torch
+    >>> from uedp_ray.models.parameters import FlatParameters
+    >>> model = torch.nn.Linear(3, 2)
+    >>> params = FlatParameters(model)
+    >>> params.names, params.num
+    (('bias', 'weight'), 8)
+    >>> params.set(torch.zeros(params.num))
+    >>> step = torch.arange(8.0)    # (P,)
+    >>> params.set(params.get() - 0.5 * step)
+    >>> model.bias.tolist(), tuple(params.split(step)["weight"].shape)
+    ([0.0, -0.5], (2, 3))
 
 Names, shapes and their order are public. Shape legend: P flattened trainable parameters.
 """

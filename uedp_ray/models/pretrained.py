@@ -1,5 +1,24 @@
 """A pretrained causal language model of transformers, from a folder or the hub, with the tokens it knows.
 
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.config import ModelConfig
+    >>> from uedp_ray.models.build import build_model
+    >>> from uedp_ray.models.saved import save_model
+    >>> tokens = {"vocab_size": 50, "bos_id": 0, "eos_id": 0, "seed": 0}
+    >>> folder = TemporaryDirectory()
+    >>> tiny = ModelConfig(max_length=8, num_layers=1, hidden_size=8, num_heads=2)
+    >>> save_model(build_model(tiny, **tokens), folder.name)
+    >>> config = ModelConfig(architecture="pretrained", path=folder.name, max_length=8)
+    >>> build_model(config, **tokens).num_parameters()
+    1352
+    >>> build_model(config, **tokens | {"vocab_size": 40}, replace_embeddings=True).num_parameters()    # other words
+    1272
+    >>> build_model(ModelConfig(architecture="pretrained", path=folder.name, max_length=16), **tokens)
+    Traceback (most recent call last):
+        ...
+    uedp_ray.errors.InputError: model.max_length = 16: this model reads at most 8 tokens
+    >>> folder.cleanup()
+
 No dropout applies, whatever its configuration says.
 """
 

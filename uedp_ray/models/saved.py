@@ -1,7 +1,26 @@
 """Saved networks: what is written, and what is checked when it is read.
 
-    save_model(model, "run/model")
-    model = load_model("run/model")
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from uedp_ray.errors import InputError
+    >>> from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+    >>> from uedp_ray.models.saved import load_model, save_model
+    >>> folder = TemporaryDirectory()
+    >>> model, path = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=6, num_layers=1)), Path(folder.name)
+    >>> save_model(model, path)
+    >>> sorted(file.name for file in path.iterdir())
+    ['config.json', 'model.safetensors']
+    >>> torch.equal(load_model(path).decoder.weight, model.decoder.weight)
+    True
+    >>> settings = (path / "config.json").read_text().replace('"vocab_size": 50', '"vocab_size": 50000000')
+    >>> size = (path / "config.json").write_text(settings)    # a network of 1.4 GB
+    >>> try:
+    ...     load_model(path)
+    ... except InputError as error:
+    ...     print(error.remedy)
+    no model can be read here (config.json does not match the weights: restore the model's own)
+    >>> folder.cleanup()
 
 Folders may be damaged or hostile: settings are checked against the weights before a network is built from them. All
 arguments are public; a saved model is as private as the training that made it.

@@ -1,6 +1,16 @@
 """Chooses the part of a network that is trained; noise grows with the square root of its size.
 
-    model = select_trainable(model, ModelConfig(trainable="lora", lora_rank=4), seed=0)
+    >>> from uedp_ray.config import ModelConfig
+    >>> from uedp_ray.models.build import build_model
+    >>> from uedp_ray.models.parameters import FlatParameters
+    >>> from uedp_ray.models.trainable import select_trainable
+    >>> for part in ("full", "head", "bias_norm"):    # or "lora"
+    ...     config = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, trainable=part)
+    ...     model = build_model(config, vocab_size=50, bos_id=0, eos_id=0, seed=0)
+    ...     part, FlatParameters(select_trainable(model, config, seed=0)).num
+    ('full', 1800)
+    ('head', 400)
+    ('bias_norm', 120)
 
 The choice is public. Source of LoRA: Hu et al. 2021, through peft; of bias-only training (BitFit): Ben Zaken et al. 2022.
 """

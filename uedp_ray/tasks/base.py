@@ -1,8 +1,19 @@
 """What private training needs of a task: a batch of sentences, and one loss for each that depends on that sentence alone.
 
-    task = task_of("next_word").of(vocabulary, max_length=64)
-    batch = task.collate([np.array([5, 7, 9]), np.array([4])])
-    losses = task.losses(model, batch)  # (2,)
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> from uedp_ray.config import VocabularyConfig
+    >>> from uedp_ray.corpus.vocabulary import build_vocabulary
+    >>> from uedp_ray.tasks.base import task_of
+    >>> vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: iter(["the patient left ."]))
+    >>> task = task_of("next_word").of(vocabulary, max_length=64)
+    >>> batch = task.collate(vocabulary.encode_batch(["the patient left", "left"]))
+    >>> len(batch), tuple(batch.input_ids.shape), (batch.targets >= 0).sum(1).tolist()    # and what each predicts
+    (2, (2, 4), [4, 2])
+    >>> def uniform(input_ids, **_):    # a network that knows nothing
+    ...     return SimpleNamespace(logits=torch.zeros(*input_ids.shape, vocabulary.size))
+    >>> vocabulary.size, [round(loss, 3) for loss in task.losses(uniform, batch).tolist()]    # (2,)
+    (7, [1.946, 1.946])
 
 ``task.kind`` names a module of this room with a ``TASK``, and its metric in ``metric.METRICS``.
 Shape legend: B sentences, T positions, V vocabulary. The sentences are private.

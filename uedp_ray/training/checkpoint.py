@@ -3,6 +3,30 @@
     checkpoint/round-000050.safetensors     trainable parameters and the server optimizer's tensors
     checkpoint/state.json                   next round, ledger position, config digest, tensor file, SHA-256
 
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from uedp_ray.errors import InputError
+    >>> from uedp_ray.training.checkpoint import Position, load_checkpoint, save_checkpoint
+    >>> from uedp_ray.training.rounds import RoundState
+    >>> def state(parameters, next_round=0):
+    ...     return RoundState(parameters, torch.optim.SGD([parameters], lr=0.1), next_round)
+    >>> folder, fresh = TemporaryDirectory(), state(torch.zeros(3))
+    >>> path = Path(folder.name, "checkpoint")
+    >>> save_checkpoint(path, state(torch.ones(3), next_round=50), Position(50, "of-config", 52, "of-ledger"))
+    >>> sorted(file.name for file in path.iterdir())
+    ['round-000050.safetensors', 'state.json']
+    >>> load_checkpoint(path, fresh, config_digest="of-config", num_rounds=100, kept={})
+    Position(next_round=50, config_digest='of-config', ledger_seq=52, ledger_digest='of-ledger')
+    >>> fresh.parameters, fresh.next_round
+    (tensor([1., 1., 1.]), 50)
+    >>> try:
+    ...     load_checkpoint(path, fresh, config_digest="of-another", num_rounds=100, kept={})
+    ... except InputError as error:
+    ...     print(error.field, error.value, error.remedy.partition(":")[0], sep=": ")
+    checkpoint config_digest: of-config: this run has 'of-another'
+    >>> folder.cleanup()
+
 Everything in a checkpoint is post-processing of noised releases. A kill at any moment leaves the last complete checkpoint.
 """
 

@@ -1,7 +1,19 @@
 """Checks that need no text: every command runs them first, so that a mistake costs seconds.
 
-    check_run(config)                       # raises InputError, which names the setting and the remedy
-    for note in ignored(config): print(note)
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.training.checks import check_run, ignored
+    >>> source, public = ({"format": "synthetic", "part": part} for part in ("private", "public"))
+    >>> tree = {"corpus": {"declared_num_users": 300, "source": source}, "privacy": {"noise_multiplier": 1.0}}
+    >>> tree |= {"vocabulary": {"public_text": [public]}, "training": {"server_momentum": 0.5, "device": "cpu"}}
+    >>> config = from_dict(RunConfig, tree)
+    >>> check_run(config)
+    >>> list(ignored(config))
+    ['training.server_momentum is ignored: training.server_optimizer is adam']
+    >>> tree["corpus"]["source"] = {"format": "jsonl", "path": "none/notes.jsonl"}
+    >>> check_run(from_dict(RunConfig, tree))    # the error names the setting and the remedy
+    Traceback (most recent call last):
+        ...
+    uedp_ray.errors.InputError: corpus.source.path = 'none/notes.jsonl': no such file or folder
 
 Nothing is written, and texts are only checked to exist and be readable. Inputs are public.
 """

@@ -2,8 +2,24 @@
 
 Example:
 
-    check_kinds(run)                        # before anything in the folder is read
-    claim(run, config, resume=False)        # the folder is free, or holds the requested run
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.errors import InputError
+    >>> from uedp_ray.training.claim import check_kinds, claim
+    >>> from uedp_ray.training.rundir import RunDir
+    >>> config = from_dict(RunConfig, {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}})
+    >>> folder = TemporaryDirectory()
+    >>> run = RunDir(Path(folder.name))
+    >>> check_kinds(run)    # before anything in the folder is read
+    >>> claim(run, config, resume=False)    # the folder is free, or holds the requested run
+    >>> size = (run.root / "notes.txt").write_text("mine")
+    >>> try:
+    ...     claim(run, config, resume=False)
+    ... except InputError as error:
+    ...     print(error.remedy)
+    is not empty and holds no run: name another folder
+    >>> folder.cleanup()
 """
 
 from __future__ import annotations

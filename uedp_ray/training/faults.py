@@ -1,7 +1,19 @@
 """Memory and device errors, reported as problems that the user can fix: starting the same work again does not help.
 
-    with blamed("training.batch_tokens", 4096):
-        loss.backward()                    # torch.OutOfMemoryError -> InputError: training.batch_tokens = 4096: …
+    >>> import torch
+    >>> from uedp_ray.errors import InputError
+    >>> from uedp_ray.training.faults import blamed
+    >>> try:
+    ...     with blamed("training.batch_tokens", 4096):
+    ...         raise torch.OutOfMemoryError("CUDA out of memory.")
+    ... except InputError as error:
+    ...     error.field, error.value, error.remedy.partition(":")[0]
+    ('training.batch_tokens', 4096, 'the GPU ran out of memory')
+    >>> with blamed("training.batch_tokens", 4096):
+    ...     raise RuntimeError("shapes do not fit")    # what a user cannot fix stays as it is
+    Traceback (most recent call last):
+        ...
+    RuntimeError: shapes do not fit
 
 Errors of the network between workers (NCCL, gloo) are not among them: they are how other nodes see the loss of a node.
 """

@@ -1,7 +1,24 @@
 """Refuses text that must not be the private text: evaluation and public text, and text that rule ``public`` searches on.
 
-    compared = check_evaluation(private, evaluation, source)     # InputError, or what could be compared
-    check_public(private, sketch, "pretrain.text", paths)
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.config import SourceConfig
+    >>> from uedp_ray.corpus.prepare import prepare
+    >>> from uedp_ray.corpus.store import open_corpus
+    >>> from uedp_ray.errors import TextError
+    >>> from uedp_ray.training.guard import check_evaluation, check_public
+    >>> folder = TemporaryDirectory()
+    >>> sources = [SourceConfig(format="synthetic", num_users=9, part=part) for part in ("private", "held_out")]
+    >>> figures = [prepare(source, Path(folder.name, source.part)) for source in sources]
+    >>> private, evaluation = (open_corpus(Path(folder.name, source.part)) for source in sources)
+    >>> check_evaluation(private, evaluation, sources[1])    # what could be compared: these texts name no users
+    Compared(users=False)
+    >>> try:
+    ...     check_public(private, private.text_sketch, "pretrain.text", "public.txt")
+    ... except TextError as error:
+    ...     print(error.remedy.partition(":")[0])
+    shares 100% of its running text with corpus.source, where less than 10% may match
+    >>> folder.cleanup()
 
 A perplexity is an exact function of the evaluation text, and a vocabulary and a warm start are functions of public text:
 none of them is charged. ``corpus.overlap`` defines what is compared, and how much may be shared. These checks catch

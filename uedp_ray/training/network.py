@@ -1,4 +1,16 @@
-"""The network of a run before training, and the part of it that is trained."""
+"""The network of a run before training, and the part of it that is trained.
+
+>>> from uedp_ray.config import RunConfig, from_dict
+>>> from uedp_ray.corpus.vocabulary import build_vocabulary
+>>> from uedp_ray.models.parameters import FlatParameters
+>>> from uedp_ray.training.network import initial_model, make_model
+>>> tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}}
+>>> tree["model"] = {"max_length": 8, "num_layers": 1, "hidden_size": 8, "num_heads": 2, "trainable": "bias_norm"}
+>>> config = from_dict(RunConfig, tree)
+>>> vocabulary = build_vocabulary(config.vocabulary, public_text=lambda: iter(["the patient left ."]))
+>>> initial_model(config, vocabulary).num_parameters(), FlatParameters(make_model(config, vocabulary)).num
+(1008, 120)
+"""
 
 from __future__ import annotations
 

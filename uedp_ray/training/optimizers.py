@@ -1,6 +1,18 @@
 """The server's optimizers on the noised average: post-processing, at no privacy cost.
 
-    server_optimizer(parameters, config.training)
+    >>> import torch
+    >>> from uedp_ray.config import TrainingConfig
+    >>> from uedp_ray.training.optimizers import kept_by, server_optimizer
+    >>> config = TrainingConfig(server_optimizer="momentum", server_learning_rate=0.5, server_momentum=0.9)
+    >>> parameters = torch.zeros(2)
+    >>> optimizer = server_optimizer(parameters, config)
+    >>> for _ in range(2):
+    ...     parameters.grad = torch.tensor([1.0, -2.0])
+    ...     optimizer.step()
+    >>> parameters
+    tensor([-1.4500,  2.9000])
+    >>> kept_by(config)    # in a checkpoint: a vector as long as the parameters
+    {'momentum_buffer': 1}
 
 To add one, add an entry here and its name to ``config.choices.ServerOptimizerName``.
 """

@@ -2,7 +2,18 @@
 
 Example:
 
-    for_use(config).corpus.source.path          # "$DATA/notes.jsonl" is now /mnt/a/notes.jsonl, here
+    >>> import os
+    >>> from unittest.mock import patch
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.training.paths import for_use, with_absolute_paths
+    >>> tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}}
+    >>> tree["corpus"]["source"] = {"format": "jsonl", "path": "$DATA/notes.jsonl"}
+    >>> config = from_dict(RunConfig, tree)
+    >>> with patch.dict(os.environ, DATA="/mnt/a"):
+    ...     for_use(config).corpus.source.path    # here
+    ...     with_absolute_paths(config).corpus.source.path    # in the run directory
+    '/mnt/a/notes.jsonl'
+    '$DATA/notes.jsonl'
 """
 
 from __future__ import annotations

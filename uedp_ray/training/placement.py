@@ -1,4 +1,11 @@
-"""The hardware of a run's processes: their device, and the CPUs and GPUs that Ray Train workers request."""
+"""The hardware of a run's processes: their device, and the CPUs and GPUs that Ray Train workers request.
+
+>>> from uedp_ray.config import RunConfig, from_dict
+>>> from uedp_ray.training.placement import pick_device
+>>> tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}, "training": {"device": "cpu"}}
+>>> pick_device(from_dict(RunConfig, tree))    # auto: a GPU, if this process may use one
+device(type='cpu')
+"""
 
 from __future__ import annotations
 

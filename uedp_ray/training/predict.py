@@ -1,4 +1,25 @@
-"""The most likely next words after a text, from a trained model."""
+"""The most likely next words after a text, from a trained model.
+
+>>> from pathlib import Path
+>>> from tempfile import TemporaryDirectory
+>>> import torch
+>>> from uedp_ray.config import VocabularyConfig
+>>> from uedp_ray.corpus.vocabulary import build_vocabulary
+>>> from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+>>> from uedp_ray.models.saved import save_model
+>>> from uedp_ray.training.predict import predict
+>>> vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: iter(["the patient left ."]))
+>>> model = AWDLSTM(AWDLSTMConfig(vocab_size=vocabulary.size, embedding_size=4, num_layers=1))
+>>> embedding = torch.nn.init.zeros_(model.embedding.weight)    # the text does not matter
+>>> with torch.no_grad():
+...     model.decoder.bias[vocabulary.encode_batch(["left"])[0]] = 3.0    # exp(3) times as likely as any other
+>>> folder = TemporaryDirectory()
+>>> save_model(model, folder.name)
+>>> vocabulary.save(folder.name)
+>>> predict(Path(folder.name), ["the patient"], top=1)
+[{'text': 'the patient', 'next': [{'token': 'left', 'probability': 0.769988}]}]
+>>> folder.cleanup()
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Reduction of a round's partial sums: in one process, or over a torch.distributed group whose rank 0 is the driver."""
+"""Reduction of a round's partial sums: in one process, or over a torch.distributed group whose rank 0 is the driver.
+
+>>> import torch
+>>> from uedp_ray.training.reduce import LocalReducer
+>>> reducer, total = LocalReducer(), torch.tensor([3, -1])
+>>> reducer.is_driver, reducer.from_driver(reducer.sum_to_driver(total)) is total    # nothing is sent
+(True, True)
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,25 @@
 
     sample -> local update -> clip -> reduce -> noise -> server step -> charge the ledger -> broadcast
 
+    >>> import torch
+    >>> from uedp_ray.training.reduce import LocalReducer
+    >>> from uedp_ray.training.rounds import RoundState, run_rounds
+    >>> class OfTwo:    # a driver whose budget is two rounds
+    ...     def admit(self, round_index):
+    ...         return 0 if round_index < 2 else None
+    ...     def charge(self, round_index, attempt):
+    ...         print("charged", round_index)
+    ...     def release(self, total, round_index):
+    ...         return total / 10    # a private run's adds noise
+    >>> parameters = torch.zeros(2)
+    >>> state = RoundState(parameters, torch.optim.SGD([parameters], lr=0.5))
+    >>> pull = lambda parameters, round_index, attempt: torch.tensor([20, -10])    # clipped updates, summed
+    >>> state = run_rounds(state, num_rounds=5, local_sum=pull, reducer=LocalReducer(), driver=OfTwo())
+    charged 0
+    charged 1
+    >>> state.parameters, state.next_round
+    (tensor([ 2., -1.]), 2)
+
 The noise and the server's step come before the charge, in the driver's memory, so that a round that runs out of memory has
 charged nothing; nothing of the round leaves the driver before the charge is recorded. The loop knows neither Ray nor files.
 Hosts (the trial's own process, a Ray Train group) differ only in the reducer.

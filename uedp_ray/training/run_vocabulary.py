@@ -2,7 +2,19 @@
 
 Example:
 
-    make_vocabulary(config).encode_batch(["they met in the park"])
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.training.run_vocabulary import make_vocabulary
+    >>> folder = TemporaryDirectory()
+    >>> path = Path(folder.name, "public.txt")
+    >>> size = path.write_text("they met in the park . they left the park .")
+    >>> tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}}
+    >>> tree["vocabulary"] = {"min_count": 2, "public_text": [{"format": "text", "path": str(path)}]}
+    >>> vocabulary = make_vocabulary(from_dict(RunConfig, tree))
+    >>> vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.encode_batch(["They met in the park"])[0])
+    ['they', '<unk>', '<unk>', 'the', 'park']
+    >>> folder.cleanup()
 """
 
 from __future__ import annotations

@@ -2,7 +2,22 @@
 
 Example:
 
-    config = prepare_corpora(config, out / "corpora")
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.corpus.store import open_corpus
+    >>> from uedp_ray.training.texts import prepare_corpora
+    >>> source, evaluation = ({"format": "synthetic", "num_users": 9, "part": part} for part in ("private", "held_out"))
+    >>> corpus = {"declared_num_users": 100, "source": source, "evaluation": evaluation}
+    >>> folder = TemporaryDirectory()
+    >>> out = Path(folder.name)
+    >>> config = from_dict(RunConfig, {"corpus": corpus, "privacy": {"noise_multiplier": 1.0}})
+    >>> config = prepare_corpora(config, out / "corpora")
+    >>> sorted(path.name for path in (out / "corpora").iterdir())
+    ['evaluation', 'evaluation.source.json', 'private', 'private.source.json', 'text.json']
+    >>> config.corpus.source.format, open_corpus(config.corpus.source.path).num_users
+    ('prepared', 9)
+    >>> folder.cleanup()
 """
 
 from __future__ import annotations

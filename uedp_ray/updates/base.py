@@ -1,8 +1,30 @@
 """The sum of a worker's clipped user updates, however they are computed.
 
-    update = local_update(plan, model, params, task, sentence, device)
-    update.probe()                                                         # needs no data
-    total = update.sum_updates(parameters, selections, round_index=0)      # (P,)
+    >>> import numpy as np
+    >>> import torch
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.models.build import build_model
+    >>> from uedp_ray.models.parameters import FlatParameters
+    >>> from uedp_ray.plan import Plan, UserSelection
+    >>> from uedp_ray.tasks.next_word import NextWord
+    >>> from uedp_ray.updates.base import local_update
+    >>> tree = {"corpus": {"declared_num_users": 100}, "training": {"local_update": "local_sgd"}}
+    >>> tree["privacy"] = {"noise_multiplier": 1.0, "l2_clip_norm": 0.1, "sentence_clip_norm": None}
+    >>> tree["bounds"] = {"holder_bound": "truncate", "entity_bound": "truncate"}
+    >>> tree["model"] = {"max_length": 8, "num_layers": 1, "hidden_size": 8, "num_heads": 2}
+    >>> plan = Plan.of(from_dict(RunConfig, tree))
+    >>> model = build_model(plan.config.model, vocab_size=50, bos_id=0, eos_id=0, seed=0)
+    >>> params, task = FlatParameters(model), NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=8)
+    >>> sentences = [np.array([5, 7, 9]), np.array([4])]
+    >>> update = local_update(plan, model, params, task, sentences.__getitem__, torch.device("cpu"))
+    >>> update.probe()    # needs no data
+    >>> drawn = UserSelection(user=3, sentences=np.arange(2), weights=np.ones(2, np.float32), num_held=2)
+    >>> total = update.sum_updates(params.get(), [drawn], round_index=0)
+    >>> total.dtype, total.shape == (params.num,)    # steps of a grid
+    (torch.int64, True)
+    >>> norm = float((total.double() * plan.grid.step).norm())
+    >>> norm <= 0.1, round(norm, 3)    # of one user, clipped
+    (True, 0.1)
 
 A user's update depends, to the bit, on its own selection, the parameters and public seeds only, never on who else was drawn
 or on how users are spread over workers and batches: a pass leaves nothing for the next one. Updates are added up as

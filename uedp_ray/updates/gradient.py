@@ -1,6 +1,28 @@
 """Every sentence's gradient at the round's parameters, scaled to ``sentence_clip_norm`` and by its weight, summed by user.
 
 Sentences of several users share batches, of shapes in which a sentence's gradient is its own (``shapes``).
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from uedp_ray.config import RunConfig, from_dict
+    >>> from uedp_ray.models.build import build_model
+    >>> from uedp_ray.models.parameters import FlatParameters
+    >>> from uedp_ray.plan import Plan, UserSelection
+    >>> from uedp_ray.tasks.next_word import NextWord
+    >>> from uedp_ray.updates.gradient import Update
+    >>> tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0, "sentence_clip_norm": 0.1}}
+    >>> tree["model"] = {"max_length": 8, "num_layers": 1, "hidden_size": 8, "num_heads": 2}
+    >>> plan = Plan.of(from_dict(RunConfig, tree))
+    >>> model = build_model(plan.config.model, vocab_size=50, bos_id=0, eos_id=0, seed=0)
+    >>> params, task = FlatParameters(model), NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=8)
+    >>> sentences = [np.array([5, 7, 9]), np.array([4])]
+    >>> update = Update(plan, model, params, task, sentences.__getitem__, torch.device("cpu"))
+    >>> one, other = (UserSelection(n, np.array([n]), np.array([0.5], np.float32), num_held=1) for n in range(2))
+    >>> alone, others, both = (update.sum_updates(params.get(), users, 0) for users in ([one], [other], [one, other]))
+    >>> float((alone.double() * plan.grid.step).norm()) <= 0.5 * 0.1    # of a sentence of weight 0.5
+    True
+    >>> torch.equal(both, alone + others)    # to the bit, though the two share a batch
+    True
 """
 
 from __future__ import annotations

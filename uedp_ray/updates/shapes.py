@@ -1,5 +1,13 @@
 """Shapes of batches in which a sentence's gradient is its own, and the probe that shows that it is.
 
+    >>> from uedp_ray.updates.shapes import padded_length, padded_lengths, row_counts, split
+    >>> padded_lengths(64), padded_length(9, 64)
+    ([8, 12, 16, 24, 32, 48, 64], 12)
+    >>> row_counts(8, tokens=512, batch_tokens=4096), row_counts(12, tokens=512, batch_tokens=4096)    # whole vectors
+    ([64, 16, 8], [32, 16])
+    >>> list(split(75, [64, 16, 8]))    # 75 sentences: how many, and in how many rows
+    [(64, 64), (11, 16)]
+
 Which kernel computes a row, and in which order it adds, follows from shapes. So a sentence is padded to a length that
 depends on it alone, and batches have one of a few numbers of rows, fixed by public settings. ``agreeing_rows`` then tries
 every such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
