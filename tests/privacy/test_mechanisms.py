@@ -11,7 +11,7 @@ import pytest
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose
-from uedp_ray.privacy.events import Charges, charges, epsilon_of_events
+from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events
 from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent
 from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, number_of
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -112,3 +112,16 @@ def test_a_gaussian_release_that_is_none_is_refused(pair, accountant):
 def test_a_share_of_delta_that_is_none_is_refused(share):
     with pytest.raises(InputError, match="failure_prob"):
         Cost(failure_prob=share)
+
+
+def test_a_cost_that_says_nothing_bounds_nothing(counted):
+    """It was a cost of 0."""
+    assert math.isinf(epsilon_of_events(counted(cost=lambda mechanism, unit, kind: Cost()), delta=1e-5))
+
+
+def test_a_mechanism_like_a_round_is_not_priced_as_one():
+    class Correlated(RoundMechanism):
+        """Its noise is not fresh in each round."""
+
+    found = Correlated(**ROUND.to_dict())
+    assert math.isinf(epsilon_of_charges(Charges(((found, 5),)), delta=1e-5, unit="user"))

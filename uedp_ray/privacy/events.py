@@ -252,7 +252,7 @@ def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
     """What all releases cost together; None if one of them has no bound."""
     counts = [*counted(charged.rounds).items(), *Counter(charged.releases).items()]
     costs = [(mechanism.cost(unit, kind), count) for mechanism, count in counts]
-    found = [cost.times(count) for cost, count in costs if cost is not None]
+    found = [cost.times(count) for cost, count in costs if cost is not None and cost.is_stated]
     if len(found) < len(costs):
         return None
     return Cost(

@@ -51,6 +51,11 @@ class Cost:
     failure_prob: float = 0.0
     """Probability of an outcome that nothing else here covers; taken off delta."""
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether it says anything: an empty one is no bound of 0."""
+        return bool(self.rounds or self.gaussians or self.failure_prob)
+
     def times(self, count: int) -> Cost:
         """The cost of as many releases."""
         rounds = tuple((mechanism, number * count) for mechanism, number in self.rounds)
@@ -72,7 +77,8 @@ class Mechanism:
     def cost(self, unit: str, kind: str) -> Cost | None:
         """The cost of one release for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
 
-        Returns: None if there is no bound, the default. Only what is proved (docs/accounting.md) is returned.
+        Returns: None if there is no bound, the default, or a cost that says something: of a release that the unit does not
+          move, a Gaussian of sensitivity 0. Only what is proved (docs/accounting.md) is returned.
         """
         return None
 
