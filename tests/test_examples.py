@@ -22,10 +22,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import ray
-import torch
 import yaml
 
 import uedp_ray
@@ -33,13 +31,9 @@ from tests.analysis.sweeps import write_sweep
 from tests.search.sweeps import search_here, sweep_config
 from tests.training.runs import run_config, run_tree
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.config import ModelConfig
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import build_vocabulary
 from uedp_ray.interrupts import handlers_kept
-from uedp_ray.models.build import build_model
-from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.plan import Plan
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT
@@ -49,10 +43,8 @@ from uedp_ray.search.preflight import Node
 from uedp_ray.search.results import read_rows
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.tasks.base import task_of
 from uedp_ray.tasks.metric import METRICS
 from uedp_ray.training.privacy_page import Total
-from uedp_ray.training.rundir import RunDir
 
 pytestmark = pytest.mark.whole
 
@@ -136,56 +128,33 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
     """What the reader of an example is taken to have."""
     config, private = run_config(corpora), open_corpus(corpora / "private")
     evaluation, sweep = open_corpus(corpora / "held_out"), load_sweep_config("runs/quickstart/sweep.yaml")
-    plan, texts = Plan.of(config), ["the patient left . she met ann lee in rome"]
+    texts = ["the patient left . she met ann lee in rome"]
     vocabulary = build_vocabulary(config.vocabulary, public_text=lambda: iter(texts * 9))
-    model = build_model(config.model, vocab_size=vocabulary.size, bos_id=0, eos_id=0, seed=0)
-    params = FlatParameters(model)
-    task = task_of("next_word").of(vocabulary, max_length=64)
     rows = read_rows(Path("runs/quickstart/result.json"), sweep.metric, "")
     found: dict[str, Any] = {
         "add": lambda one, two, reporter: one + two,
         "address": "local",
         "base": config,
-        "batch": task.collate([np.array([5, 7, 9]), np.array([4])]),
-        "clip_norm": 0.1,
         "command": lambda: None,
         "config": config,
         "corpus": private,
-        "device": torch.device("cpu"),
         "ended": lambda *_: None,
         "evaluation": evaluation,
         "folder": SweepDir(Path("runs/quickstart")),
-        "ids": torch.tensor([[1, 2, 3]]),
-        "loss": torch.zeros(1, requires_grad=True).sum(),
         "mechanism": RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2),
         "mine": SILENT,
-        "model": model,
-        "network": model,
         "nodes": [Node("1", "head", cpus=32, gpus=8)],
         "METRICS": METRICS,
-        "out": Path("new"),
-        "parameters": params.get(),
-        "params": params,
         "path": Path("corpora/conll/entities.parquet"),
-        "paths": ["public.txt"],
-        "plan": plan,
         "point": {"training.num_rounds": 2, "training.server_learning_rate": 0.02},
         "private": private,
         "result": json.loads(Path("run/result.json").read_text()),
         "root": Path("runs/quickstart"),
         "rows": rows,
-        "run": RunDir(Path("run")),
         "sampler": PoissonSampler(bytes(32)),
-        "selections": [],
-        "sentence": lambda number: np.array([5, 7, 9]),
-        "sentences": [np.array([5, 7, 9])],
-        "sketch": evaluation.text_sketch,
-        "source": config.corpus.evaluation,
-        "step": torch.ones(params.num),
         "allowance": alone(sweep),
         "study": Study.open(sweep, Path("new.journal")),
         "sweep": sweep,
-        "task": task,
         "texts": texts,
         "total": Total(8.0, "user-entity", "none", "", False),
         "trainer": SimpleNamespace(fit=lambda: None),
@@ -197,11 +166,9 @@ def given(corpora: Path, module: str) -> dict[str, Any]:
     return found | {
         "analysis.axes": {"sweep": load_sweep(Path("runs/quickstart"))},
         "analysis.files": {"config": sweep},
-        "models.architecture": {"config": ModelConfig()},
         "search.disk": {"config": sweep},
         "search.gpus": {"config": sweep},
         "search.remote": {"config": sweep},
-        "training.claim": {"run": RunDir(Path("new"))},
     }.get(module, {})
 
 
@@ -226,8 +193,7 @@ def offered(name: str) -> Any:
     return getattr(importlib.import_module(HOMES[name]), name)
 
 
-LIBRARIES = {"Path": Path, "array": np.array, "int32": np.int32, "np": np}
-LIBRARIES |= {"pq": pq, "ray": ray, "torch": torch}
+LIBRARIES = {"array": np.array, "int32": np.int32, "ray": ray}
 
 
 def free(code: ast.Module) -> set[str]:
