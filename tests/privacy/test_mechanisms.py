@@ -14,6 +14,7 @@ from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events
 from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent
 from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, number_of
+from uedp_ray.privacy.mechanisms.noisy_threshold import NoisyThreshold
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import check_trial
@@ -123,5 +124,9 @@ def test_a_mechanism_like_a_round_is_not_priced_as_one():
     class Correlated(RoundMechanism):
         """Its noise is not fresh in each round."""
 
+    class Bigrams(NoisyThreshold):
+        """Its counts are of pairs of words."""
+
+    assert math.isinf(epsilon_of_charges(Charges((), (Bigrams(10.0, 5, 0.0),)), delta=1e-5, unit="user"))
     found = Correlated(**ROUND.to_dict())
     assert math.isinf(epsilon_of_charges(Charges(((found, 5),)), delta=1e-5, unit="user"))

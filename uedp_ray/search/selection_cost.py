@@ -141,6 +141,11 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """
     if not folder.pool.exists():
         if folder.terms.exists() and not sweep.search.adaptive:
+            if "odometer" in read_json(folder.terms, {}, RESTORE):  # of a single trial, by a searcher that would adapt
+                remedy = (
+                    "is of an earlier version, which priced a single trial as one that adapts: export it with that one"
+                )
+                raise InputError(folder.terms.name, str(folder.terms), remedy)
             raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
     pool = read_pool(folder)
@@ -238,6 +243,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
+    if runs == 1:
+        return f"The only run costs {shown}: nothing was chosen."
     return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."
 
 

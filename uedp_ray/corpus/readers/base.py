@@ -22,9 +22,9 @@ class Reader:
     """What a user is where the format numbers users, such as "a document"; None where they have names, so that a user in two
     sources is recognised: names that are not compared would let protected users into the evaluation text."""
     whole_users: bool = False
-    """Whether a user is whoever or whatever the format says a text is of, so that blanking one leaves the sentences of the
-    others where they are. Users that the reader deals sentences out to are not; nor are those of a reader that does not say:
-    as private text they are refused."""
+    """Whether blanking one user, or one row, leaves the sentences of all other users what and where they are: whose a row is
+    follows from what it says of itself, or from its place, never from what other rows hold. The text of a reader that does
+    not say so is refused as private text."""
     suffix: str = ""
     """The suffix of the files that are read in a folder."""
     generated_bytes: Callable[[SourceConfig], int] | None = None

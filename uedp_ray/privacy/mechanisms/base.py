@@ -74,6 +74,11 @@ class Mechanism:
     kind: ClassVar[str]
     """The ``kind`` of its ledger event."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "cost" not in vars(cls):  # that of another mechanism is not its own
+            cls.cost = Mechanism.cost  # type: ignore[method-assign]
+
     def cost(self, unit: str, kind: str) -> Cost | None:
         """The cost of one release for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
 

@@ -112,8 +112,8 @@ class RoundMechanism(Mechanism):
             remedy = f"reweight needs a declared bound of max_holders = {self.max_holders} or more"
             raise InputError("max_users", self.max_users, remedy)
 
-    def cost(self, unit: str, kind: str) -> Cost | None:
-        return Cost(rounds=((self, 1),)) if type(self) is RoundMechanism else None  # what a subclass does is not known
+    def cost(self, unit: str, kind: str) -> Cost:
+        return Cost(rounds=((self, 1),))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundMechanism:
