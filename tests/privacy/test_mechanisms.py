@@ -130,3 +130,11 @@ def test_a_mechanism_like_a_round_is_not_priced_as_one():
     assert math.isinf(epsilon_of_charges(Charges((), (Bigrams(10.0, 5, 0.0),)), delta=1e-5, unit="user"))
     found = Correlated(**ROUND.to_dict())
     assert math.isinf(epsilon_of_charges(Charges(((found, 5),)), delta=1e-5, unit="user"))
+
+
+@pytest.mark.parametrize("clip", [5e-324, 1e-309])
+def test_a_subnormal_clip_counts_as_the_least_there_is(clip):
+    """It took a minute, and gave an epsilon of 59,328 (of 187,871, where more rounds were run)."""
+    least, tiny = (dataclasses.replace(ROUND, entity_clip=each, extended_clip=each) for each in (1e-300, clip))
+    of_least, of_tiny = (compose([(each, 10)], delta=1e-5) for each in (least, tiny))
+    assert of_tiny == of_least < 10

@@ -185,6 +185,10 @@ def gaussian(sensitivity: float, noise_std: float) -> Profile:
     return Profile(Family(np.array([[sensitivity]]), np.ones((1, 1)), noise_std), np.ones((1, 1)), np.zeros(1))
 
 
+_LEAST_CLIP = 1e-300
+"""What subnormal clips count as: one over them is no number, and the accountant searched for minutes."""
+
+
 def entity_part(mechanism: RoundMechanism, unit: str, kind: str) -> tuple[int, float, float]:
     """(K, q, clip) of the protected entity; K = 0 where it cannot move anything."""
     if kind == "extended":  # a sentence has one holder; q_s = 0: no such sentence is ever used
@@ -196,7 +200,8 @@ def entity_part(mechanism: RoundMechanism, unit: str, kind: str) -> tuple[int, f
             holders = mechanism.max_users or 0
     if unit == "user" or 0.0 in (prob, clip, mechanism.user_sampling_prob):
         holders = 0
-    return holders, float(prob), float(clip)  # numpy cannot multiply by an int larger than its own
+    clip = max(float(clip), _LEAST_CLIP) if clip else 0.0  # upwards
+    return holders, float(prob), clip  # floats: numpy cannot multiply by an int larger than its own
 
 
 def _reweights(mechanism: RoundMechanism) -> bool:
