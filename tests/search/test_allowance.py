@@ -88,17 +88,6 @@ def test_a_sweep_costs_its_budget_at_most_and_nearly_all_of_it(corpora, tmp_path
     assert "not of the search whatever" not in again["text"]
 
 
-@pytest.mark.parametrize("searcher", ["tpe", "random"])
-def test_a_single_trial_is_priced_as_one_run(corpora, tmp_path, folder, searcher):
-    """It was priced as a share of a filter, since its searcher adapts to results, of which there are none."""
-    search = {"searcher": searcher, "trials": 1, "selection": "composition"}
-    sweep = sweep_config(corpora, tmp_path, space=FEW, search=search, budget=ANSWER)
-    assert not sweep.search.adaptive
-    fix_terms(sweep, folder)
-    assert allowance_of(sweep, folder).epsilon >= 0.99 * 6.0
-    assert len(planned_points(sweep, folder)) == 1
-
-
 def test_runs_of_an_adaptive_search_are_charged_what_their_share_says_however_they_differ(corpora, tmp_path, folder):
     """Free noise too: a point that takes more than its share is refused, with the reason."""
     space = {**FEW, "privacy.noise_multiplier": {"uniform": [0.5, 40.0]}}

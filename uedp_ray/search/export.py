@@ -146,7 +146,7 @@ def _terms(
     if rule == "public":
         return {}, {}
     fixed, search = read_json(folder.terms, {}, "restore the sweep's copy"), config.search
-    terms: dict[str, Any] = {"searcher": search.priced_as, "early_stopping": search.stops_early}
+    terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     terms["categories"] = config.common_categories
     if rule == "repeat_and_select":
         candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "restore the sweep's copy")[

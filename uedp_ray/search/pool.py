@@ -93,7 +93,7 @@ def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter
 def cost_by(rule: str, sweep: SweepConfig, **of: Any) -> float:
     """epsilon of choosing by a rule in this sweep; ``of``: as in ``selection.epsilon_of_choosing``."""
     search, budget = sweep.search, sweep.budget
-    settings: dict[str, Any] = {"searcher": search.priced_as, "early_stopping": search.stops_early}
+    settings: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     return epsilon_of_choosing(rule, **settings, delta=budget.delta, unit=budget.unit, **of)
 
 

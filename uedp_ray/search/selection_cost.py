@@ -141,11 +141,6 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """
     if not folder.pool.exists():
         if folder.terms.exists() and not sweep.search.adaptive:
-            if "odometer" in read_json(folder.terms, {}, RESTORE):  # of a single trial, by a searcher that would adapt
-                remedy = (
-                    "is of an earlier version, which priced a single trial as one that adapts: export it with that one"
-                )
-                raise InputError(folder.terms.name, str(folder.terms), remedy)
             raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
     pool = read_pool(folder)

@@ -129,12 +129,7 @@ class SearchConfig:
     @property
     def adaptive(self) -> bool:
         """Whether a trial may depend on the results of others."""
-        return selection.is_adaptive(self.priced_as, early_stopping=self.stops_early)
-
-    @property
-    def priced_as(self) -> Searcher:
-        """The searcher that the choice is priced by: a single trial depends on no results, whoever asks for it."""
-        return "random" if self.trials == 1 and self.rule == "composition" else self.searcher
+        return selection.is_adaptive(self.searcher, early_stopping=self.stops_early)
 
 
 @dataclass(frozen=True, kw_only=True)

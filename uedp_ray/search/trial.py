@@ -105,7 +105,7 @@ def _train(
 
     class Evaluations(Reporter):
         def evaluated(self, row: dict[str, Any]) -> None:
-            if 0 < row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
+            if row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
                 report({"round": row["round"], "score": row[name], "epsilon": row[f"epsilon_{unit}"]})
 
     results = []

@@ -54,7 +54,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
     if not (folder / "config.json").exists():
         remedy = _of_sweep(run) if (run / "sweep.yaml").exists() else "holds no model: name a finished run directory"
         raise InputError("RUN", str(run), remedy)
-    if (run / "config.yaml").exists() and (kind := load_config(run / "config.yaml").task.kind) != "next_word":
+    if (kind := _task_of(run)) != "next_word":
         raise InputError("RUN", str(run), f"was trained for task.kind {kind}: predict answers next words only")
     for text in texts:
         try:
@@ -111,3 +111,11 @@ def _of_sweep(sweep: Path) -> str:
         return f"is a sweep: name its best run, {sweep / best}"
     except (OSError, ValueError, LookupError, TypeError):  # it has none yet
         return f"is a sweep: name one of its finished runs in {sweep / 'trials'}"
+
+
+def _task_of(run: Path) -> str:
+    """The task of a run, or of an export; of a model by itself, or a config that cannot be read, next words."""
+    try:
+        return load_config(run / "config.yaml").task.kind
+    except InputError:
+        return "next_word"
