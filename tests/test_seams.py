@@ -156,29 +156,22 @@ def test_a_detector(file, monkeypatch):
     assert detector.find([Sentence("ann", "we met in Oslo")]) == [(Mention("gpe", 10, 14),)]
 
 
-def test_a_detector_that_leaves_something_out(file, monkeypatch):
-    class Towns:
-        fingerprint, cacheable = "towns-1", False
-
-        def find(self, sentences):
-            return [() for _ in sentences]
-
-    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: Towns())
+@pytest.mark.parametrize(
+    ("stated", "refused"),
+    [
+        ({}, "Towns, the detector of towns, does not state reads, categories"),
+        (
+            {"reads": "paragraphs", "categories": frozenset({"gpe"})},
+            "Towns reads 'paragraphs': choose one of marks, rows, sentences",
+        ),
+    ],
+)
+def test_a_detector_that_leaves_something_out_or_reads_what_there_is_not(file, monkeypatch, stated, refused):
+    find = {"find": lambda self, sentences: [() for _ in sentences]}
+    towns = type("Towns", (), {"fingerprint": "towns-1", "cacheable": False, **find, **stated})
+    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: towns())
     monkeypatch.setitem(DETECTORS, "towns", "towns")
-    with pytest.raises(TypeError, match="Towns, the detector of towns, does not state reads, categories"):
-        build_detectors(("towns",))
-
-
-def test_a_detector_that_reads_what_there_is_not(file, monkeypatch):
-    class Towns:
-        fingerprint, cacheable, reads, categories = "towns-1", False, "paragraphs", frozenset({"gpe"})
-
-        def find(self, sentences):
-            return [() for _ in sentences]
-
-    file("uedp_ray.corpus.detectors.towns", build=lambda spec, argument: Towns())
-    monkeypatch.setitem(DETECTORS, "towns", "towns")
-    with pytest.raises(TypeError, match="Towns reads 'paragraphs': choose one of marks, rows, sentences"):
+    with pytest.raises(TypeError, match=refused):
         build_detectors(("towns",))
 
 

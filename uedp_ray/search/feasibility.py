@@ -51,10 +51,9 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
 
     Raises: InputError if its settings contradict each other, or its method the budget, or if no noise is enough.
     """
-    method, settings = settings_of(point, sweep.base)
     config = laid_over(sweep.base, sweep, point)
-    if method is not None:
-        _check_shared(sweep.base, config, method, settings)
+    if (method := point.get("method")) is not None:
+        _check_shared(sweep.base, config, str(method), point)
     asked, budget = config.privacy, sweep.budget
     for name, value, there in (
         ("privacy.unit", asked.unit, budget.unit),

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -223,9 +224,8 @@ def _value_of(key: str, run: RunConfig) -> Any:
         return None
     if key == COHORT:
         return run.privacy.user_sampling_prob * (run.corpus.declared_num_users or 0)
-    section, _, leaf = key.partition(".")
-    value = to_dict(run)[section][leaf]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    value = operator.attrgetter(key)(run)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def setting(key: str, value: Scalar) -> Any:

@@ -21,7 +21,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,11 +210,9 @@ class Study:
 
     def finish(self, number: int, *, score: float, epsilon: float, noise_multiplier: float | None = None) -> None:
         """Records that a trial was trained to its end; epsilon, noise and folder for whoever reads the journal by Optuna."""
-        told = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "trial": trial_id(number)}
-        for name, value in told.items():
-            self._asked[number].set_user_attr(name, value)
         values = [score] if len(self._study.directions) == 1 else [score, epsilon]
-        self._end(number, TrialState.COMPLETE, values)
+        told = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "trial": trial_id(number)}
+        self._end(number, TrialState.COMPLETE, values, told=told)
 
     def stop(self, number: int) -> None:
         """Records that a trial was stopped early: it is not complete, and its last score is not its value."""
@@ -235,7 +233,13 @@ class Study:
         self._tell(self.trials)
 
     def _end(
-        self, number: int, state: TrialState, values: list[float] | None = None, *, by_settings: bool = False
+        self,
+        number: int,
+        state: TrialState,
+        values: list[float] | None = None,
+        *,
+        by_settings: bool = False,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         trial = self.trials[number]
         if outcome(trial).is_finished():
@@ -243,7 +247,8 @@ class Study:
         assert trial.datetime_start is not None
         seconds = (datetime.now() - trial.datetime_start).total_seconds()
         ended = {"state": state.name, "values": values, "seconds": seconds, "by_settings": by_settings}
-        self._asked[number].set_user_attr(_ENDED, ended)
+        for name, value in {**(told or {}), _ENDED: ended}.items():
+            self._asked[number].set_user_attr(name, value)
         if not self._sweep.search.adaptive:
             self._tell([self.trials[number]])
 

@@ -40,9 +40,11 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
             os.environ.setdefault(variable, value)
 
         def report(row: dict[str, Any]) -> None:
-            where: dict[str, Any] = {"where": _where()} if row.get("outcome") == DEVICE else {}
-            where["timesteps_total"] = row["round"]  # the step of trackers
-            tune.report({metric if key == "score" else key: value for key, value in row.items()} | where)
+            told = {metric if key == "score" else key: value for key, value in row.items()}
+            told["timesteps_total"] = row["round"]  # the step of trackers
+            if row.get("outcome") == DEVICE:
+                told["where"] = _where()
+            tune.report(told)
 
         if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
             threading.Event().wait()  # a device that is returned goes to the next trial: this one keeps it
