@@ -175,7 +175,7 @@ def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_tha
     del tree["name"], tree["task"], tree["corpus"]["transform"], tree["training"]["passes"]
     for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
         del tree["training"][key]
-    for key in ("read_as", "sentences_per_user", "skip_users"):
+    for key in ("read_as", "min_words", "sentences_per_user", "skip_users"):
         del tree["corpus"]["source"][key]
     assert earlier.digest() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
     with pytest.raises(InputError, match=r"privacy\.protect = .user.: is now called unit, which is also given"):

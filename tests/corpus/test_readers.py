@@ -351,9 +351,41 @@ def test_pseudo_users_keep_what_their_text_marks(tmp_path: Path) -> None:
     source = SourceConfig(path=str(path), format="pseudo-users", read_as="conll", num_users=1, sentences_per_user=2)
     assert [[m.category for m in s.mentions] for s in read(source)] == [["person"], ["loc"]]
     assert numbered(source) == "2 sentences in a row of text without users"
-    for other in ("pseudo-users", "prepared", "synthetic", "jsonl", "parquet", "speeches"):
+    for other in ("pseudo-users", "prepared", "synthetic"):
         with pytest.raises(InputError, match="read_as"):
             dataclasses.replace(source, read_as=other)  # type: ignore[arg-type]
+
+
+def test_pseudo_users_of_text_with_users_are_none_of_them(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "Ann:\nGood day. Come in.\n\nBen:\nThank you.\n")
+    found = dealt(path, read_as="speeches", num_users=1, sentences_per_user=3)
+    assert found == [("user-0", "Good day."), ("user-0", "Come in."), ("user-0", "Thank you.")]
+
+
+def test_short_sentences_of_pseudo_users_are_joined_and_keep_their_mentions(tmp_path: Path) -> None:
+    path = write_file(tmp_path, PARAGRAPHS)
+    found = dealt(path, num_users=1, sentences_per_user=3, min_words=4, max_words=5)
+    assert [text for _, text in found] == [
+        "Ann left. Ben came.",
+        "He saw Rome. They sang.",
+        "It rained. Nobody minded.",
+    ]
+    found = dealt(path, num_users=1, sentences_per_user=4, min_words=4, max_words=4)
+    assert [text for _, text in found] == [
+        "Ann left. Ben came.",
+        "He saw Rome.",
+        "They sang. It rained.",
+        "Nobody minded. The end.",
+    ]
+    path = write_file(tmp_path, "Ann NNP B-PER\nleft VBD O\n\nfor IN O\nRome NNP B-LOC\n\n")
+    source = SourceConfig(
+        path=str(path), format="pseudo-users", read_as="conll", num_users=1, sentences_per_user=1, min_words=3
+    )
+    (joined,) = read(source)
+    assert joined.tags == ("NNP", "VBD", "IN", "NNP")
+    assert [joined.text[m.start : m.end] for m in joined.mentions] == ["Ann", "Rome"]
+    with pytest.raises(InputError, match="min_words"):
+        dataclasses.replace(source, max_words=2)
 
 
 def test_reading_is_lazy(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def test_users_of_a_reader_that_says_nothing_of_them_are_compared(corpora, tmp_p
         ({"skip_users": 0}, False),
         ({"skip_users": 20, "sentences_per_user": 5}, False),
         ({"skip_users": 20, "max_words": 9}, False),
+        ({"skip_users": 20, "min_words": 9}, False),
         ({"format": "text"}, False),
     ],
 )

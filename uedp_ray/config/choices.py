@@ -10,8 +10,8 @@ from typing import Literal
 SourceFormat = Literal[
     "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
 ]
-UnnamedFormat = Literal["text", "conll", "ag-news"]
-"""Formats that name no user."""
+TextFormat = Literal["text", "conll", "ag-news", "jsonl", "parquet", "speeches"]
+"""Formats of files of others: those that are neither generated nor made here."""
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""
 SelectionRule = Literal["all", "any"]

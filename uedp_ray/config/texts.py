@@ -9,7 +9,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from uedp_ray.config.choices import ADDED, GENERATED, WORDS, SourceFormat, TransformKind, UnnamedFormat, VocabularyKind
+from uedp_ray.config.choices import ADDED, GENERATED, WORDS, SourceFormat, TextFormat, TransformKind, VocabularyKind
 from uedp_ray.config.limits import at_least, check_choices, positive, seed
 from uedp_ray.errors import InputError
 
@@ -33,10 +33,13 @@ class SourceConfig:
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
     num_users: int = 200
     """``synthetic`` and ``pseudo-users`` only: how many users to make."""
-    read_as: UnnamedFormat = field(default="text", metadata=ADDED)
-    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; one that names none itself."""
+    read_as: TextFormat = field(default="text", metadata=ADDED)
+    """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; those that it names play no
+    part."""
     sentences_per_user: int = field(default=15, metadata=ADDED)
     """``pseudo-users`` only."""
+    min_words: int = field(default=1, metadata=ADDED)
+    """``pseudo-users`` only: shorter sentences are joined with the next, up to ``max_words``."""
     skip_users: int = field(default=0, metadata=ADDED)
     """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
     part: Literal["private", "held_out", "public", "proxy"] = "private"
@@ -53,6 +56,7 @@ class SourceConfig:
         if self.format not in GENERATED and not self.path:
             raise InputError("path", self.path, "name the file or folder that holds the text")
         at_least("max_words", self.max_words, 2)
+        at_least("min_words", self.min_words, 1, most=self.max_words)
         at_least("num_users", self.num_users, 1)
         at_least("sentences_per_user", self.sentences_per_user, 1)
         at_least("skip_users", self.skip_users, 0)

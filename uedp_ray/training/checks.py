@@ -70,8 +70,9 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
 
 def _other_users(source: SourceConfig, other: SourceConfig) -> bool:
     """Whether two sources of one file take different users of it: those that it is cut into."""
-    ways = {(each.format, each.read_as, each.sentences_per_user, each.max_words) for each in (source, other)}
-    if source.format != "pseudo-users" or len(ways) > 1:
+    taken = ("path", "num_users", "skip_users", "detector", "categories")
+    cut_alike = dataclasses.replace(other, **{name: getattr(source, name) for name in taken}) == source
+    if source.format != "pseudo-users" or not cut_alike:
         return False
     return (
         source.skip_users + source.num_users <= other.skip_users

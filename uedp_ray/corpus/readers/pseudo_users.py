@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.readers.base import Reader
-from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
 
@@ -19,20 +20,47 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
     Nothing is promised to such users: blanking one moves the sentences of those after it, and whoever wrote the text is in
     several. ``training.guard.check_owners`` refuses them as private text. Raises: InputError if there are fewer.
     """
-    each, index = source.sentences_per_user, 0
+    each = source.sentences_per_user
     first, end = source.skip_users * each, (source.skip_users + source.num_users) * each
-    for sentence in read(dataclasses.replace(source, format=source.read_as)):
-        if not sentence.text.strip():
-            continue
-        if index >= first:
-            yield dataclasses.replace(sentence, user=f"user-{index // each}")
-        index += 1
-        if index == end:
-            return
+    sentences = read(dataclasses.replace(source, format=source.read_as))
+    index = first - 1
+    for index, sentence in enumerate(itertools.islice(_joined(sentences, source), first, end), first):
+        yield dataclasses.replace(sentence, user=f"user-{index // each}")
+    if index + 1 == end:
+        return
     remedy = (
         f"the text is too short for {source.skip_users} + {source.num_users} users of {each} sentences: name more of it"
     )
     raise InputError("num_users", source.num_users, remedy)  # without its length, which may be private
+
+
+def _joined(sentences: Iterable[Sentence], source: SourceConfig) -> Iterator[Sentence]:
+    """Joins neighbours until each has ``min_words``, or would have more than ``max_words``; drops those without any."""
+    held: Sentence | None = None
+    held_words = 0
+    for sentence in sentences:
+        words = len(sentence.text.split())
+        if not words:
+            continue
+        if held is not None and held_words + words <= source.max_words:
+            held, held_words = _and(held, sentence), held_words + words
+        else:
+            if held is not None:
+                yield held
+            held, held_words = sentence, words
+        if held_words >= source.min_words:
+            yield held
+            held, held_words = None, 0
+    if held is not None:
+        yield held
+
+
+def _and(one: Sentence, other: Sentence) -> Sentence:
+    """Both as one sentence, which has no label: theirs were of each alone."""
+    moved = len(one.text) + 1
+    mentions = (Mention(m.category, m.start + moved, m.end + moved) for m in other.mentions)
+    tags = None if one.tags is None or other.tags is None else one.tags + other.tags
+    return Sentence(one.user, f"{one.text} {other.text}", None, tags, (*one.mentions, *mentions))
 
 
 READER = Reader(
