@@ -269,7 +269,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
     on_public = answer["selection"]["rule"] == "public"
-    text = f"{metric.title} on the search's text" if on_public else f"Held-out {metric.title}"
+    several = "s (mean)" if answer.get("agreement") else ""
+    text = f"{metric.title} on the search's text{several}" if on_public else f"Held-out {metric.title}"
     table = Table(
         title=f"{text[:1].upper()}{text[1:]}, and ε {OF_ONE_RUN}",
         box=box.SIMPLE_HEAD,
@@ -309,7 +310,11 @@ def print_sweep(answer: dict[str, Any]) -> None:
     elif best is None:
         lines.append("No trial was trained to its end: see the reasons in trials.parquet.")
     else:
-        lines += [_told_apart(best, counts["done"]), *_gain(answer)]
+        lines += [
+            _told_apart(best, counts["done"]),
+            *_gain(answer),
+            *(pair["text"] for pair in answer.get("agreement", ())),
+        ]
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = (
             f"the settings of trial {best['trial']} on the private text" if on_public else f"trial {best['trial']}"
@@ -321,7 +326,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         paid_for = narrowed(unit, answer["selection"].get("categories"))
         lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
         runs = best["seeds"]
-        mean = f", the first of its {runs} runs, of which the score above is the mean" if runs > 1 else ""
+        mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")
         lines += [f"Caution: {caution}." for caution in weakness(best["epsilon_with_choice"] or math.inf)]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")

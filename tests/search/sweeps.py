@@ -17,10 +17,11 @@ from tests.training.runs import run_tree
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.finalize import finalize
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.results import Rows
 from uedp_ray.search.selection_cost import fix_terms, planned_points
+from uedp_ray.search.shared import prepare_shared
 from uedp_ray.search.study import NAME
-from uedp_ray.search.sweep import _prepare_shared, _searched_base
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_sweep_config
 from uedp_ray.search.trial import _train
 from uedp_ray.storage.files import make_folder
@@ -83,7 +84,7 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
     make_folder(folder.private, private=True)
     dump_sweep_config(config, folder.config)
     fix_terms(config, folder)
-    _prepare_shared(config, _searched_base(config), folder, cast("Any", Here()), SILENT)
+    prepare_shared(config, searched_bases(config), folder, cast("Any", Here()), SILENT)
     points = points or planned_points(config, folder)
     if points is None:
         rates = [0.01 * (1 + number) for number in range(config.num_trials)]

@@ -19,8 +19,8 @@ from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search import tuning
 from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.remote import Beside
+from uedp_ray.search.sections import ResourceConfig
 from uedp_ray.search.sweep import sweep
-from uedp_ray.search.sweep_config import ResourceConfig
 from uedp_ray.search.trial import DEVICE, run_trial
 from uedp_ray.training import host, placement
 from uedp_ray.training.host import train

@@ -43,7 +43,7 @@ def write_ledgers(sweep, folder, points, *, rounds=None):
     """What trials at these points leave when all goes well, or after fewer or more rounds."""
     for trial, point in enumerate(points):
         config = judge(sweep, point, alone(sweep)).config
-        for run in folder.runs(trial, sweep.search.seeds_per_trial):
+        for run in folder.runs(trial, sweep.suffixes):
             run.mkdir(parents=True)
             plan = Plan.of(config)
             ledger = Ledger.create(run / "ledger.jsonl", plan.header())
@@ -178,7 +178,7 @@ def test_a_run_whose_ledger_is_gone_is_never_for_free(corpora, tmp_path, folder)
     point = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 4, "training.server_learning_rate": 0.01}
     write_ledgers(sweep, folder, [point] * 4)
     four = cost_of_selection(sweep, folder, rows(4))
-    shutil.rmtree(folder.runs(1, 1)[0])
+    shutil.rmtree(folder.runs(1)[0])
     for state in ("done", "stopped"):
         with pytest.raises(InputError, match=r"0001/ledger.jsonl'?: is missing, but what it pays for still counts"):
             cost_of_selection(sweep, folder, rows(4, sweep, point, state))
@@ -199,8 +199,8 @@ def test_seeds_that_never_started_since_one_before_them_failed_are_charged_and_n
     points = [{"training.server_learning_rate": rate} for rate in (0.01, 0.02)]
     write_ledgers(sweep, folder, points)
     whole = cost_of_selection(sweep, folder, rows(2, sweep, points[1]))
-    shutil.rmtree(folder.runs(1, 2)[1])
-    first = folder.runs(1, 2)[0] / "ledger.jsonl"
+    shutil.rmtree(folder.runs(1, ("-0", "-1"))[1])
+    first = folder.runs(1, ("-0", "-1"))[0] / "ledger.jsonl"
     charged = sum('"kind":"round"' in line for line in first.read_text().splitlines())
     found = rows(2, sweep, points[1])
     found[1] |= {"state": "failed", "charged": charged}
@@ -257,7 +257,7 @@ def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp
     fix_terms(sweep, folder)
     points = planned_points(sweep, folder)
     write_ledgers(sweep, folder, points)
-    ledger = Ledger.open(folder.runs(0, 1)[0] / "ledger.jsonl")
+    ledger = Ledger.open(folder.runs(0)[0] / "ledger.jsonl")
     for event in [event for event in ledger.events if event["kind"] == "round"][:3]:
         ledger.append("round", round=event["round"], attempt=1, mechanism=event["mechanism"], private=True)
     found = cost_of_selection(sweep, folder, rows(len(points)))
@@ -294,7 +294,7 @@ def test_a_vocabulary_that_some_points_take_from_private_text_is_in_the_announce
     write_ledgers(sweep, folder, points)
     found = cost_of_selection(sweep, folder, rows(2))["epsilon"]
     assert found <= announced_epsilon(sweep, folder) < found + 0.001
-    dearer = folder.runs(next(i for i, point in enumerate(points) if "noisy-threshold" in point.values()), 1)[0]
+    dearer = folder.runs(next(i for i, point in enumerate(points) if "noisy-threshold" in point.values()))[0]
     assert any(event["kind"] == "vocabulary" for event in Ledger.open(dearer / "ledger.jsonl").events)
 
 

@@ -39,7 +39,7 @@ def folder(corpora, tmp_path):
     make_folder(out.private, private=True)
     sweep = sweep_config(corpora, tmp_path)
     dump_sweep_config(sweep, out.config)
-    dump_config(prepared(sweep.base, out, out.private / "corpora"), out.trial_base)
+    dump_config(prepared(sweep.base, out, out.corpora()), out.trial_base())
     fix_terms(sweep, out)
     return out
 
@@ -68,7 +68,7 @@ def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tm
         shutil.copytree(corpora / name, tmp_path / "c" / name)
     sweep = sweep_config(tmp_path / "c", tmp_path)
     dump_sweep_config(sweep, folder.config)
-    dump_config(prepared(sweep.base, folder, folder.private / "corpora"), folder.trial_base)
+    dump_config(prepared(sweep.base, folder, folder.corpora()), folder.trial_base())
     prepare(SourceConfig(format="synthetic", num_users=9, part=part, seed=1), tmp_path / "c" / part, num_shards=2)
     last = run(folder)[-1]
     assert last["outcome"] == "crashed"
@@ -78,7 +78,7 @@ def test_a_trial_is_of_the_text_that_those_before_it_were_of(folder, corpora, tm
     make_folder(folder.trials / "0000" / "private")
     with pytest.raises(InputError, match="has changed since training on it began: put it back"):
         prepared(sweep.base, folder, folder.private / "corpora")  # as a resume does
-    folder.text.unlink()
+    folder.text().unlink()
     with pytest.raises(InputError, match="is missing: put it back"):
         prepared(sweep.base, folder, folder.private / "corpora")
 
@@ -91,7 +91,7 @@ def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
 
     with pytest.raises(KeyboardInterrupt):
         run_trial({"number": 3, "point": POINT}, root=str(folder.root), report=stopped)
-    (trial,) = folder.runs(3, 1)
+    (trial,) = folder.runs(3)
     ledger = (trial / "ledger.jsonl").read_bytes()
     with pytest.raises(InputError, match=r"--out = '.*0003': is one run of a sweep, .*continue the sweep"):
         train(load_config(trial / "config.yaml"), trial, workers=0, resume=True)
@@ -111,7 +111,7 @@ def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(fo
         reports = []
         run_trial({"number": number, "point": point}, root=str(folder.root), report=reports.append)
         assert reports[-1]["outcome"] == "done", reports[-1]["reason"]
-        (run,) = folder.runs(number, 1)
+        (run,) = folder.runs(number)
         weights.append(np.load(RunDir(run).sentence_weight).tobytes())
         stated.append((run / "privacy.md").read_text().split("categories: ")[1].split("\n")[0])
     assert len(set(weights)) == 3, "bounds are those of the graph that is left"

@@ -195,8 +195,7 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
     """Draws the held-out score over the rounds of the ``top`` best trials; a thin line for each further seed."""
     score = sweep.metric.name
     best = best_first(finished_trials(sweep.trials)).head(top)["trial"]
-    curves = [(trial, sweep.rounds(trial)) for trial in best]
-    curves = [(trial, rounds[np.isfinite(rounds[score])]) for trial, rounds in curves]
+    curves = [(trial, _curves(sweep, trial)) for trial in best]
     curves = [(trial, rounds) for trial, rounds in curves if not rounds.empty]
     if not curves:
         raise NothingToShow(f"No finished trial has recorded {sweep.metric.title} during its rounds.")
@@ -215,6 +214,42 @@ def learning_curves(sweep: Sweep, top: int = 5) -> Figure:
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, [axes])
+    return figure
+
+
+def _curves(sweep: Sweep, trial: str) -> pd.DataFrame:
+    """The score of each seed over the rounds, the mean over proxies."""
+    rounds, score = sweep.rounds(trial), sweep.metric.name
+    rounds = rounds[np.isfinite(rounds[score])]
+    return rounds.groupby(["seed", "round"], as_index=False)[score].agg(sweep.metric.mean)
+
+
+def proxies(sweep: Sweep) -> Figure:
+    """Draws the trials' scores on each pair of proxies; a trial that is best on both lies in the corner of both axes.
+
+    Raises: NothingToShow where trials have one text.
+    """
+    pairs = sweep.agreement
+    if not pairs:
+        raise NothingToShow("The trials have one text, so there is nothing to compare.")
+    trials, metric = comparable_trials(sweep), sweep.metric
+    trials = trials[trials["role"] != "stopped"]
+    figure, panels = chart(max(4.6, 3.6 * len(pairs)), 4.2, len(pairs))
+    for axes, pair in zip(panels, pairs, strict=True):
+        one, other = (metric.on(proxy) for proxy in pair["proxies"])
+        for role in ("done", "best"):
+            shown = trials[(trials["role"] == "best") == (role == "best")]
+            axes.plot(shown[one], shown[other], linestyle="none", **{"markersize": 6, **_STYLES[role]})
+        if metric.ratio:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            for which, column in (("x", one), ("y", other)):
+                log_ticks(axes, which, trials[column].min(), trials[column].max())
+        axes.set_xlabel(f"{metric.title} on {pair['proxies'][0]}")
+        axes.set_ylabel(f"{metric.title} on {pair['proxies'][1]}")
+        known = pair["rank_correlation"]
+        axes.set_title("" if known is None else f"rank correlation {known:.2f}", fontsize=9)
+    legend(figure, panels)
     return figure
 
 

@@ -30,6 +30,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.ended import holds_all
+from uedp_ray.search.proxies import agreement
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.tasks.metric import Metric, metric_in
@@ -98,12 +99,17 @@ class Sweep:
         return self.sweep_config.budget.target_epsilon
 
     @property
+    def agreement(self) -> list[dict[str, Any]]:
+        """Whether the proxies of rule ``public`` rank trials alike: rank_correlation of each pair of ``proxies``."""
+        return agreement(self.sweep_config, self.trials.to_dict("records"))
+
+    @property
     def pareto(self) -> pd.DataFrame:
         """Trials that no other beats in both epsilon and score, by epsilon."""
         return self.trials[self.trials["pareto"].fillna(False)].sort_values("epsilon")
 
     def run_dirs(self, trial: str) -> list[Path]:
-        """Returns a trial's run directories, one per seed. Raises: InputError if it is unknown, or never ran."""
+        """Returns a trial's run directories, one per seed and proxy. Raises: InputError if it is unknown, or never ran."""
         rows = self.trials[self.trials["trial"] == trial]
         if rows.empty:
             raise InputError("trial", trial, f"is not in {self.path.name}: see the column trial")
@@ -122,23 +128,23 @@ class Sweep:
 
     def ledger_files(self) -> list[Path | None]:
         """Returns the ledger of every run of every trial, at its fixed position; None for a run that never started."""
-        seeds = self.sweep_config.search.seeds_per_trial
+        runs = len(self.sweep_config.suffixes)
         found: list[Path | None] = []
         for names in self.trials["run_dirs"]:
             found += [self._file(run_dir(self.path, name), "ledger.jsonl") for name in names]
-            found += [None] * (seeds - len(names))
+            found += [None] * (runs - len(names))
         return found
 
     def rounds(self, trial: str) -> pd.DataFrame:
-        """Reads ``rounds.parquet`` of all seeds, with the column ``seed``; empty before the first checkpoint."""
-        files = [self._file(folder, "rounds.parquet") for folder in self.run_dirs(trial)]
-        name = self.metric.name
+        """Reads ``rounds.parquet`` of all runs, with columns ``seed`` and ``proxy``; empty before the first checkpoint."""
+        known = {f"{trial}{run.suffix}": run for run in self.sweep_config.runs_of_trial}
+        files = [(folder.name, self._file(folder, "rounds.parquet")) for folder in self.run_dirs(trial)]
         frames = [
-            _read_rounds(self.path, file, self.metric).assign(seed=seed)
-            for seed, file in enumerate(files)
-            if file.exists()
+            _read_rounds(self.path, file, self.metric).assign(seed=known[name].seed, proxy=known[name].proxy)
+            for name, file in files
+            if name in known and file.exists()
         ]
-        empty = pd.DataFrame(columns=["round", name, "seed"], dtype="float64")
+        empty = pd.DataFrame(columns=["round", self.metric.name, "seed", "proxy"], dtype="float64")
         return pd.concat(frames, ignore_index=True) if frames else empty
 
     def _file(self, folder: Path, name: str) -> Path:
@@ -233,7 +239,7 @@ def best_first(trials: pd.DataFrame) -> pd.DataFrame:
 def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.DataFrame:
     """Returns the table as a frame. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
     space, metric = config.parsed_space, config.metric
-    dtypes = {name: _DTYPES[kind] for name, kind in columns_of(metric).items()} | {"number": "int64"}
+    dtypes = {name: _DTYPES[kind] for name, kind in columns_of(config).items()} | {"number": "int64"}
     _check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
     kind = table.schema.field("run_dirs").type
@@ -255,6 +261,7 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
     least = {score.name: score.least for score in metric.scores} | {metric.initial: metric.least, metric.spread: 0.0}
+    least |= {metric.on(proxy): metric.least for proxy in config.proxy_names if proxy}
     _check_least("trials.parquet", frame, _LEAST | least)
     done = frame[frame["state"] == "done"]
     for column, lacks in (

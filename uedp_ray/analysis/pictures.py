@@ -52,6 +52,13 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             lambda: figures.pareto(sweep),
         ),
         picture(
+            "proxies",
+            "Do the public texts agree?",
+            "One point per trial: its score on two of the texts that the search trained on, and Spearman's correlation of "
+            "their ranks. Where texts that differ agree, the private text is likely to as well.",
+            lambda: figures.proxies(sweep),
+        ),
+        picture(
             "parallel",
             "All searched settings",
             "One line per trial, from its settings to its score: the darker, the better; dotted lines were stopped "

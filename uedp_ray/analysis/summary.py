@@ -102,8 +102,13 @@ def _searched(sweep: Sweep) -> str:
     seeds = search.seeds_per_trial
     return (
         f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} {of_what} "
-        f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} per trial."
+        f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} per trial{_on_each(sweep)}."
     )
+
+
+def _on_each(sweep: Sweep) -> str:
+    names = [proxy for proxy in sweep.sweep_config.proxy_names if proxy]
+    return f" on each of the public texts {', '.join(names)}, whose mean score counts" if len(names) > 1 else ""
 
 
 def _trials(sweep: Sweep) -> str:
@@ -134,7 +139,8 @@ def _found(sweep: Sweep) -> str:
         text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"
     if "noiseless" in levels:
         text += f"; a noiseless one {score_text(levels['noiseless'])} (no guarantee)"
-    return f"{text}. {_over_base(sweep, best)}{_ties(best)}"
+    agreed = "".join(f" {pair['text']}" for pair in sweep.agreement)
+    return f"{text}. {_over_base(sweep, best)}{_ties(best)}{agreed}"
 
 
 def _over_base(sweep: Sweep, best: Mapping[str, Any]) -> str:

@@ -50,11 +50,14 @@ class TrialTable:
 def trial_table(sweep: Sweep) -> TrialTable:
     """Returns every trial, refused and failed ones with their reason, in the order in which they were asked for."""
     names, metric = labels(sweep.space), sweep.metric
+    proxies = [proxy for proxy in sweep.sweep_config.proxy_names if proxy]
+    over = f", the mean over {len(proxies)} texts" if len(proxies) > 1 else ""
     told = "" if sweep.trials["reason"].isna().all() else "why a trial was refused, failed or stopped; "
     columns = {
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
-        metric.name: Column(metric.title, f"{metric.explained}, ± one standard deviation over seeds", True),
+        metric.name: Column(metric.title, f"{metric.explained}{over}, ± one standard deviation over seeds", True),
+        **{metric.on(proxy): Column(f"on {proxy}", f"{metric.explained} on this text", True) for proxy in proxies},
         **{score.name: Column(score.title, score.explained, True) for score in metric.beside},
         "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
@@ -82,6 +85,8 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
 def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
     if key == metric.name:
         return with_spread(value, row[metric.spread])
+    if key.endswith(f".{metric.name}"):
+        return metric.show(value)
     if (beside := {score.name: score for score in metric.beside}.get(key)) is not None:
         return beside.show(value)
     if key == "epsilon":

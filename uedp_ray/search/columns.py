@@ -2,14 +2,14 @@
 
 Example:
 
-    columns_of(METRICS["next_word"])["epsilon"]     # float64
+    columns_of(load_sweep_config("sweeps/quickstart.yaml"))["epsilon"]     # float64
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from uedp_ray.tasks.metric import Metric
+from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.units import UNITS
 
 _FIRST = {
@@ -39,6 +39,7 @@ COLUMNS = _FIRST | _LAST
 """The columns of every sweep, whatever its metric."""
 
 
-def columns_of(metric: Metric) -> dict[str, pa.DataType]:
+def columns_of(sweep: SweepConfig) -> dict[str, pa.DataType]:
     """Returns the columns by name and in order, without the searched settings."""
-    return _FIRST | dict.fromkeys(metric.columns, pa.float64()) | _LAST
+    measured = (*sweep.metric.columns, *map(sweep.metric.on, filter(None, sweep.proxy_names)))
+    return _FIRST | dict.fromkeys(measured, pa.float64()) | _LAST

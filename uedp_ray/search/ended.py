@@ -29,5 +29,9 @@ def holds_all(rows: Sequence[Mapping[str, Any]], table: Collection[tuple[str, st
 
 def run_names(trials: Path) -> dict[str, int]:
     """Returns the existing run directories by name, with their trial numbers. Copies beside them are not ours."""
-    found = (re.fullmatch(r"(\d{4,9})(-\d{1,9})?", path.name) for path in trials.glob("[0-9]*") if path.is_dir())
+    found = (
+        re.fullmatch(r"(\d{4,9})(-[a-z]\w{0,31})?(-\d{1,9})?", path.name)
+        for path in trials.glob("[0-9]*")
+        if path.is_dir()
+    )
     return {match[0]: int(match[1]) for match in found if match}

@@ -158,7 +158,7 @@ def _terms(
             "law": fixed["law"],
             "by": priced_by(fixed),
         }, {}
-    runs = [run for row in rows for run in folder.runs(row["number"], search.seeds_per_trial)]
+    runs = [run for row in rows for run in folder.runs(row["number"], config.suffixes)]
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}
     terms["runs"] = len(runs)
     terms["without_ledger"] = {

@@ -9,6 +9,8 @@ import dataclasses
 import itertools
 import os
 import shlex
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from uedp_ray.search.feasibility import alone, laid_over, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pool import RESTORE
+from uedp_ray.search.proxies import agreement
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
@@ -44,7 +47,7 @@ def finalize(
 ) -> dict[str, Any]:
     """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns its content."""
     for row in rows:
-        for run in map(RunDir, folder.runs(row["number"], config.search.seeds_per_trial)):
+        for run in map(RunDir, folder.runs(row["number"], config.suffixes)):
             if row["state"] in ("failed", "stopped") and run.private.is_dir():
                 # A worker that outlives its trial may charge rounds for a while: not while the price is computed.
                 with run.driving():
@@ -66,6 +69,7 @@ def finalize(
         "trials": rows,
         "base_trial": base["trial"] if base else None,
         "counts": count_states(rows),
+        "agreement": agreement(config, rows),
         "selection": selection,
         "references": references,
     }
@@ -188,31 +192,44 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     known = _finalized(folder, config.metric)
     if known is not None:
         return known
-    if not folder.trial_base.exists():  # repeat_and_select may draw no trial at all
-        return []
+    if not all(folder.trial_base(proxy).exists() for proxy in config.proxy_names):
+        return []  # repeat_and_select may draw no trial at all
     folder.fetch()
-    base = trial_base(config, folder).base
-    rows = []
-    if base.model.warm_start or base.pretrain.text:
+    bases = {proxy: trial_base(config, folder, proxy).base for proxy in config.proxy_names}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if all(base.model.warm_start or base.pretrain.text for base in bases.values()):
         reporter.say("scoring the public model")
-        rows.append(beside.run(scored, base, folder))
+        rows["public-only"] = [beside.run(scored, base, folder) for base in bases.values()]
     settings = config.references.noiseless
     if settings is not None:
         reporter.say("training without privacy, for reference (its scores are private)")
-        noiseless = dataclasses.replace(methods.apply(base, "noiseless", settings), name="noiseless")
-        rows.append({"name": "noiseless", **_train(noiseless, folder, folder.noiseless, beside, config, reporter)})
-    unit = config.budget.unit
-    return [
-        {
-            "name": row["name"],
-            **{name: row[name] for name in config.metric.names},
-            "epsilon": row["epsilon"][unit],
-            "rounds": row["rounds"],
-            "planned_rounds": row["planned_rounds"],
-            "run_dir": row["run_dir"] and _within(folder, row["run_dir"]),
-        }
-        for row in rows
-    ]
+        for proxy, base in bases.items():
+            run, out = methods.apply(base, "noiseless", settings), folder.noiseless(proxy)
+            done = _train(dataclasses.replace(run, name=out.name), folder, out, beside, config, reporter)
+            rows.setdefault("noiseless", []).append(done)
+    return [_summed_up(config, folder, name, on_each) for name, on_each in rows.items()]
+
+
+def _summed_up(config: SweepConfig, folder: SweepDir, name: str, on_each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the row of a reference: its scores on all texts as a trial's are, the rest of the run on the first."""
+    metric, first = config.metric, on_each[0]
+    proxies = {
+        metric.on(proxy): row[metric.name] for proxy, row in zip(config.proxy_names, on_each, strict=True) if proxy
+    }
+    return {
+        "name": name,
+        **{each: _over(statistics.fmean, [row[each] for row in on_each]) for each in metric.names},
+        metric.name: _over(metric.mean, [row[metric.name] for row in on_each]),
+        **proxies,
+        "epsilon": first["epsilon"][config.budget.unit],
+        "rounds": first["rounds"],
+        "planned_rounds": first["planned_rounds"],
+        "run_dir": first["run_dir"] and _within(folder, first["run_dir"]),
+    }
+
+
+def _over(mean: Callable[[Sequence[float]], float], values: Sequence[Any]) -> float | None:
+    return None if None in values else mean(values)  # a model without privacy may diverge
 
 
 def _finalized(folder: SweepDir, metric: Metric) -> list[dict[str, Any]] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.search.ended import run_names
 from uedp_ray.search.preflight import PREFLIGHT
+from uedp_ray.search.sweep_config import load_kept
 from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import make_folder
 from uedp_ray.storage.locks import locked
@@ -36,7 +38,14 @@ class SweepDir:
 
     def fetch(self) -> None:
         """Fetches what trials open into this node's copy."""
-        self.storage.get(self.config, self.terms, self.trial_base, *corpora_at(self.private / "corpora"))
+        self.storage.get(self.config, self.terms)
+        for proxy in self.proxies if self.storage.is_copy else ():
+            self.storage.get(self.trial_base(proxy), *corpora_at(self.corpora(proxy)))
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """``SweepConfig.proxy_names`` of the sweep that is here. Raises: as ``load_kept``."""
+        return load_kept(self.config, self.terms).proxy_names
 
     @property
     def address(self) -> str:
@@ -74,8 +83,12 @@ class SweepDir:
         return self.root / "tensorboard"
 
     @property
-    def noiseless(self) -> Path:
-        return self.root / "references" / "noiseless"
+    def references(self) -> Path:
+        return self.root / "references"
+
+    def noiseless(self, proxy: str = "") -> Path:
+        """The run without privacy."""
+        return self.references / f"noiseless{f'-{proxy}' * bool(proxy)}"
 
     @property
     def winner(self) -> Path:
@@ -96,15 +109,17 @@ class SweepDir:
         """Created before ``config``: without it, a file of that name is somebody else's."""
         return self.private / ".sweep"
 
-    @property
-    def trial_base(self) -> Path:
-        """The base of every trial: the sweep's, with corpora prepared."""
-        return self.private / "base.yaml"
+    def trial_base(self, proxy: str = "") -> Path:
+        """The base of every trial on a text: the sweep's, with corpora prepared."""
+        return self.private / f"base{f'-{proxy}' * bool(proxy)}.yaml"
 
-    @property
-    def text(self) -> Path:
-        """Says which text all trials train on, and are scored on."""
-        return self.private / "corpora" / TEXT
+    def corpora(self, proxy: str = "") -> Path:
+        """The prepared text that trials train on and are scored on."""
+        return self.private / f"corpora{f'-{proxy}' * bool(proxy)}"
+
+    def text(self, proxy: str = "") -> Path:
+        """Says which text it is."""
+        return self.corpora(proxy) / TEXT
 
     @property
     def pool(self) -> Path:
@@ -125,11 +140,9 @@ class SweepDir:
         """Whether both files exist: a user's own sweep file may have the name of one of them."""
         return self.config.exists() and self.terms.exists()
 
-    def runs(self, number: int, seeds: int) -> list[Path]:
-        """Returns the run directories of a trial, one per seed."""
-        name = trial_id(number)
-        names = [name] if seeds == 1 else [f"{name}-{seed}" for seed in range(seeds)]
-        return [self.trials / name for name in names]
+    def runs(self, number: int, suffixes: Sequence[str] = ("",)) -> list[Path]:
+        """Returns the run directories of a trial, by ``SweepConfig.suffixes``."""
+        return [self.trials / f"{trial_id(number)}{suffix}" for suffix in suffixes]
 
     def driving(self) -> AbstractContextManager[None]:
         """Allows one search at a time among all that see this folder: a container may not see a lock beside it."""
@@ -145,9 +158,9 @@ class SweepDir:
             storage.acquire()
         make_folder(run / "private", private=True)
 
-    def lost(self, number: int, seeds: int) -> list[str]:
+    def lost(self, number: int, suffixes: Sequence[str]) -> list[str]:
         """Returns what ``begin`` made for a trial and is now missing, as paths or URLs."""
-        parts = {run / "private": self.storage.child(run) for run in self.runs(number, seeds)}
+        parts = {run / "private": self.storage.child(run) for run in self.runs(number, suffixes)}
         return [self.storage.address(path) for path, part in parts.items() if not part.exists()]
 
     def started_runs(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.layout import SweepDir, trial_id
+from uedp_ray.search.proxies import by_seed, of_each, score_of
 from uedp_ray.search.space import Dimension
 from uedp_ray.search.study import REASON, outcome, refused, seconds
 from uedp_ray.search.sweep_config import SweepConfig
@@ -70,9 +71,9 @@ class Rows:
 
 
 def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
-    runs = [run for run in folder.runs(trial.number, sweep.search.seeds_per_trial) if (run / "ledger.jsonl").exists()]
+    runs = [run for run in folder.runs(trial.number, sweep.suffixes) if (run / "ledger.jsonl").exists()]
     state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
-    row: Row = dict.fromkeys(columns_of(sweep.metric)) | {
+    row: Row = dict.fromkeys(columns_of(sweep)) | {
         "trial": trial_id(trial.number),
         "number": trial.number,
         "state": state,
@@ -90,7 +91,7 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     if state in ("done", "stopped", "failed"):
         row |= _spent(sweep, runs)
     if state == "done":
-        row |= _measured(sweep.metric, folder.runs(trial.number, sweep.search.seeds_per_trial))
+        row |= _measured(sweep, folder.runs(trial.number, sweep.suffixes))
     elif state == "stopped" and trial.intermediate_values:
         row[sweep.metric.name] = trial.intermediate_values[max(trial.intermediate_values)]
     return row
@@ -114,15 +115,20 @@ def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
     }
 
 
-def _measured(metric: Metric, runs: Sequence[Path]) -> Row:
+def _measured(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
+    metric = sweep.metric
     results = [_result(metric, run / "result.json") for run in runs]
     scores = [result[metric.name] for result in results]
+    seeds = by_seed(sweep, scores)
+    before = [result[metric.initial] for result in results]
     return {
         **{name: statistics.fmean(result[name] for result in results) for name in metric.names},
-        metric.spread: statistics.stdev(scores) if len(scores) > 1 else None,
-        metric.initial: results[0][metric.initial],
+        metric.name: score_of(sweep, scores),
+        **of_each(sweep, scores),
+        metric.spread: statistics.stdev(seeds) if len(seeds) > 1 else None,
+        metric.initial: None if None in before else score_of(sweep, before),
         "rounds": min(result["rounds"] for result in results),
-        "scores": scores,
+        "scores": seeds,
     }
 
 
@@ -209,7 +215,7 @@ def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> boo
 
 def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     """Writes ``trials.parquet``: one row per trial, one column per searched setting."""
-    columns = columns_of(sweep.metric) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
+    columns = columns_of(sweep) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
     data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)

@@ -250,8 +250,8 @@ def _doubt(sweep: SweepConfig, terms: dict[str, Any]) -> str:
 
 def _scored(sweep: SweepConfig) -> str:
     """Says what rule ``public`` compares trials on, as far as anybody but the owner can tell."""
-    basis = sweep.search.public.get("corpus.evaluation_basis", sweep.base.corpus.evaluation_basis)
-    if basis == "public":
+    own = sweep.base.corpus.evaluation_basis
+    if {settings.get("corpus.evaluation_basis", own) for settings in sweep.search.proxies.values()} == {"public"}:
         return "text that the owner declares public too"
     return "text of users whom the owner declares to be outside the protected set"
 
@@ -268,7 +268,7 @@ def charged_runs(sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row]) -> l
     allowance: Allowance | None = None
     for row in rows:
         rounds: dict[Path, list[Any]] = {}
-        for run in folder.runs(row["number"], sweep.search.seeds_per_trial):
+        for run in folder.runs(row["number"], sweep.suffixes):
             ledger = run / "ledger.jsonl"
             if ledger.exists():
                 found.append(events := read_ledger(ledger))

@@ -10,38 +10,34 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from uedp_ray.config import CorpusConfig, RunConfig, dump_config, from_dict, load_config, set_keys, to_dict
-from uedp_ray.corpus.bounds import apply_bounds
-from uedp_ray.corpus.overlap import Sketch
-from uedp_ray.corpus.store import Corpus, open_corpus
-from uedp_ray.errors import InputError, within
+from uedp_ray.config import RunConfig
+from uedp_ray.errors import InputError
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
 from uedp_ray.search.feasibility import alone, budget_cautions, check_reachable
-from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, finalize, marked, pretrained
+from uedp_ray.search.finalize import SECOND_WINNER, begun_winner, finalize, marked
 from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
+from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
+from uedp_ray.search.shared import has_bases, prepare_shared
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_kept
-from uedp_ray.search.sync import GatheredRows, keep_terms, prepared, restore
+from uedp_ray.search.sync import GatheredRows, keep_terms, restore
 from uedp_ray.search.tuning import tune_trials
-from uedp_ray.storage.files import check_own, find_other, holds_others, make_folder, owner_only, replacing, settle
+from uedp_ray.storage.files import check_own, find_other, holds_others, make_folder, owner_only, settle
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import open_storage
-from uedp_ray.training.guard import check_other, check_owners, check_public, check_warm_start
-from uedp_ray.training.paths import for_use
-from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.training.texts import CORPORA, copies_told
 
 _NO_SWEEP = "is not empty and holds no sweep: name another folder"
@@ -84,9 +80,9 @@ def sweep(
                     settle(each)
         restore(folder)
         _refuse(config, folder, resume)
-        base = _searched_base(config)
-        if not folder.trial_base.exists():  # else it was checked, and the text may no longer be here
-            check_sweep(config, base, reporter)
+        bases = searched_bases(config)
+        if not has_bases(config, folder):  # else they were checked, and the text may no longer be here
+            check_sweep(config, bases, reporter)
         check_reachable(config, alone(config))
         for caution in budget_cautions(config):
             reporter.say(f"caution: {caution}")
@@ -108,7 +104,7 @@ def sweep(
             rows = GatheredRows(config, folder)
             _refuse_cut(config, folder, study, rows)
             with Beside(config, address) as beside:
-                _search(config, base, folder, study, rows, beside, reporter)
+                _search(config, bases, folder, study, rows, beside, reporter)
                 study.close()
                 return finalize(config, folder, rows.read(study.trials), beside, reporter)
 
@@ -150,7 +146,7 @@ def _other(kept: SweepConfig, config: SweepConfig, folder: SweepDir) -> str:
 
 def _trained(folder: SweepDir) -> bool:
     """Whether anything was ever trained here. Its cost stays spent, whichever parts of it are missing: any trace counts."""
-    made = (folder.winner, folder.noiseless.parent, folder.tokens)
+    made = (folder.winner, folder.references, folder.tokens)
     if any(path.is_dir() and any(path.iterdir()) for path in made) or any(folder.tensorboard.glob("*/[0-9]*")):
         return True
     if folder.started_runs() or folder.result.exists() or marked(folder) or _tells_of_trials(folder.table):
@@ -164,18 +160,6 @@ def _tells_of_trials(table: Path) -> bool:
         return any(row["state"] != "refused" for row in read_columns(table, ["state"], ""))
     except (InputError, OSError):
         return True
-
-
-def _searched_base(config: SweepConfig) -> RunConfig:
-    """Returns the base of the trials: under rule ``public``, one with other text than the winner's."""
-    if config.search.rule != "public":
-        return config.base
-    with within("search.public"):
-        base = from_dict(RunConfig, set_keys(to_dict(config.base), config.search.public))
-    if base.corpus.source == config.base.corpus.source:
-        remedy = "rule public searches on public text: give corpus.source there"
-        raise InputError("search.public", dict(config.search.public), remedy)
-    return base
 
 
 def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
@@ -201,7 +185,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
             raise InputError(file.name, str(file), remedy)
     kept = load_kept(folder.config, folder.terms) if folder.config.exists() else None
     if kept is not None and kept.digest() != config.digest():  # ``_refuse`` allows it
-        copies = (folder.private / "corpora", folder.private / "winner")
+        copies = (*map(folder.corpora, kept.proxy_names), folder.private / "winner")
         for path in copies:
             if (other := find_other(path, CORPORA)) is not None:
                 remedy = f"holds {other!r}, which no sweep makes: move it out of the folder, or name another one"
@@ -222,7 +206,7 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
     lost = [str(folder.trials)] if study.began and not folder.trials.exists() else []  # made before the first starts
     charged = config.search.rule != "public"
     for number in study.placed if charged else ():
-        lost += folder.lost(number, config.search.seeds_per_trial)
+        lost += folder.lost(number, config.suffixes)
     if lost:
         remedy = "is missing, but what was trained there still counts: put it back, or search in another folder"
         raise InputError("trials", lost[0], remedy)
@@ -236,7 +220,7 @@ def _refuse_cut(config: SweepConfig, folder: SweepDir, study: Study, rows: Rows)
 
 def _search(
     config: SweepConfig,
-    base: RunConfig,
+    bases: Mapping[str, RunConfig],
     folder: SweepDir,
     study: Study,
     rows: Rows,
@@ -252,10 +236,9 @@ def _search(
         return
     changed = _on_change(study, rows, config, folder, wanted, reporter)
     gpus, at_once = _check_room(config, folder, left, beside.open(), reporter)
-    with copies_told(
-        folder.private, reporter, "corpora/private", "winner/private", unless=lambda: bool(folder.started_runs())
-    ):
-        _prepare_shared(config, base, folder, beside, reporter)
+    copies = [f"{folder.corpora(proxy).name}/private" for proxy in config.proxy_names]
+    with copies_told(folder.private, reporter, *copies, "winner/private", unless=lambda: bool(folder.started_runs())):
+        prepare_shared(config, bases, folder, beside, reporter)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:
         lag = study.fix_lag(at_once)
@@ -268,83 +251,6 @@ def _search(
         study, allowance_of(config, folder), left=left, count_refused=fixed, changed=changed, slots=slots
     )
     tune_trials(config, folder, searcher, at_once, gpus)
-
-
-def _prepare_shared(config: SweepConfig, base: RunConfig, folder: SweepDir, beside: Beside, reporter: Reporter) -> None:
-    """Prepares what trials share, and the public model of the base.
-
-    Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
-    """
-    reporter.say("preparing the corpora")
-    private = None
-    if folder.storage.is_copy and folder.trial_base.exists():  # the text need not be on this machine
-        folder.fetch()
-        base = load_config(folder.trial_base)
-    else:
-        named = base.corpus
-        base = prepared(base, folder, folder.private / "corpora")
-        _check_text(config, base)
-        private = _private_text(config, base, named, folder)
-        check_owners(private)
-        with replacing(folder.trial_base, private=True) as new:
-            dump_config(base, new)
-        folder.storage.put(folder.trial_base)
-    start = base.model.warm_start
-    if base.pretrain.text:
-        reporter.say("pre-training on public text")
-        beside.run(pretrained, base, folder, reporter=reporter)
-        start = str(folder.pretrained(base) / "model")
-    if private is not None:
-        for model in {start, *config.choices("model.warm_start")}:
-            check_warm_start(private, model)
-        _check_words(private, base)
-
-
-def _check_text(config: SweepConfig, run: RunConfig) -> None:
-    """Checks for all trials at once that the corpus has the categories of the space, and keeps what is declared of it.
-
-    A trial that was refused for this would reveal something of the private text, and nothing charges for that.
-    Raises: InputError, including ``TextError``.
-    """
-    for categories in (run.corpus.categories, *config.choices("corpus.categories")):
-        corpus = open_corpus(for_use(run).corpus.source.path, categories)
-        apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
-
-
-def _check_words(private: Corpus, base: RunConfig) -> None:
-    """Compares text used only for a vocabulary with the private text, as ``check_warm_start`` does pre-training text.
-
-    Raises: TextError.
-    """
-    field, sources = public_text(base)
-    if base.pretrain.text or base.model.warm_start or not sources:
-        return
-    sketch = Sketch()
-    for _ in public_sentences(sources, sketch=sketch, field=field):
-        pass
-    check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
-
-
-def _private_text(config: SweepConfig, base: RunConfig, named: CorpusConfig, folder: SweepDir) -> Corpus:
-    """Opens the private text. Under rule ``public``, where only the winner may read it, it is compared with what the
-    search reads; ``named`` is the latter as the user named it.
-
-    Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
-    """
-    if config.search.rule != "public":
-        return open_corpus(for_use(base).corpus.source.path)
-    winner = prepared(config.base, folder, folder.private / "winner")
-    _check_text(config, winner)
-    private, base = open_corpus(for_use(winner).corpus.source.path), for_use(base)
-    remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
-    assert base.corpus.evaluation is not None  # prepare_corpora refuses it
-    assert named.evaluation is not None
-    for key, read, source in (
-        ("source", base.corpus.source, named.source),
-        ("evaluation", base.corpus.evaluation, named.evaluation),
-    ):
-        check_other(private, open_corpus(read.path), f"search.public.corpus.{key}", source, remedy)
-    return private
 
 
 def _check_room(
@@ -362,7 +268,7 @@ def _check_room(
     )
     at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
     unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
-    runs = left * config.search.seeds_per_trial
+    runs = left * len(config.suffixes)
     full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root)
     for warning in (*room.warnings, unused, full):
         if warning:
@@ -379,7 +285,7 @@ def _on_change(
     """
 
     def begin(number: int) -> None:
-        for run in folder.runs(number, config.search.seeds_per_trial):
+        for run in folder.runs(number, config.suffixes):
             folder.begin(run)
 
     ended = [-1]

@@ -11,159 +11,38 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
 from uedp_ray.config import PrivacyConfig, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.io import renamed, to_digest
-from uedp_ray.config.limits import at_least, check_choices, choice, positive
+from uedp_ray.config.limits import choice
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import selection
-from uedp_ray.privacy.selection import Law, Searcher
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import sampler_of
-from uedp_ray.search.space import MAX_POINTS, Point, Space, setting
-from uedp_ray.search.stopping import EarlyStopping
+from uedp_ray.search.sections import BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
+from uedp_ray.search.space import Point, Space, setting
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
-from uedp_ray.units import Unit
 
-Selection = Literal["default", "public", "repeat_and_select", "composition"]
 Tracker = Literal["mlflow", "wandb"]
 DEFAULT_TRIALS = 32
-MAX_SEEDS = 1_000
 _PRIVATE_WORDS = "noisy-threshold"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetConfig:
-    """What may be spent, and on what."""
+class TrialRun(NamedTuple):
+    """One of the runs of a trial."""
 
-    target_epsilon: float = 8.0
-    """epsilon of ``unit`` at ``delta``."""
-    covers: Literal["answer", "each_trial"] = "answer"
-    """``answer``: the target bounds all that the rule lets one hand on, the choice included, and what each run may spend is
-    solved from it. ``each_trial``: it bounds each run alone; choosing costs more, and is reported."""
-    delta: float = 1e-5
-    """Of the whole, too."""
-    unit: Unit = "user-entity"
-    """Whose epsilon is bounded."""
-    noise: Literal["calibrated", "free"] = "calibrated"
-    """``calibrated``: each trial's noise multiplier is solved from the budget. ``free``: the base or the space gives it, and
-    points beyond what a run may spend are refused."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "budget")
-        positive("budget.target_epsilon", self.target_epsilon)
-        if not 0.0 < self.delta < 1.0:
-            raise InputError("budget.delta", self.delta, "must lie strictly between 0 and 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """How points of the space are chosen, and by which rule the choice of the best is paid for."""
-
-    searcher: Searcher = "tpe"
-    """How points are chosen: an entry of ``samplers.SAMPLERS``."""
-    trials: int | None = None
-    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its points."""
-    seeds_per_trial: int = 1
-    """Runs of every point; they differ in initial parameters, samples and noise."""
-    early_stopping: EarlyStopping = "none"
-    """``asha`` or ``median``: trials that fall behind are stopped."""
-    grace_rounds: int = 5
-    """Rounds before which nothing is stopped early."""
-    selection: Selection = "default"
-    """``default``: ``public`` where ``public`` names text; else ``repeat_and_select`` for ``random`` without early stopping,
-    and ``composition``."""
-    law: Law = "geometric"
-    """``repeat_and_select`` only: the law of the secret number of trials."""
-    pool_size: int = 64
-    """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
-    public: Mapping[str, Any] = field(default_factory=dict)
-    """Rule ``public`` only: settings applied over the base while searching, such as public text as ``corpus.source``."""
-    seed: int = 0
-    """The searcher's seed. Samples and noise of the trials have their own, private keys."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "search")
-        at_least("search.trials", self.trials, 1, most=MAX_POINTS, optional=True)
-        at_least("search.seeds_per_trial", self.seeds_per_trial, 1, most=MAX_SEEDS)
-        at_least("search.grace_rounds", self.grace_rounds, 1)
-        at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
-        at_least("search.seed", self.seed, 0)
-        if self.searcher == "grid" and self.trials is not None:
-            raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
-        if self.stops_early and not sampler_of(self.searcher).may_stop_early:
-            raise InputError(
-                "search.early_stopping", self.early_stopping, f"{self.searcher} needs whole trials: use none"
-            )
-        if self.stops_early and self.seeds_per_trial > 1:
-            raise InputError(
-                "search.early_stopping", self.early_stopping, "needs one seed per trial: use none, or 1 seed"
-            )
-        selection.check_rule(self.rule, searcher=self.searcher, early_stopping=self.stops_early)
-        if bool(self.public) != (self.rule == "public"):
-            remedy = "give it for rule public, and for that rule only: it names the public text that trials use"
-            raise InputError("search.public", dict(self.public), remedy)
-
-    @property
-    def stops_early(self) -> bool:
-        return self.early_stopping != "none"
-
-    @property
-    def rule(self) -> str:
-        """The rule by which the choice is paid for."""
-        if self.selection != "default":
-            return self.selection
-        if self.public:
-            return "public"
-        return selection.default_rule(self.searcher, early_stopping=self.stops_early)
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether a trial may depend on the results of others."""
-        return selection.is_adaptive(self.searcher, early_stopping=self.stops_early)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResourceConfig:
-    """The resources of one trial. As many trials run at once as fit."""
-
-    workers_per_trial: int = 1
-    """1 trains inside the trial's own process; more form a Ray Train group."""
-    cpus_per_worker: int = 1
-    """CPUs that Ray sets aside for each worker."""
-    gpus_per_worker: float | Literal["auto"] = "auto"
-    """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
-    trials of one worker share a GPU."""
-    max_concurrent: int | None = None
-    """Most trials at once; none: as many as fit."""
-
-    def __post_init__(self) -> None:
-        for name in ("workers_per_trial", "cpus_per_worker"):
-            at_least(f"resources.{name}", getattr(self, name), 1)
-        at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
-        gpus = self.gpus_per_worker
-        if gpus != "auto" and not (
-            0 <= gpus < math.inf and (gpus == int(gpus) or (gpus < 1 and self.workers_per_trial == 1))
-        ):
-            remedy = "give auto, 0, a whole number, or a part of 1 for trials of one worker"
-            raise InputError("resources.gpus_per_worker", gpus, remedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceConfig:
-    """Lines to compare with. The public model is scored if there is one: that costs nothing."""
-
-    noiseless: Mapping[str, Any] | None = None
-    """Settings applied over the base for one run WITHOUT privacy on the same text; none: no such run."""
+    proxy: str
+    """The name of the public text it trains on; empty where there is one text."""
+    seed: int
+    suffix: str
+    """What the name of its folder adds to the trial's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +180,25 @@ class SweepConfig:
     def metric(self) -> Metric:
         """What trials are compared by."""
         return metric_of(self.base)
+
+    @property
+    def proxy_names(self) -> tuple[str, ...]:
+        """The names of the texts on which every trial trains; a single one may have none."""
+        return tuple(self.search.proxies) or ("",)
+
+    @functools.cached_property
+    def runs_of_trial(self) -> tuple[TrialRun, ...]:
+        """The runs of every trial: one for each seed on each text."""
+        seeds = range(self.search.seeds_per_trial)
+        return tuple(
+            TrialRun(proxy, seed, f"-{proxy}" * bool(proxy) + f"-{seed}" * (len(seeds) > 1))
+            for proxy in self.proxy_names
+            for seed in seeds
+        )
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        return tuple(run.suffix for run in self.runs_of_trial)
 
     @property
     def num_trials(self) -> int:

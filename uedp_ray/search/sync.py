@@ -1,7 +1,7 @@
 """A sweep at a URL: what it resumes from, what must be there for trials, and what trials left there.
 
     restore(folder)                                      # config, terms, journal, as the previous start left them
-    base = prepared(base, folder, folder.private / "corpora")
+    base = prepared(base, folder, folder.corpora())
     rows = GatheredRows(sweep, folder)
     rows.read(study.trials)                              # fetches the ledgers and results of trials that ended
 
@@ -34,9 +34,12 @@ def restore(folder: SweepDir) -> None:
 
     Raises: InputError if nodes would keep their copies at another path than before: the trials' configs name it.
     """
-    folder.storage.get(folder.config, folder.trial_base, folder.pool, folder.terms)
-    if folder.storage.is_copy and folder.trial_base.exists():
-        corpus = Path(for_use(load_config(folder.trial_base)).corpus.source.path)
+    folder.storage.get(folder.config, folder.pool, folder.terms)
+    for proxy in folder.proxies if folder.storage.is_copy and folder.config.exists() else ():
+        folder.storage.get(base := folder.trial_base(proxy))
+        if not base.exists():
+            continue
+        corpus = Path(for_use(load_config(base)).corpus.source.path)
         if not corpus.is_relative_to(folder.root):
             remedy = f"the sweep's copies were at {corpus.parents[2]}: set UEDP_RAY_WORK so that they are there again"
             raise InputError("UEDP_RAY_WORK", str(folder.root), remedy)
@@ -80,7 +83,7 @@ class GatheredRows(Rows):
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
         for trial in trials:
             if outcome(trial).is_finished() and not refused(trial) and trial.number not in self._gathered:
-                for path in self._folder.runs(trial.number, self._sweep.search.seeds_per_trial):
+                for path in self._folder.runs(trial.number, self._sweep.suffixes):
                     storage = self._folder.storage.child(path)
                     if storage.exists():
                         RunDir(path, storage).close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import math
-import statistics
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from uedp_ray.errors import DeviceError, InputError, TextError
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.proxies import score_of
 from uedp_ray.search.selection_cost import allowance_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
@@ -78,9 +78,9 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
     return outcome
 
 
-def trial_base(sweep: SweepConfig, folder: SweepDir) -> SweepConfig:
-    """Returns the sweep with the base that its trials share."""
-    return dataclasses.replace(sweep, base=load_config(folder.trial_base))
+def trial_base(sweep: SweepConfig, folder: SweepDir, proxy: str = "") -> SweepConfig:
+    """Returns the sweep with the base that its trials share, on one of its texts."""
+    return dataclasses.replace(sweep, base=load_config(folder.trial_base(proxy)))
 
 
 def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) -> RunConfig:
@@ -100,7 +100,7 @@ def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) ->
 def _train(
     sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
 ) -> dict[str, Any]:
-    config = started(run_config(trial_base(sweep, folder), point, allowance_of(sweep, folder)), folder)
+    allowance = allowance_of(sweep, folder)
     resources, unit, name = sweep.resources, sweep.budget.unit, sweep.metric.name
 
     class Evaluations(Reporter):
@@ -108,9 +108,14 @@ def _train(
             if row["round"] < config.training.num_rounds:  # a run at its end is not stopped early
                 report({"round": row["round"], "score": row[name], "epsilon": row[f"epsilon_{unit}"]})
 
+    configs = {
+        proxy: started(run_config(trial_base(sweep, folder, proxy), point, allowance), folder)
+        for proxy in sweep.proxy_names
+    }
     results = []
-    for seed, out in enumerate(folder.runs(number, sweep.search.seeds_per_trial)):
-        training = dataclasses.replace(config.training, seed=config.training.seed + seed)
+    for place, (run, out) in enumerate(zip(sweep.runs_of_trial, folder.runs(number, sweep.suffixes), strict=True)):
+        config = configs[run.proxy]
+        training = dataclasses.replace(config.training, seed=config.training.seed + run.seed)
         storage = folder.storage.child(out)
         result = train(
             dataclasses.replace(config, name=out.name, training=training),
@@ -120,17 +125,18 @@ def _train(
             gpus_per_worker=gpus,
             resume=storage.exists(),
             tokens=folder.tokens,
-            text=folder.text,
+            text=folder.text(run.proxy),
             part_of="sweep",
             public_source=sweep.search.rule == "public",
-            reporter=Evaluations() if seed == 0 else SILENT,
+            reporter=Evaluations() if place == 0 else SILENT,
         )
         results.append(result)
     scores = [result[name] for result in results]
+    score = math.inf if None in scores else score_of(sweep, scores)
     spent = [result["epsilon"][unit] for result in results]
     return {  # null stands for what is not finite
         "round": results[0]["rounds"],
-        "score": math.inf if None in scores else statistics.fmean(scores),
+        "score": score,
         "epsilon": math.inf if None in spent else max(spent),
         "noise_multiplier": results[0]["noise_multiplier"],
     }

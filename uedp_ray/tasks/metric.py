@@ -16,7 +16,8 @@ here. Importing this loads no network. Everything here is public.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import statistics
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,6 +105,17 @@ class Metric(Score):
     @property
     def worst(self) -> float:
         return math.inf if self.goal == "min" else -math.inf
+
+    def on(self, text: str) -> str:
+        """The key of its value on one of several evaluation texts."""
+        return f"{text}.{self.name}"
+
+    def mean(self, values: Iterable[float]) -> float:
+        """The mean over texts or models; that of logarithms where ratios count."""
+        values = list(values)
+        if len(values) == 1:
+            return values[0]  # without rounding
+        return statistics.geometric_mean(values) if self.ratio else statistics.fmean(values)
 
     def cost(self, value: float) -> float:
         """The value to minimize."""

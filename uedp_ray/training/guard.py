@@ -132,14 +132,24 @@ def check_warm_start(private: Corpus, model: str) -> None:
 
     Raises: InputError naming ``model.warm_start``.
     """
+    sketch = public_sketch(model)
+    if sketch is not None:
+        check_public(private, sketch, "model.warm_start", model)
+
+
+def public_sketch(model: str) -> Hashes | None:
+    """The sketch of the text that a model was pre-trained on; None without a record of it.
+
+    Raises: InputError naming ``model.warm_start``.
+    """
     path = Path(model) / TEXT_SKETCH
     if not model or not path.exists():
-        return
+        return None
     try:
         check_regular(path, "pre-train it again")
-        sketch = load_array(path)
+        sketch: Hashes = load_array(path)
         if sketch.ndim != 1 or sketch.dtype != np.uint64 or not sketch.size:
             raise ValueError
     except (OSError, ValueError):
         raise InputError("model.warm_start", model, f"its {TEXT_SKETCH} is damaged: pre-train it again") from None
-    check_public(private, sketch, "model.warm_start", model)
+    return sketch

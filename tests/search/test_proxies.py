@@ -1,0 +1,197 @@
+"""Several public texts to search on: what a trial trains, what it scores, and whether they agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.search.sweeps import search_here, sweep_config
+from tests.told import Told
+from uedp_ray.analysis import figures
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.report import report
+from uedp_ray.analysis.style import NothingToShow
+from uedp_ray.console import print_sweep
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError
+from uedp_ray.search.export import export
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.proxies import LEAST_TRIALS, agreement, by_seed, cautions, of_each, score_of, searched_bases
+from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
+
+pytestmark = pytest.mark.slow
+
+
+def proxy(part: str, users: int = 20, seed: int = 1) -> dict[str, Any]:
+    source = {"format": "synthetic", "num_users": users, "part": part, "seed": seed}
+    held_out = {"format": "synthetic", "num_users": 6, "part": part, "seed": seed + 1}
+    return {"corpus.source": source, "corpus.evaluation": held_out, "corpus.evaluation_basis": "public"}
+
+
+TWO = {"one": proxy("public", seed=5), "other": proxy("proxy")}
+
+
+POINTS = [
+    {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": rate}
+    for rate in (0.01, 0.03)
+]
+
+
+def two_texts(corpora, tmp_path, **search):
+    return sweep_config(corpora, tmp_path, search={"trials": 2, "selection": "public", "public": TWO} | search)
+
+
+@pytest.fixture(scope="module")
+def searched(corpora, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two-texts")
+    config = two_texts(corpora, folder, seeds_per_trial=2)
+    return config, folder / "out", search_here(config, folder / "out", POINTS)
+
+
+def test_a_trial_trains_on_every_text_once_a_seed(searched):
+    config, out, answer = searched
+    row = answer["trials"][1]
+    assert row["run_dirs"] == [f"trials/0001-{name}" for name in ("one-0", "one-1", "other-0", "other-1")]
+    digests = [
+        json.loads((out / run / "private" / "setup.json").read_text())["corpus_digest"] for run in row["run_dirs"]
+    ]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert set(SweepDir(out).started_runs()) == {f"000{n}{suffix}" for n in (0, 1) for suffix in config.suffixes}
+
+
+def test_its_score_is_the_median_over_seeds_of_the_mean_over_texts(searched):
+    _, out, answer = searched
+    for row in answer["trials"]:
+        scores = [json.loads((out / run / "result.json").read_text())["perplexity"] for run in row["run_dirs"]]
+        means = [math.sqrt(scores[0] * scores[2]), math.sqrt(scores[1] * scores[3])]
+        assert row["scores"] == pytest.approx(means)
+        assert row["perplexity"] == pytest.approx(sum(means) / 2)
+        assert row["one.perplexity"] == pytest.approx((scores[0] + scores[1]) / 2)
+        assert row["other.perplexity"] == pytest.approx((scores[2] + scores[3]) / 2)
+
+
+def test_the_winner_is_trained_once_on_the_private_text(searched, tmp_path):
+    _, out, answer = searched
+    winner = json.loads((out / "winner" / "result.json").read_text())
+    assert answer["best"]["epsilon_with_choice"] == winner["epsilon"]["user-entity"] <= 8
+    assert len(list((out / "trials").iterdir())) == 8
+    assert export(out, tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]
+    assert answer["selection"]["text"].startswith("Choosing is not charged: trials were trained on text that the owner")
+
+
+def test_frames_tables_and_figures_tell_the_texts_apart(searched, capsys):
+    _, out, answer = searched
+    loaded = load_sweep(out)
+    assert loaded.trials["other.perplexity"].tolist() == [row["other.perplexity"] for row in answer["trials"]]
+    rounds = loaded.rounds("0000")
+    assert set(zip(rounds["proxy"], rounds["seed"], strict=True)) == {(name, s) for name in TWO for s in (0, 1)}
+    (drawn,) = (axes.lines for axes in figures.learning_curves(loaded, top=1).axes)
+    assert sum(len(line.get_xdata()) > 2 for line in drawn) == 2, "a curve for each seed, not for each text"
+    (axes,) = figures.proxies(loaded).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("perplexity on one", "perplexity on other")
+    page = report([out]).read_text()
+    assert "Do the public texts agree?" in page
+    assert "on each of the public texts one, other, whose mean score counts" in page
+    print_sweep(answer)
+    assert "Agreement of one and other: not known from 2 trials." in capsys.readouterr().out
+
+
+def test_a_sweep_of_one_text_has_nothing_to_compare(corpora, tmp_path):
+    config = two_texts(corpora, tmp_path, public=proxy("public", seed=5))
+    assert config.suffixes == ("",)
+    answer = search_here(config, tmp_path / "out", POINTS)
+    assert answer["agreement"] == []
+    with pytest.raises(NothingToShow):
+        figures.proxies(load_sweep(tmp_path / "out"))
+    assert "Do the public texts agree?" not in report([tmp_path / "out"]).read_text()
+
+
+@pytest.mark.whole
+def test_a_search_on_two_texts_ends_and_resumes(corpora, tmp_path):
+    two_texts(corpora, tmp_path)
+    config = load_sweep_config(tmp_path / "sweep.yaml", ["base.corpus.declared_num_users=90"])
+    told: list[str] = []
+    answer = sweep(config, tmp_path / "out", reporter=Told(say=told.append))
+    assert [row["state"] for row in answer["trials"]] == ["done", "done"]
+    assert "caution: proxy one has 20 users, and 90 are declared of the private text" in " ".join(told)
+    assert sweep(config, tmp_path / "out", resume=True) == answer
+    assert {row["name"] for row in answer["references"]} <= {"public-only", "noiseless"}
+
+
+def test_the_file_that_is_kept_names_the_same_texts(corpora, tmp_path):
+    config = two_texts(corpora, tmp_path)
+    dump_sweep_config(config, tmp_path / "kept.yaml")
+    kept = load_sweep_config(tmp_path / "kept.yaml")
+    assert kept.digest() == config.digest()
+    assert kept.proxy_names == ("one", "other")
+    renamed = two_texts(corpora, tmp_path, public={"one": TWO["one"], "another": TWO["other"]})
+    assert renamed.digest() != config.digest()
+
+
+@pytest.mark.parametrize(
+    ("public", "said"),
+    [
+        ({"one": TWO["one"], "Big": TWO["other"]}, r"search\.public\.Big"),
+        ({"one": TWO["one"], "other-2": TWO["other"]}, r"search\.public\.other-2"),
+        ({"one": TWO["one"], "other": "wiki.txt"}, r"search\.public\.other = 'wiki\.txt'"),
+        ({"one": {}}, r"search\.public\.one"),
+        ({"corpus.source": {"format": "text", "path": "a"}, "other": TWO["other"]}, "other"),
+        ({"one": TWO["one"], "other": {"corpus.sauce": 1}}, r"search\.public\.other\.corpus\.sauce"),
+        ({"one": TWO["one"], "other": {"corpus.declared_num_users": 9}}, r"search\.public\.other.*give corpus\.source"),
+    ],
+)
+def test_what_is_no_proxy_is_refused_by_its_name(corpora, tmp_path, public, said):
+    with pytest.raises(InputError, match=said):
+        searched_bases(two_texts(corpora, tmp_path, public=public))
+
+
+def test_trials_on_several_texts_are_not_stopped_early(corpora, tmp_path):
+    with pytest.raises(InputError, match=r"search\.early_stopping.*one text"):
+        two_texts(corpora, tmp_path, early_stopping="median")
+
+
+def rows(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
+    done = [{"state": "done", "one.perplexity": one, "other.perplexity": other} for one, other in pairs]
+    return [*done, {"state": "failed", "one.perplexity": None, "other.perplexity": None}]
+
+
+def test_agreement_is_the_correlation_of_ranks(corpora, tmp_path):
+    config = two_texts(corpora, tmp_path)
+    (alike,) = agreement(config, rows((1, 10), (2, 30), (3, 40), (4, 900), (5, 901)))
+    assert (alike["trials"], alike["proxies"]) == (5, ["one", "other"])
+    assert alike["rank_correlation"] == pytest.approx(1.0)
+    assert alike["text"] == "Agreement of one and other: rank correlation 1.00 over 5 trials."
+    (unlike,) = agreement(config, rows((1, 40), (2, 30), (3, 20), (4, 10), (5, 50)))
+    expected = pd.Series([1, 2, 3, 4, 5]).corr(pd.Series([4, 3, 2, 1, 5]), method="spearman")
+    assert unlike["rank_correlation"] == pytest.approx(expected)
+    assert "they rank settings differently" in unlike["text"]
+    few = [(float(n), float(n)) for n in range(LEAST_TRIALS - 1)]
+    for known in (few, [(1.0, float(n)) for n in range(LEAST_TRIALS)]):
+        (unknown,) = agreement(config, rows(*known))
+        assert unknown["rank_correlation"] is None
+        assert "not known" in unknown["text"]
+
+
+def test_scores_are_in_the_order_of_the_runs(corpora, tmp_path):
+    config = two_texts(corpora, tmp_path, seeds_per_trial=3)
+    scores = [4.0, 9.0, 16.0, 1.0, 4.0, 25.0]
+    assert by_seed(config, scores) == pytest.approx([2.0, 6.0, 20.0])
+    assert score_of(config, scores) == pytest.approx(6.0), "one lucky or unlucky seed decides nothing"
+    assert of_each(config, scores) == {"one.perplexity": 9.0, "other.perplexity": 4.0}
+
+
+def test_a_proxy_unlike_the_private_text_is_told(corpora, tmp_path):
+    two_texts(corpora, tmp_path)
+    config = load_sweep_config(tmp_path / "sweep.yaml", ["base.corpus.declared_num_users=1000"])
+    corpus = open_corpus(corpora / "private")
+    (users,) = cautions(config, "one", corpus, None)
+    assert users.startswith(f"proxy one has {corpus.num_users} users, and 1,000 are declared of the private text")
+    config = load_sweep_config(tmp_path / "sweep.yaml", [f"base.corpus.declared_num_users={corpus.num_users}"])
+    assert list(cautions(config, "one", corpus, None)) == []
+    (shared,) = cautions(config, "", corpus, corpus.text_sketch)
+    assert shared == "the proxy shares 100% of its text with the pre-training text, which has little left to teach"

@@ -1,0 +1,122 @@
+"""What the trials of a sweep share: prepared corpora and public models, made and checked before the first trial.
+
+    prepare_shared(sweep, searched_bases(sweep), folder, beside, reporter)
+
+Which trials fail must not reveal the private text, so what could fail in one of them because of it fails here, for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from uedp_ray.config import RunConfig, dump_config, load_config
+from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.reporting import Reporter
+from uedp_ray.search.finalize import pretrained
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.proxies import cautions, setting_of
+from uedp_ray.search.remote import Beside
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.sync import prepared
+from uedp_ray.storage.files import replacing
+from uedp_ray.training.guard import check_other, check_owners, check_public, check_warm_start, public_sketch
+from uedp_ray.training.paths import for_use
+from uedp_ray.training.run_vocabulary import public_sentences, public_text
+
+
+def has_bases(config: SweepConfig, folder: SweepDir) -> bool:
+    """Whether the corpora of all texts were prepared, so that trials may start."""
+    return all(folder.trial_base(proxy).exists() for proxy in config.proxy_names)
+
+
+def prepare_shared(
+    config: SweepConfig, bases: Mapping[str, RunConfig], folder: SweepDir, beside: Beside, reporter: Reporter
+) -> None:
+    """Prepares what trials share, and the public model of each base.
+
+    Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
+    """
+    reporter.say("preparing the corpora")
+    private = None
+    if folder.storage.is_copy and has_bases(config, folder):  # the text need not be on this machine
+        folder.fetch()
+        bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
+    else:
+        named = bases
+        bases = {proxy: prepared(base, folder, folder.corpora(proxy)) for proxy, base in bases.items()}
+        for base in bases.values():
+            _check_text(config, base)
+        private = _private_text(config, bases, named, folder)
+        check_owners(private)
+        for proxy, base in bases.items():
+            with replacing(folder.trial_base(proxy), private=True) as new:
+                dump_config(base, new)
+            folder.storage.put(folder.trial_base(proxy))
+    for proxy, base in bases.items():
+        start = base.model.warm_start
+        if base.pretrain.text:
+            if not (folder.pretrained(base) / "model").exists():
+                reporter.say("pre-training on public text")
+            beside.run(pretrained, base, folder, reporter=reporter)
+            start = str(folder.pretrained(base) / "model")
+        if private is not None:
+            for model in {start, *config.choices("model.warm_start")}:
+                check_warm_start(private, model)
+            _check_words(private, base)
+        if config.search.proxies:
+            corpus = open_corpus(for_use(base).corpus.source.path)
+            for caution in cautions(config, proxy, corpus, public_sketch(start)):
+                reporter.say(f"caution: {caution}")
+
+
+def _check_text(config: SweepConfig, run: RunConfig) -> None:
+    """Checks for all trials at once that the corpus has the categories of the space, and keeps what is declared of it.
+
+    A trial that was refused for this would reveal something of the private text, and nothing charges for that.
+    Raises: InputError, including ``TextError``.
+    """
+    for categories in (run.corpus.categories, *config.choices("corpus.categories")):
+        corpus = open_corpus(for_use(run).corpus.source.path, categories)
+        apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
+
+
+def _check_words(private: Corpus, base: RunConfig) -> None:
+    """Compares text used only for a vocabulary with the private text, as ``check_warm_start`` does pre-training text.
+
+    Raises: TextError.
+    """
+    field, sources = public_text(base)
+    if base.pretrain.text or base.model.warm_start or not sources:
+        return
+    sketch = Sketch()
+    for _ in public_sentences(sources, sketch=sketch, field=field):
+        pass
+    check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
+
+
+def _private_text(
+    config: SweepConfig, bases: Mapping[str, RunConfig], named: Mapping[str, RunConfig], folder: SweepDir
+) -> Corpus:
+    """Opens the private text. Under rule ``public``, where only the winner may read it, it is compared with what the
+    search reads; ``named`` is the latter as the user named it.
+
+    Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
+    """
+    if config.search.rule != "public":
+        return open_corpus(for_use(bases[""]).corpus.source.path)
+    winner = prepared(config.base, folder, folder.private / "winner")
+    _check_text(config, winner)
+    private = open_corpus(for_use(winner).corpus.source.path)
+    remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
+    for proxy in bases:
+        read, source = for_use(bases[proxy]).corpus, named[proxy].corpus
+        assert read.evaluation is not None  # prepare_corpora refuses it
+        assert source.evaluation is not None
+        for key, one, other in (
+            ("source", read.source, source.source),
+            ("evaluation", read.evaluation, source.evaluation),
+        ):
+            check_other(private, open_corpus(one.path), f"{setting_of(proxy)}.corpus.{key}", other, remedy)
+    return private
