@@ -239,6 +239,9 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
         if not len(found) <= terms["runs"] <= _MOST_RUNS:
             raise InputError("selection.json runs", terms["runs"], f"must be {len(found)} to {_MOST_RUNS}")
         settings["ledgers"] = [_run(folder, position, terms) for position in range(terms["runs"])]
+        if rule == "pilots":
+            *settings["ledgers"], settings["final"] = settings["ledgers"]
+            settings |= {"candidates": candidates_of(terms["pilots"]), "finals": candidates_of(terms["finals"])}
         settings["odometer"] = odometer_of(terms)
         settings["planned"] = [Charges.from_dict(whole) for whole in terms.get("planned", ())]
     return epsilon_of_choosing(rule, **settings, delta=delta, unit=unit)

@@ -267,8 +267,11 @@ def _gain(answer: dict[str, Any]) -> list[str]:
 
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
+    from uedp_ray.privacy.selection import TRAINS_ANEW  # loads an optimizer
+
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
-    on_public = answer["selection"]["rule"] == "public"
+    rule = answer["selection"]["rule"]
+    on_public, anew = rule == "public", rule in TRAINS_ANEW
     several = "s (mean)" if answer.get("agreement") else ""
     text = f"{metric.title} on the search's text{several}" if on_public else f"Held-out {metric.title}"
     table = Table(
@@ -316,10 +319,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
             *(pair["text"] for pair in answer.get("agreement", ())),
         ]
         total = show_epsilon(best["epsilon_with_choice"], "∞")
-        trained = (
-            f"the settings of trial {best['trial']} on the private text" if on_public else f"trial {best['trial']}"
-        )
-        before = best.get(metric.initial) if on_public else None
+        trained = f"the settings of trial {best['trial']} on the private text" if anew else f"trial {best['trial']}"
+        before = best.get(metric.initial) if anew else None
         from_there = "" if before is None else f" (from {metric.show(before)} before that training)"
         lines.append(f"Best: {trained}, {_measured(best)}{from_there}, in {best['run_dir']}")
         alone = show_epsilon(best["epsilon"][unit], "∞")

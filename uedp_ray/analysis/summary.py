@@ -15,6 +15,7 @@ from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
+from uedp_ray.privacy.selection import TRAINS_ANEW
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Dimension
 
@@ -131,9 +132,10 @@ def _found(sweep: Sweep) -> str:
     beside = [score.say(best[score.name]) for score in metric.beside if best.get(score.name) is not None]
     text += f" ({', '.join(beside)})" if beside else ""
     levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
+    if sweep.selection["rule"] in TRAINS_ANEW:
+        text += ", trained anew on the private text by its settings"
     if sweep.selection["rule"] == "public":  # trials and references are of other text than the winner
         before = best.get(metric.initial)
-        text += ", trained anew on the private text by its settings"
         levels = {} if before is None else {"public-only": before}
     if "public-only" in levels:
         text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"

@@ -153,6 +153,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """The best model under a privacy budget, and what finding it cost."""
+    from uedp_ray.privacy.selection import TRAINS_ANEW
     from uedp_ray.search.sweep import sweep as run
     from uedp_ray.search.sweep_config import load_sweep_config
 
@@ -174,7 +175,7 @@ def sweep(
     if answer["best"] is None and answer["counts"]["asked"]:  # a random number of trials may be 0
         raise RuntimeError("no trial was trained to its end: the reasons are in trials.parquet")
     best = [answer["best"]] if answer["best"] else []
-    if answer["selection"]["rule"] == "public":  # the winner is trained anew: its rounds are not the trial's
+    if answer["selection"]["rule"] in TRAINS_ANEW:  # the winner is trained anew: its rounds are not the trial's
         best = [row | {"name": "the winner"} for row in best]
     refuse_short([*best, *answer["references"]])
 

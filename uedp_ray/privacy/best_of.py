@@ -143,11 +143,9 @@ def _mixed(losses: Sequence[tuple[Losses, float]]) -> Losses:
     """Losses of a run that is drawn, each with its probability: which one it was is the same in both worlds."""
     reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each, _ in losses)
     gap = max(min(each.gap for each, _ in losses), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
-    places = [np.ceil(each.loss_G / gap).astype(int) for each, _ in losses]  # upwards, where one's own grid is finer
-    first = min(int(place[0]) for place in places)
-    mass_G = np.zeros(max(int(place[-1]) for place in places) - first + 1)
-    for (each, share), place in zip(losses, places, strict=True):
-        np.add.at(mass_G, place - first, share * each.mass_G)
+    places = [each.places(gap) for each, _ in losses]
+    first, last = min(int(place[0]) for place in places), max(int(place[-1]) for place in places)
+    mass_G = np.sum([share * each.on_grid(gap, first, last) for each, share in losses], axis=0)
     infinite, lost = (sum(share * getattr(each, name) for each, share in losses) for name in ("infinite", "lost"))
     return Losses(gap, first, mass_G, infinite, lost)
 
@@ -182,14 +180,8 @@ def _one_direction(
 def _other_share(t_C: np.ndarray, reverse: Losses) -> np.ndarray:
     """t'(t): the largest probability, in the other world, of an event of probability t in this one; from the profile of the
     OTHER direction: an event's Q-probability exceeds e^x times its P-probability by at most that profile at x."""
-    loss_G, mass_G = reverse.loss_G, reverse.mass_G
-    above_G = np.cumsum(mass_G[::-1])[::-1] - mass_G  # strictly larger losses
-    with np.errstate(divide="ignore"):
-        log_other_G = np.logaddexp.accumulate((np.log(mass_G) - loss_G)[::-1])[::-1]
-        log_other_G = np.append(log_other_G[1:], -np.inf)
-    with np.errstate(over="ignore", invalid="ignore"):
-        profile_G = above_G - np.exp(np.minimum(loss_G + log_other_G, 700.0))
-    profile_G = np.clip(profile_G, 0.0, 1.0) + reverse.infinite + reverse.lost + 1e-15
+    loss_G = reverse.loss_G
+    profile_G = reverse.profile_G()
     chosen = np.unique(np.linspace(0, len(loss_G) - 1, 4096).astype(int))
     best_C = np.ones_like(t_C)
     for chunk in np.array_split(chosen, -(-len(chosen) // 256)):

@@ -169,6 +169,27 @@ class Losses(NamedTuple):
     def loss_G(self) -> np.ndarray:
         return (self.first + np.arange(len(self.mass_G))) * self.gap
 
+    def profile_G(self) -> np.ndarray:
+        """The privacy profile at ``loss_G``, rounded upwards."""
+        loss_G, mass_G = self.loss_G, self.mass_G
+        above_G = np.cumsum(mass_G[::-1])[::-1] - mass_G  # strictly larger losses
+        with np.errstate(divide="ignore"):
+            log_other_G = np.logaddexp.accumulate((np.log(mass_G) - loss_G)[::-1])[::-1]
+            log_other_G = np.append(log_other_G[1:], -np.inf)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found_G = above_G - np.exp(np.minimum(loss_G + log_other_G, 700.0))
+        return np.clip(found_G, 0.0, 1.0) + self.infinite + self.lost + 1e-15
+
+    def on_grid(self, gap: float, first: int, last: int) -> np.ndarray:
+        """``mass_G`` on a grid from ``first`` to ``last``, in units of ``gap``: upwards where its own grid is finer."""
+        mass_G = np.zeros(last - first + 1)
+        np.add.at(mass_G, self.places(gap) - first, self.mass_G)
+        return mass_G
+
+    def places(self, gap: float) -> np.ndarray:
+        """Where its losses lie on another grid, in units of ``gap``: upwards."""
+        return np.ceil(self.loss_G / gap).astype(int)
+
 
 def composed_losses(
     mechanism_counts: Sequence[tuple[RoundMechanism, int]], unit: str, kind: str, delta: float

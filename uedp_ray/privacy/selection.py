@@ -7,7 +7,8 @@
 ``public`` charges nothing for the choice: trials are trained and scored on public data, and the winner's training is
 charged by its own ledger. Under the other two rules the answer includes the winner's training. ``repeat_and_select``
 pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of
-trials and which of them won stay secret. ``composition`` pays for everything that any trial released. Scores are public
+trials and which of them won stay secret. ``pilots`` pays for cheap runs and for one more by the settings of the best of
+them (``sequence``). ``composition`` pays for everything that any trial released. Scores are public
 functions of a trial's released model: scoring on protected data is a further event. Inputs are public.
 References: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6), for Renyi divergences; ``best_of`` for profiles; for
 adaptive searches see ``odometer``.
@@ -26,7 +27,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy import optimize
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import best_of, dominating, renyi
+from uedp_ray.privacy import best_of, dominating, renyi, sequence
 from uedp_ray.privacy.events import (
     Charges,
     UnsupportedEvent,
@@ -41,7 +42,9 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
-RULES = ("public", "repeat_and_select", "composition")
+RULES = ("public", "pilots", "repeat_and_select", "composition")
+TRAINS_ANEW = frozenset({"public", "pilots"})
+"""Rules whose winner is a run of its own, by the settings of the best trial."""
 Law = Literal["logarithmic", "geometric", "poisson"]
 LAWS: tuple[str, ...] = get_args(Law)
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
@@ -73,6 +76,9 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
     possible = default_rule(searcher, early_stopping=early_stopping)
     if rule not in RULES:
         raise InputError("selection", rule, f"choose one of {', '.join(RULES)}")
+    if rule == "pilots" and is_adaptive(searcher, early_stopping=early_stopping):
+        why = "early stopping compares trials" if early_stopping else f"{searcher} looks at earlier results"
+        raise InputError("selection", rule, f"{why}, and pilots are fixed beforehand: use searcher random or grid")
     if rule == "repeat_and_select" and possible != rule:
         if early_stopping:
             why = "early stopping compares trials"
@@ -111,6 +117,8 @@ def accountant_of(rule: str, *, odometer: Odometer | None, by: str = PROFILES) -
         return (
             "repeat and select, by privacy profiles" if by == PROFILES else "repeat and select (Papernot and Steinke)"
         )
+    if rule == "pilots":
+        return "composition of all pilots and of the largest profile of the runs that may follow them"
     if odometer is None:
         return "composition of all planned runs and their ledgers"
     return f"Renyi {'odometer' if odometer.target is None else 'filter'} over all ledgers"
@@ -128,6 +136,8 @@ def epsilon_of_choosing(
     planned: Sequence[Charges] = (),
     odometer: Odometer | None = None,
     candidates: Sequence[Parts] = (),
+    finals: Sequence[Parts] = (),
+    final: Iterable[Event] = (),
     mean: float = 1.0,
     law: str = "geometric",
     by: str = PROFILES,
@@ -141,6 +151,8 @@ def epsilon_of_choosing(
         before the first one started.
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
       candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
+        ``pilots``: of every pilot, one for each of ``ledgers``.
+      finals, final: ``pilots``: (mechanism, rounds) of every run that may follow them, and the events of the one that did.
       mean, law: ``repeat_and_select``: those of ``draw_trials``.
       by: ``repeat_and_select``: ``profiles`` of the candidates, or their Renyi divergences (``renyi``), as earlier versions
         priced it. Profiles need each trial within its own candidate, divergences within the largest of all.
@@ -161,6 +173,8 @@ def epsilon_of_choosing(
             stated = f"{odometer.delta:g}, {odometer.unit}, {odometer.kind}"
             raise InputError("odometer", stated, f"differs from the requested {delta:g}, {unit}, {kind}: use its own")
         return odometer.epsilon(ledgers)
+    if rule == "pilots":
+        return _of_pilots(ledgers, candidates, list(final), finals, {"delta": delta, "unit": unit, "kind": kind})
     _check_law(mean, law)
     if by not in (PROFILES, RENYI):
         raise InputError("by", by, f"choose one of {PROFILES}, {RENYI}")
@@ -176,6 +190,39 @@ def epsilon_of_choosing(
         chosen_A = selected(rates_A, mean=mean, law=law)
         found = max(found, renyi.to_epsilon(chosen_A, delta - mean * lost))
     return found
+
+
+def _of_pilots(
+    ledgers: Sequence[Iterable[Event] | Charges],
+    pilots: Sequence[Parts],
+    final: Sequence[Event],
+    finals: Sequence[Parts],
+    settings: Mapping[str, Any],
+) -> float:
+    """What was planned, in full: a run that stopped early counts as a whole one, and none may have spent more.
+
+    Raises: InputError if one did.
+    """
+    if len(pilots) != len(ledgers):
+        raise InputError("ledgers", len(ledgers), f"needs one for each of {len(pilots)} pilots")
+    for ledger, pilot in zip(ledgers, pilots, strict=True):
+        if isinstance(ledger, Charges):
+            raise InputError("ledgers", "charges", "a pilot without a ledger is charged as planned: leave it empty")
+        if events := list(ledger):
+            check_own(events, pilot)
+    if final and not any(_stays_within(final, one) for one in finals):
+        raise InputError("final", len(final), "the run after the pilots spent more than it may")
+    return sequence.epsilon([*([pilot] for pilot in pilots), list(finals)], **settings)
+
+
+def _stays_within(events: Sequence[Event], candidate: Parts) -> bool:
+    try:
+        check_own(events, candidate)
+    except UnsupportedEvent:
+        raise
+    except InputError:
+        return False
+    return True
 
 
 def _whole(planned: Sequence[Charges], ledgers: Sequence[Iterable[Event] | Charges]) -> Charges:
@@ -258,7 +305,7 @@ def _rounds(events: Iterable[Event]) -> list[tuple[RoundMechanism, int]]:
         name = event.get("kind")
         private = event.get("header", {}).get("private") if name == "open" else event.get("private")
         if name not in ("open", "round") or private is not True:
-            raise UnsupportedEvent("kind", name, "repeat_and_select covers private rounds only: use composition")
+            raise UnsupportedEvent("kind", name, "this rule covers private rounds only: use composition")
         if name == "round":
             mechanism = RoundMechanism.from_dict(event["mechanism"])
             counts[mechanism] = counts.get(mechanism, 0) + 1

@@ -22,6 +22,7 @@ from uedp_ray.privacy.statement import part_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.layout import SweepDir, sweep_above
+from uedp_ray.search.pilots import read_pilots
 from uedp_ray.search.pool import PART
 from uedp_ray.search.results import Row, best, read_columns, read_rows
 from uedp_ray.search.selection_cost import charged_runs, cost_of_selection, planned_charges_of
@@ -93,6 +94,8 @@ def export_best(
 _RECOMPUTE = {
     "composition": "Recompute: `uedp-ray epsilon --export .`, from the ledger of every run in `ledgers/` and what was fixed "
     "before the first of them in `selection.json`.",
+    "pilots": "Recompute: `uedp-ray epsilon --export .`, from the runs that were planned in `selection.json`; no ledger in "
+    "`ledgers/` may hold more.",
     "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
     "in `selection.json`, both fixed before the first trial. That the number was drawn by that law, and that every trial "
     "stayed within its own candidate's bound, only the owner can check.",
@@ -112,9 +115,10 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
         raise InputError("SWEEP", folder.address, "chose nothing: no trial was trained to its end")
     best_run = folder.root / min(chosen["run_dirs"])
     rule = config.search.rule
-    if rule == "composition":
+    if rule in ("composition", "pilots"):
         runs = {folder.root / name for row in rows for name in row["run_dirs"]}
-        run = best_run if run is None else run
+        runs |= {folder.winner} if rule == "pilots" else set()
+        run = run or (folder.winner if rule == "pilots" else best_run)
         if run not in runs:
             raise InputError("RUN", str(run), "is inside a sweep but not one of its trials: it has no price of its own")
     elif run not in (None, folder.winner):
@@ -159,6 +163,8 @@ def _terms(
             "by": priced_by(fixed),
         }, {}
     runs = [run for row in rows for run in folder.runs(row["number"], config.suffixes)]
+    if rule == "pilots":
+        runs.append(folder.winner)
     ledgers = {position: run / "ledger.jsonl" for position, run in enumerate(runs) if (run / "ledger.jsonl").exists()}
     terms["runs"] = len(runs)
     terms["without_ledger"] = {
@@ -166,7 +172,9 @@ def _terms(
         for position, charged in enumerate(charged_runs(config, folder, rows))
         if position not in ledgers
     }
-    if "odometer" in fixed:
+    if rule == "pilots":
+        terms |= read_pilots(folder)
+    elif "odometer" in fixed:
         terms["odometer"] = fixed["odometer"]
     else:
         terms["planned"] = [whole.to_dict() for whole in planned_charges_of(config, folder)]

@@ -19,11 +19,13 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.textsize import warn_unknown
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
+from uedp_ray.privacy.selection import TRAINS_ANEW
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
 from uedp_ray.search.feasibility import alone, laid_over, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
+from uedp_ray.search.pilots import final_allowance
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.proxies import agreement
 from uedp_ray.search.remote import Beside
@@ -90,7 +92,7 @@ def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 
 
 _WINNER = "winner"
-"""A key of the terms under rule ``public``, present once a winner was started."""
+"""A key of the terms of a rule whose winner is trained anew, present once one was started."""
 SECOND_WINNER = (
     "the winner was trained on the private text already, and another one would be a second release that the price does "
     "not cover: search in another folder, and add its epsilon to this one's"
@@ -164,10 +166,14 @@ def _winner(
         raise InputError("--resume", folder.address, f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     if begun is None:
         _begin_winner(folder)
-    reporter.say(f"training the winner, trial {found['trial']}, on private text")
-    base = prepared(config.base, folder, folder.private / "winner")
-    winner = run_config(dataclasses.replace(config, base=base), point, alone(config))
-    return _train(dataclasses.replace(winner, name="winner"), folder, folder.winner, beside, config, reporter)
+    reporter.say(f"training the winner, by the settings of trial {found['trial']}, on private text")
+    if config.search.rule == "public":
+        base, allowance, part = prepared(config.base, folder, folder.private / "winner"), alone(config), None
+    else:  # its own epsilon is not that of the answer
+        base, allowance, part = trial_base(config, folder).base, final_allowance(config, folder), "sweep"
+    winner = run_config(dataclasses.replace(config, base=base), point, allowance)
+    named = dataclasses.replace(winner, name="winner")
+    return _train(named, folder, folder.winner, beside, config, reporter, part_of=part)
 
 
 def _exported(
@@ -257,14 +263,20 @@ def _reference(metric: Metric) -> Check:
 
 
 def _train(
-    run: RunConfig, folder: SweepDir, out: Path, beside: Beside, config: SweepConfig, reporter: Reporter
+    run: RunConfig,
+    folder: SweepDir,
+    out: Path,
+    beside: Beside,
+    config: SweepConfig,
+    reporter: Reporter,
+    part_of: str | None = None,
 ) -> dict[str, Any]:
     """Trains as a trial is trained, and completes the driver's copy of a run at a URL."""
     storage, resources = folder.storage.child(out), config.resources
     if RunDir(out).result.exists():  # nothing is left to train
-        return trained(run, folder, out, reporter)
+        return trained(run, folder, out, part_of, reporter)
     if resources.workers_per_trial == 1:
-        result: dict[str, Any] = beside.run(trained, run, folder, out, reporter=reporter)
+        result: dict[str, Any] = beside.run(trained, run, folder, out, part_of, reporter=reporter)
     else:  # the driver of a Ray Train group computes nothing
         result = train(
             beside.run(pretrained, run, folder),
@@ -273,6 +285,7 @@ def _train(
             cpus_per_worker=resources.cpus_per_worker,
             gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
             resume=storage.exists(),
+            part_of=part_of,
             reporter=reporter,
         )
     done = RunDir(out, storage)
@@ -294,12 +307,12 @@ def scored(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str,
         return public_row("public-only", config, config.model.warm_start)
 
 
-def trained(config: RunConfig, folder: SweepDir, out: Path, reporter: Reporter) -> dict[str, Any]:
+def trained(config: RunConfig, folder: SweepDir, out: Path, part_of: str | None, reporter: Reporter) -> dict[str, Any]:
     """Trains the run in ``out`` in this process, from where it stopped, and returns its result."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, reporter)
     storage = folder.storage.child(out)
-    return train(config, storage, workers=0, resume=storage.exists(), reporter=reporter)
+    return train(config, storage, workers=0, resume=storage.exists(), part_of=part_of, reporter=reporter)
 
 
 def _best(
@@ -315,10 +328,11 @@ def _best(
     answer |= {"epsilon_with_choice": selection["epsilon"]}
     if winner is not None:
         answer["run_dir"] = folder.winner.name
-    if winner is not None and config.search.rule == "public":  # the trials used other text
+    if winner is not None and config.search.rule in TRAINS_ANEW:  # the trials had other text, or less of the budget
         measured = (*config.metric.names, config.metric.initial, "epsilon", "rounds", "planned_rounds")
         answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
-        answer["epsilon_with_choice"] = winner["epsilon"][config.budget.unit]
+        own = winner["epsilon"][config.budget.unit]
+        answer["epsilon_with_choice"] = own if config.search.rule == "public" else selection["epsilon"]
     return answer
 
 

@@ -22,6 +22,7 @@ from uedp_ray.calibration import planned_charges, planned_releases
 from uedp_ray.config import PrivacyConfig, RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, cautions_of
+from uedp_ray.privacy import sequence
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
@@ -29,6 +30,7 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
 from uedp_ray.search.pool import parts_of, whole_run
+from uedp_ray.search.sections import SearchConfig
 from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.sweep_config import DEFAULT_TRIALS, SweepConfig
 from uedp_ray.units import KINDS
@@ -61,6 +63,7 @@ class _Asked:
     rule: str | None
     """The file's own, if what it leaves each run is what the rules' rows say."""
     adaptive: bool
+    pilot_epsilon: float
 
     @property
     def privacy(self) -> PrivacyConfig:
@@ -85,6 +88,11 @@ class _Asked:
         settings: dict[str, Any] = {"searcher": "random", "early_stopping": False, "mean": float(self.trials)}
         settings |= {"law": law, "by": PROFILES, "delta": privacy.delta, "unit": privacy.unit}
         return epsilon_of_choosing("repeat_and_select", candidates=candidates, **settings)
+
+    def after_pilots(self, run: RunConfig) -> float:
+        """What pilots cost together with this run, all being alike but for their noise."""
+        privacy, pilot = self.privacy, parts_of(self.at(self.pilot_epsilon), 1)
+        return sequence.epsilon([*[[pilot]] * self.runs, [parts_of(run, 1)]], delta=privacy.delta, unit=privacy.unit)
 
     def composed(self, run: RunConfig) -> float:
         """What as many runs like this one cost together."""
@@ -162,7 +170,8 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         run, rule = _with_target(file.base, budget.target_epsilon), search.rule
         kept = budget.covers == "answer" or rule == "public"
         trials = trials or file.num_trials
-        return _Asked(run, trials, search.seeds_per_trial, search.law, rule if kept else None, search.adaptive)
+        of_search = search.seeds_per_trial, search.law, rule if kept else None, search.adaptive, search.pilot_epsilon
+        return _Asked(run, trials, *of_search)
     privacy = file.privacy
     if privacy.noise != "calibrated":
         raise InputError("privacy.noise", privacy.noise, "claims no epsilon, so that there is nothing to plan")
@@ -171,7 +180,9 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         target = epsilon_of_charges(whole_run(file), delta=privacy.delta, unit=privacy.unit)
         if math.isinf(target):
             raise InputError("privacy.noise_multiplier", privacy.noise_multiplier, "bounds nothing here: raise it")
-    return _Asked(_with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False)
+    return _Asked(
+        _with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False, SearchConfig().pilot_epsilon
+    )
 
 
 def _with_target(run: RunConfig, target: float) -> RunConfig:
@@ -201,11 +212,18 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
         epsilon = largest(lambda each: cost(asked.at(each)), asked.target)
         return epsilon, _noise(asked.at(epsilon))
 
-    def selected(law: str) -> tuple[float, float]:
+    def refuse_others() -> None:
         if planned_releases(asked.run):
             raise InputError(
                 "vocabulary.kind", asked.run.vocabulary.kind, "does not cover a vocabulary of private text"
             )
+
+    def pilots() -> tuple[float, float]:
+        refuse_others()
+        return shared(asked.after_pilots)
+
+    def selected(law: str) -> tuple[float, float]:
+        refuse_others()
         return shared(lambda run: asked.selected(run, law))
 
     def adaptive() -> tuple[float, float]:
@@ -219,6 +237,8 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     yield row("none", "the base, once", False, whole)
     yield row("public", "trials on public text, then one run", asked.rule == "public", whole)
+    each = f"{asked.runs} pilots at {asked.pilot_epsilon:g} each, then one run"
+    yield row("pilots", each, asked.rule == "pilots", pilots)
     for law in sorted({"geometric", "logarithmic", asked.law}):
         own = asked.rule == "repeat_and_select" and asked.law == law
         how = f"a secret number of trials, mean {asked.trials}, {law}"

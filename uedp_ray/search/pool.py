@@ -63,13 +63,19 @@ def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
     """Decides on the points of a search by ``composition``; returns the terms that say what each run may spend."""
     points, each, search = fixed_points(sweep), sweep.budget.target_epsilon, sweep.search
     if sweep.budget.covers == "answer" and search.rule == "composition" and not search.adaptive:
-        each = _most(sweep, lambda epsilon: cost_of_all(sweep, planned_of(sweep, points, Allowance(epsilon))), reporter)
+        each = most(sweep, lambda epsilon: cost_of_all(sweep, planned_of(sweep, points, Allowance(epsilon))), reporter)
     write_json(folder.pool, {"points": points}, private=True)
     return {"run_epsilon": each}
 
 
-def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter, guess: float | None = None) -> float:
-    """The most that each run may cost by itself, ``cost`` being that of the whole.
+def most(
+    sweep: SweepConfig,
+    cost: Callable[[float], float],
+    reporter: Reporter,
+    guess: float | None = None,
+    what: str = "runs of epsilon = {:.3f}",
+) -> float:
+    """The most that each run may cost by itself, ``cost`` being that of the whole; ``what``: the runs in words.
 
     Raises: InputError if the whole cannot be kept within the budget; it cannot be lowered where the noise is given.
     """
@@ -77,16 +83,14 @@ def _most(sweep: SweepConfig, cost: Callable[[float], float], reporter: Reporter
 
     def told(epsilon: float) -> float:
         total = cost(epsilon)
-        reporter.say(
-            f"runs of epsilon = {epsilon:.3f} would cost {show_epsilon(total, 'infinitely much')} with the choice"
-        )
+        reporter.say(f"{what.format(epsilon)} would cost {show_epsilon(total, 'infinitely much')} with the choice")
         return total
 
     if sweep.budget.noise != "free":
         return largest(told, target, guess)
     if (total := told(target)) > target:
-        what = f"training and choosing would cost {show_epsilon(total, 'infinitely much')}"
-        raise InputError("budget.target_epsilon", target, f"{what}: give more noise, or train fewer trials or rounds")
+        whole = f"training and choosing would cost {show_epsilon(total, 'infinitely much')}"
+        raise InputError("budget.target_epsilon", target, f"{whole}: give more noise, or train fewer trials or rounds")
     return target
 
 
@@ -133,7 +137,7 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
     def at(run_epsilon: float, size: int = search.pool_size) -> tuple[list[Any], float]:
         """What a trial at each of so many points runs, and the price."""
         configs = [run_config(sweep, point, Allowance(run_epsilon)) for point in points[:size]]
-        candidates = [_with_slack(parts_of(config, search.seeds_per_trial)) for config in configs]
+        candidates = [with_slack(parts_of(config, search.seeds_per_trial)) for config in configs]
         price = cost_by("repeat_and_select", sweep, candidates=candidates, mean=mean, law=search.law, by=PROFILES)
         return candidates, price
 
@@ -141,7 +145,7 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
     if budget.covers == "answer":
         solved = budget.noise == "calibrated"
         guess = largest(lambda epsilon: at(epsilon, _FEW)[1], each) if solved else None
-        each = _most(sweep, lambda epsilon: at(epsilon)[1], reporter, guess)
+        each = most(sweep, lambda epsilon: at(epsilon)[1], reporter, guess)
     candidates, epsilon = at(each)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
     parts = [
@@ -152,7 +156,7 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
     return terms | {"run_epsilon": each}
 
 
-def _with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
+def with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:
     """The same with a trace less noise: another machine may solve for another last digit, and has to stay within it."""
     return [
         (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * (1 - 1e-9)), rounds)

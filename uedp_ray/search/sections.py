@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from uedp_ray.config import RunConfig
+from uedp_ray.config.choices import ADDED
 from uedp_ray.config.limits import at_least, check_choices, positive
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -22,7 +23,7 @@ from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.units import Unit
 
-Selection = Literal["default", "public", "repeat_and_select", "composition"]
+Selection = Literal["default", "public", "pilots", "repeat_and_select", "composition"]
 MAX_SEEDS = 1_000
 _SECTIONS = {section.name for section in dataclasses.fields(RunConfig)}
 _PROXY_NAME = r"[a-z][a-z0-9_]{0,31}|"
@@ -73,6 +74,8 @@ class SearchConfig:
     """``repeat_and_select`` only: the law of the secret number of trials."""
     pool_size: int = 64
     """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
+    pilot_epsilon: float = field(default=0.5, metadata=ADDED)
+    """``pilots`` only: epsilon of each trial by itself; the run by the settings of the best takes the rest."""
     public: Mapping[str, Any] = field(default_factory=dict)
     """Rule ``public`` only: settings applied over the base while searching, such as public text as ``corpus.source``; or
     several proxies, each with a name and such settings, on all of which every trial trains."""
@@ -86,6 +89,7 @@ class SearchConfig:
         at_least("search.grace_rounds", self.grace_rounds, 1)
         at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
         at_least("search.seed", self.seed, 0)
+        positive("search.pilot_epsilon", self.pilot_epsilon)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
         if self.stops_early and not sampler_of(self.searcher).may_stop_early:

@@ -32,6 +32,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import Allowance, charging, filter_for
 from uedp_ray.search.feasibility import alone, check_reachable, run_config
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.pilots import cost_of_pilots, final_allowance, fix_pilots
 from uedp_ray.search.pool import (
     RESTORE,
     check_trials,
@@ -52,6 +53,8 @@ from uedp_ray.storage.files import read_json, write_json
 RELEASABLE = {
     "public": "the models, scores and settings of the search, which trained on public text only; and the winner, at its own "
     "epsilon, as `export` writes it",
+    "pilots": "models, scores and settings of all pilots and of the run that followed them, as `report --publish` and "
+    "`export` write them",
     "repeat_and_select": "the winner alone, as `export` writes it (model, configuration, ledger, score): other trials, "
     "their scores and their number, and so this table and its report, are private",
     "composition": "models, scores and settings of all trials, as `report --publish` and `export` write them (the sweep's "
@@ -60,6 +63,7 @@ RELEASABLE = {
 _NOTHING_TRAINED = "nothing: no trial was trained to its end"
 COVERS = {
     "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
+    "pilots": "all pilots and the run by the settings of the best of them",
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
@@ -94,6 +98,8 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT)
     }
     if search.rule == "repeat_and_select":
         terms |= fix_pool(sweep, folder, reporter)
+    elif search.rule == "pilots":
+        terms |= fix_pilots(sweep, folder, reporter)
     elif search.searcher == "grid" or not search.adaptive:
         terms |= fix_points(sweep, folder, reporter)
     if search.adaptive:
@@ -165,8 +171,13 @@ def cost_of_selection(
             check_trials(sweep, folder, rows, ledgers, terms)
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
+    elif rule == "pilots":
+        try:
+            epsilon = cost_of_pilots(sweep, folder, ledgers)
+        except (InputError, UnsupportedEvent) as error:
+            epsilon, note = math.inf, f" Not covered by what was planned: {error}."
     planned = planned_charges_of(sweep, folder) if rule == "composition" else []
-    if rule != "repeat_and_select":
+    if rule in ("public", "composition"):
         epsilon = cost_by(rule, sweep, ledgers=ledgers, planned=planned, odometer=odometer)
     releasable = RELEASABLE[rule] if any(row["state"] == "done" for row in rows) else _NOTHING_TRAINED
     if math.isinf(epsilon):
@@ -199,6 +210,9 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     delta, each = sweep.budget.delta, f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
     if rule == "repeat_and_select":
         epsilon = terms["epsilon"]
+    elif rule == "pilots":
+        epsilon, left = terms["epsilon"], show_epsilon(final_allowance(sweep, folder).epsilon)
+        each = f"each pilot alone is {show_epsilon(terms['run_epsilon'])}, and the run after them at most {left}"
     elif odometer is None:
         epsilon = cost_of_all(sweep, planned_charges_of(sweep, folder))
     elif odometer.target is not None:
@@ -238,6 +252,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
+    if rule == "pilots":
+        return f"All pilots and the run by the settings of the best of them together cost {shown}."
     if runs == 1:
         return f"The only run costs {shown}: nothing was chosen."
     return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."

@@ -17,6 +17,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import TRAINS_ANEW
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
@@ -167,7 +168,7 @@ def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
 
     Also refuses any start where the winner was trained and its ledger is missing.
     """
-    if config.search.rule != "public" or begun_winner(folder) is None:
+    if config.search.rule not in TRAINS_ANEW or begun_winner(folder) is None:
         return
     if not folder.journal.exists() or planned_points(config, folder) is not None:
         return

@@ -77,7 +77,24 @@ class SweepConfig:
             values = list(self.parsed_space["corpus.categories"].values)
             raise InputError("space.corpus.categories", values, f"{remedy} rule public or compare")
         self._check_noise()
+        self._check_pilots()
         self._check_vocabulary()
+
+    def _check_pilots(self) -> None:
+        """Refuses pilots that leave nothing to solve for the run that follows them."""
+        if self.search.rule != "pilots":
+            return
+        if self.budget.covers != "answer":
+            raise InputError("budget.covers", self.budget.covers, "rule pilots divides one budget: use answer")
+        if self.budget.noise != "calibrated":
+            raise InputError(
+                "budget.noise", self.budget.noise, "rule pilots solves the noise of each run: use calibrated"
+            )
+        if self.search.pilot_epsilon >= self.budget.target_epsilon:
+            remedy = (
+                f"must be less than budget.target_epsilon = {self.budget.target_epsilon:g}, of which pilots take a part"
+            )
+            raise InputError("search.pilot_epsilon", self.search.pilot_epsilon, remedy)
 
     def _check_vocabulary(self) -> None:
         """Refuses a vocabulary from private text if its price cannot be fixed before the first trial."""
@@ -87,8 +104,8 @@ class SweepConfig:
         remedy = ""
         if self.base.pretrain.text:
             remedy = "the model trained on base.pretrain.text brings its vocabulary: use public-words"
-        elif search.rule == "repeat_and_select":
-            remedy = "repeat_and_select does not cover a vocabulary from private text: use public-words, or composition"
+        elif search.rule in ("repeat_and_select", "pilots"):
+            remedy = f"{search.rule} does not cover a vocabulary from private text: use public-words, or composition"
         if remedy:
             part = "space" if _PRIVATE_WORDS in self.choices("vocabulary.kind") else "base"
             raise InputError(f"{part}.vocabulary.kind", _PRIVATE_WORDS, remedy)

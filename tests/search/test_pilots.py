@@ -1,0 +1,159 @@
+"""Rule ``pilots``: cheap trials, one run by the settings of the best, and one epsilon for all of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.search.sweeps import search_here, sweep_config
+from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.report import report
+from uedp_ray.answers import export_epsilon
+from uedp_ray.console import print_sweep
+from uedp_ray.errors import InputError
+from uedp_ray.privacy import sequence
+from uedp_ray.privacy.selection import candidates_of
+from uedp_ray.search.export import export
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.pilots import final_allowance, read_pilots
+from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms
+from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
+
+pytestmark = pytest.mark.slow
+
+SEARCH = {"searcher": "random", "trials": 3, "selection": "pilots", "pilot_epsilon": 0.5}
+BUDGET = {"covers": "answer"}
+
+
+def pilots(corpora, tmp_path, **search):
+    return sweep_config(corpora, tmp_path, search=SEARCH | search, budget=BUDGET)
+
+
+@pytest.fixture(scope="module")
+def searched(corpora, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pilots")
+    config = pilots(corpora, folder)
+    return config, folder / "out", search_here(config, folder / "out")
+
+
+def test_the_answer_with_its_pilots_stays_within_the_budget(searched):
+    config, out, answer = searched
+    total = answer["best"]["epsilon_with_choice"]
+    assert 0.95 * 8 < total <= 8
+    winner = json.loads((out / "winner" / "result.json").read_text())
+    assert answer["best"]["epsilon"] == winner["epsilon"]
+    assert answer["best"]["perplexity"] == winner["perplexity"], "its own score, not the pilot's"
+    assert 7 < winner["epsilon"]["user-entity"] < total
+    for row in answer["trials"]:
+        assert row["epsilon"] <= 0.5
+    best = min(answer["trials"], key=lambda row: row["perplexity"])
+    assert answer["best"]["trial"] == best["trial"]
+    assert answer["best"]["params"] == {key: best[key] for key in config.space}
+
+
+def test_the_total_is_that_of_every_pilot_and_of_the_dearest_run_that_may_follow(searched):
+    config, out, answer = searched
+    planned = {name: candidates_of(runs) for name, runs in read_pilots(SweepDir(out)).items()}
+    assert (len(planned["pilots"]), len(planned["finals"])) == (3, 3)
+    steps = [*([pilot] for pilot in planned["pilots"]), planned["finals"]]
+    found = sequence.epsilon(steps, delta=config.budget.delta, unit="user-entity")
+    assert answer["selection"]["epsilon"] == found
+    assert found > answer["best"]["epsilon"]["user-entity"]
+
+
+def test_what_each_run_may_spend_is_said_before_the_first(searched):
+    config, out, _ = searched
+    folder = SweepDir(out)
+    assert allowance_of(config, folder).epsilon == 0.5
+    assert 7 < final_allowance(config, folder).epsilon < 8
+    said = announced(config, folder)
+    assert "rule pilots" in said
+    assert "each pilot alone is 0.500, and the run after them at most 7." in said
+
+
+def test_the_export_holds_every_ledger_and_its_total_is_recomputed(searched, tmp_path):
+    _, out, answer = searched
+    total = answer["best"]["epsilon_with_choice"]
+    exported = export(out, tmp_path / "handed-on")
+    assert (exported["epsilon"], exported["rule"]) == (total, "pilots")
+    assert len(list((tmp_path / "handed-on" / "ledgers").iterdir())) == 4
+    again = export_epsilon(tmp_path / "handed-on")
+    assert (again["epsilon"], again["guarantee"]) == (pytest.approx(total), True)
+    assert export(out / "trials" / "0001", tmp_path / "a-pilot")["epsilon"] == total, "a pilot costs as much"
+    assert export_epsilon(tmp_path / "a-pilot")["epsilon"] == pytest.approx(total)
+    shutil.copytree(out / "winner", tmp_path / "copied")
+    with pytest.raises(InputError, match="one run of a sweep"):
+        export(tmp_path / "copied", tmp_path / "cheaper")
+
+
+@pytest.mark.parametrize("name", ["trials/0000", "winner"])
+def test_a_run_that_spent_more_than_planned_has_no_total(searched, tmp_path, name):
+    config, out, answer = searched
+    shutil.copytree(out, tmp_path / "out")
+    folder = SweepDir(tmp_path / "out")
+    pool = json.loads(folder.pool.read_text())
+    rounds = pool["pilots" if name.startswith("trials") else "finals"]
+    for parts in rounds[:1] if name.startswith("trials") else rounds:
+        parts[0]["rounds"] = 1  # the ledger holds more
+    folder.pool.write_text(json.dumps(pool))
+    priced = cost_of_selection(config, folder, answer["trials"])
+    assert priced["epsilon"] == float("inf")
+    assert priced["releasable"].startswith("nothing")
+    assert "spent more than" in priced["text"]
+    with pytest.raises(InputError, match="cannot be priced"):
+        export(tmp_path / "out", tmp_path / "handed-on")
+
+
+def test_page_and_table_say_which_run_is_handed_on(searched, capsys):
+    _, out, answer = searched
+    page = report([out]).read_text()
+    assert "trained anew on the private text by its settings" in page
+    assert "in total: the chosen run and its choice, by rule pilots" in page
+    assert load_sweep(out).best_run == out / "winner"
+    print_sweep(answer)
+    shown = capsys.readouterr().out
+    assert f"Best: the settings of trial {answer['best']['trial']} on the private text" in shown
+    assert "All pilots and the run by the settings of the best of them together cost epsilon = 7." in shown
+
+
+@pytest.mark.whole
+def test_a_search_by_pilots_ends_resumes_and_trains_one_winner(corpora, tmp_path):
+    config = pilots(corpora, tmp_path, trials=2)
+    answer = sweep(config, tmp_path / "out")
+    ledger = (tmp_path / "out" / "winner" / "ledger.jsonl").read_bytes()
+    assert sweep(config, tmp_path / "out", resume=True) == answer
+    assert (tmp_path / "out" / "winner" / "ledger.jsonl").read_bytes() == ledger
+    more = load_sweep_config(tmp_path / "sweep.yaml", ["search.trials=3"])
+    with pytest.raises(InputError, match="2 trials, which its price is of"):
+        sweep(more, tmp_path / "out", resume=True)
+    shutil.rmtree(tmp_path / "out" / "winner")
+    with pytest.raises(InputError, match="put winner/ back"):
+        sweep(config, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("search", "budget", "said"),
+    [
+        ({"searcher": "tpe"}, BUDGET, r"search\.selection|selection.*pilots are fixed beforehand"),
+        ({"early_stopping": "median"}, BUDGET, "early stopping compares trials, and pilots"),
+        ({}, {"covers": "each_trial"}, r"budget\.covers = 'each_trial'"),
+        ({"pilot_epsilon": 8.0}, BUDGET, r"search\.pilot_epsilon = 8\.0: must be less than"),
+        ({"pilot_epsilon": 0.0}, BUDGET, r"search\.pilot_epsilon"),
+        ({}, {"covers": "answer", "noise": "free"}, r"budget\.noise = 'free'"),
+    ],
+)
+def test_what_the_theorem_does_not_cover_is_refused(corpora, tmp_path, search, budget, said):
+    with pytest.raises(InputError, match=said):
+        sweep_config(corpora, tmp_path, search=SEARCH | search, budget=budget)
+
+
+def test_pilots_that_leave_nothing_are_refused_before_any_trains(corpora, tmp_path):
+    config = pilots(corpora, tmp_path, trials=12, pilot_epsilon=6.0)
+    folder = SweepDir(tmp_path / "out")
+    folder.private.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"budget\.target_epsilon"):
+        fix_terms(config, folder)
+    assert not folder.terms.exists()

@@ -1,0 +1,131 @@
+"""epsilon of runs one after another, each chosen from a set that was fixed beforehand by what those before it released.
+
+    >>> from uedp_ray.privacy import sequence
+    >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    >>> pilot, one, other = (
+    ...     RoundMechanism(noise_multiplier=noise, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2)
+    ...     for noise in (9.0, 2.0, 1.9)
+    ... )
+    >>> steps = [[[(pilot, 20)]]] * 4 + [[[(one, 20)], [(other, 15)]]]    # four pilots, then one of two
+    >>> round(sequence.epsilon(steps, delta=1e-5, unit="user-entity", kind="entity"), 3)
+    0.905
+
+Each step counts as the largest of the privacy profiles in its set, which is the profile of some pair, and such pairs
+compose as independent runs do. Theorem and proof: docs/accounting.md, "Pilots". Everything is rounded upwards. Inputs are
+public. Units: beta = 1.
+"""
+# Shape legend: G = grid of losses.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+
+from uedp_ray.privacy import composition
+from uedp_ray.privacy.composition import MAX_ROUNDS, ROUNDING, Losses, composed_losses
+from uedp_ray.privacy.dominating import check_arguments, kinds
+from uedp_ray.privacy.mechanisms.base import check_counts
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
+
+Parts = Sequence[tuple[RoundMechanism, int]]
+_MOST_LOSSES = 1 << 18
+"""Losses on the grid of a step: those of runs that tell far less than others are rounded up to it."""
+_TAIL = 1e-5
+"""Share of delta that each composition may cut."""
+
+
+def epsilon(steps: Sequence[Sequence[Parts]], *, delta: float, unit: str, kind: str = "both") -> float:
+    """epsilon at ``delta`` of all steps together; infinity where it cannot be computed.
+
+    Args:
+      steps: for each, the (mechanism, rounds) of every run that may be carried out there; one run makes a fixed step. Which
+        one it is may depend on everything that earlier steps released.
+
+    Raises: InputError for values out of range.
+
+    Edge cases:
+
+        >>> from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+        >>> from uedp_ray.privacy.sequence import epsilon
+        >>> one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=1, entity_clip=0.2)
+        >>> def of(*steps, unit="user-entity"):
+        ...     return round(epsilon(steps, delta=1e-5, unit=unit, kind="entity"), 3)
+        >>> of(), of([]), of([[]])    # no step; one that releases nothing, whichever way it is put
+        (0.0, 0.0, 0.0)
+        >>> of([[(one, 20)]]), of([[(one, 20)], []])    # a choice between it and nothing is no dearer
+        (0.87, 0.87)
+        >>> of([[(one, 10)]], [[(one, 10)]])    # two steps of ten rounds are one of twenty
+        0.87
+        >>> nobody = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05)    # without a bound on holders
+        >>> of([[(one, 1)], [(nobody, 1)]]), of([[(one, 1)], [(nobody, 1)]], unit="user")
+        (inf, 0.18)
+        >>> of([[(one, 200_001)]])    # more rounds than are composed
+        inf
+    """
+    check_arguments(unit, kind, delta)
+    sets = Counter(filter(None, (frozenset(filter(None, map(_key, candidates))) for candidates in steps)))
+    if max((sum(count for _, count in run) for runs in sets for run in runs), default=0) > MAX_ROUNDS:
+        return math.inf
+    return max((_of_kind(sets, delta, unit, each) for each in kinds(kind)), default=0.0) if sets else 0.0
+
+
+_Run = tuple[tuple[RoundMechanism, int], ...]
+
+
+def _key(parts: Parts) -> _Run:
+    check_counts(parts)
+    return tuple(sorted(((m, count) for m, count in counted(parts).items() if count), key=repr))
+
+
+def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str) -> float:
+    steps = sets.total()
+    losses: dict[_Run, tuple[Losses, Losses]] = {}
+    for run in frozenset.union(*sets):
+        found = composed_losses(run, unit, kind, delta / steps)
+        if found is None:
+            return math.inf
+        losses[run] = found
+    return max(
+        composed_epsilon([([losses[run][side] for run in runs], count) for runs, count in sets.items()], delta)
+        for side in (0, 1)
+    )
+
+
+def composed_epsilon(steps: Sequence[tuple[Collection[Losses], int]], delta: float) -> float:
+    """epsilon in one direction; ``steps``: the losses of the runs that may be carried out there, and how many such steps."""
+    every = [each for runs, _ in steps for each in runs]
+    reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each in every)
+    gap = max(min(each.gap for each in every), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
+    total, whole = sum(count for _, count in steps), None
+    for runs, count in steps:
+        one = largest(list(runs), gap)
+        one = one if count == 1 else composition._self_composed(one, count, _TAIL * delta)
+        whole = one if whole is None else pld_pmf.compose_pmfs(whole, one, _TAIL * delta).to_dense_pmf()
+    assert whole is not None
+    lost = ROUNDING * total * math.sqrt(len(whole._probs))
+    return composition._epsilon_at(whole, delta - lost) if lost <= delta / 2 else math.inf
+
+
+def largest(runs: Sequence[Losses], gap: float) -> pld_pmf.DensePLDPmf:
+    """Losses of a pair whose profile is the largest of the runs' profiles, everywhere: lines between the grid's points, on
+    which each of them is convex."""
+    places = [each.places(gap) for each in runs]
+    first, last = min(int(place[0]) for place in places), max(int(place[-1]) for place in places)
+    on_grid = [
+        Losses(
+            gap, first, each.on_grid(gap, first, last), each.infinite, each.lost
+        )  # as fine as the finest, or coarser
+        for each in runs
+    ]
+    if len(on_grid) == 1:
+        only = on_grid[0]
+        return pld_pmf.DensePLDPmf(gap, first, only.mass_G, min(only.infinite + only.lost, 1.0), True)
+    slack = 1.0 + len(on_grid[0].mass_G) * 2.0**-50 / gap  # of the differences that become masses
+    deltas_G = np.clip(np.maximum.reduce([each.profile_G() for each in on_grid]) * slack, 0.0, 1.0)
+    deltas_G = np.maximum.accumulate(deltas_G[::-1])[::-1]
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(gap, first, last, deltas_G)
+    return pmf.to_dense_pmf()

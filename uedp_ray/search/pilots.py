@@ -1,0 +1,82 @@
+"""Rule ``pilots``: cheap private trials, and one run by the settings of the best of them with the rest of the budget.
+
+    terms = fix_pilots(sweep, folder, reporter)          # what the pilots leave; before the first of them
+    rest = final_allowance(sweep, folder)
+    cost_of_pilots(sweep, folder, ledgers)
+
+Pilots are fixed beforehand; which settings the last run has depends on them. docs/accounting.md, "Pilots", has the proof.
+Inputs are public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from uedp_ray.fields import list_of, number
+from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.selection import candidates_of
+from uedp_ray.reporting import Reporter
+from uedp_ray.search.allowance import Allowance
+from uedp_ray.search.feasibility import judge
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.pool import PART, RESTORE, cost_by, fixed_points, most, parts_of, with_slack
+from uedp_ray.search.space import Point
+from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.storage.files import read_json, write_json
+
+_CANDIDATES = {"pilots": list_of(list_of(PART)), "finals": list_of(list_of(PART))}
+
+
+def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
+    """Decides on the pilots; returns the terms: epsilon of a pilot, of the last run, and of all together.
+
+    Raises: InputError if the pilots leave nothing.
+    """
+    points, each = fixed_points(sweep), sweep.search.pilot_epsilon
+    pilots = [pilot for pilot in _runs(sweep, points, each) for _ in range(sweep.search.seeds_per_trial)]
+
+    def total(rest: float) -> float:
+        finals = _runs(sweep, points, rest)
+        return cost_by("pilots", sweep, ledgers=[[]] * len(pilots), candidates=pilots, finals=finals)
+
+    rest = most(
+        sweep, total, reporter, what="a run of epsilon = {:.3f} after the pilots", guess=sweep.budget.target_epsilon
+    )
+    finals = _runs(sweep, points, rest)
+    kept = {
+        name: [[{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in parts] for parts in runs]
+        for name, runs in (("pilots", pilots), ("finals", finals))
+    }
+    write_json(folder.pool, {"points": points} | kept, private=True)
+    return {"run_epsilon": each, "final_epsilon": rest, "epsilon": total(rest)}
+
+
+def _runs(sweep: SweepConfig, points: Sequence[Point], epsilon: float) -> list[Any]:
+    """What a run at each point releases; nothing where no noise is enough."""
+    configs = [judge(sweep, point, Allowance(epsilon)).config for point in points]
+    return [with_slack(parts_of(config, 1)) if config else [] for config in configs]
+
+
+def final_allowance(sweep: SweepConfig, folder: SweepDir) -> Allowance:
+    """What the run after the pilots may spend. Raises: InputError if the terms are damaged."""
+    room = number(0.0, sweep.budget.target_epsilon)
+    return Allowance(read_json(folder.terms, {"final_epsilon": room}, RESTORE)["final_epsilon"])
+
+
+def read_pilots(folder: SweepDir) -> dict[str, Any]:
+    """Returns what every pilot, and every run that may follow them, releases, as plain values.
+
+    Raises: InputError if it is damaged.
+    """
+    found = read_json(folder.pool, _CANDIDATES, RESTORE)
+    return {name: found[name] for name in _CANDIDATES}
+
+
+def cost_of_pilots(sweep: SweepConfig, folder: SweepDir, ledgers: Sequence[Any]) -> float:
+    """epsilon of all pilots and of the run after them. Raises: InputError if one of them spent more than it may."""
+    planned = {name: candidates_of(runs) for name, runs in read_pilots(folder).items()}
+    ledger = folder.winner / "ledger.jsonl"
+    final = read_ledger(ledger) if ledger.exists() else []
+    runs: dict[str, Any] = {"candidates": planned["pilots"], "finals": planned["finals"], "final": final}
+    return cost_by("pilots", sweep, ledgers=ledgers, **runs)
