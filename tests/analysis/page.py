@@ -17,6 +17,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.ids: list[str] = []
         self.fetched: list[str] = []
+        self.links: list[str] = []
         self.tags: list[str] = []
         self.heads: list[str] = []
         self.words: list[str] = []
@@ -26,6 +27,7 @@ class Page(HTMLParser):
         assert self.open == []
         assert len(self.ids) == len(set(self.ids))
         assert all(address.startswith("#") for address in self.fetched), self.fetched
+        assert all(re.fullmatch(r"#[\w-]+|(\.\./|[\w.%-]+/)*trials/[\w-]+/", link) for link in self.links), self.links
         assert not re.search(r"@import|url\((?!#)", path.read_text())
         self.text = re.sub(r"\s+", " ", " ".join(self.words))
 
@@ -34,7 +36,9 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value)
-            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+            if tag == "a" and name in ("href", "xlink:href"):
+                self.links.append(value)
+            elif name in ("src", "href", "xlink:href", "srcset", "action", "data"):
                 self.fetched.append(value)
         if tag not in VOID:
             self.open.append(tag)

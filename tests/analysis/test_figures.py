@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
 from tests.analysis.sweeps import SPACE, write_sweep
@@ -12,6 +13,7 @@ from uedp_ray.analysis import figures, importance, parallel
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.style import NothingToShow, chart, line, number, score_text, svg
 from uedp_ray.errors import InputError
+from uedp_ray.search.sweep_config import SweepConfig
 
 
 def drawn(axes) -> set[tuple[float, float]]:
@@ -32,8 +34,33 @@ def test_the_name_of_a_font_in_a_text_takes_nothing_away():
     assert "below" in told
 
 
-def test_pareto_shows_every_comparable_trial_and_the_references(small):
+def spread_out(sweep):
+    """The sweep, had its trials been given different noise."""
+    trials = sweep.trials.assign(epsilon=sweep.trials["epsilon"] * np.linspace(0.5, 1.0, len(sweep.trials)))
+    trials["pareto"] = trials["trial"] == sweep.best["trial"]
+    return dataclasses.replace(sweep, trials=trials)
+
+
+def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, monkeypatch):
     sweep = load_sweep(small)
+    (axes,) = figures.in_order(sweep).axes
+    shown = sweep.trials[sweep.trials["state"].isin(["done", "stopped"])]
+    assert set(zip(shown["number"].astype(float), shown["perplexity"], strict=True)) <= drawn(axes)
+    (so_far,) = (each for each in axes.lines if each.get_label() == "best so far")
+    done = shown[shown["state"] == "done"].sort_values("number")
+    assert list(so_far.get_ydata()) == list(np.minimum.accumulate(done["perplexity"]))
+    assert "no search" not in legend_texts(figures.in_order(sweep)), "no trial has the base's own settings"
+    monkeypatch.setattr(SweepConfig, "at_base", lambda self, rows: next(iter(rows)))
+    assert "the base's own settings: no search" in legend_texts(figures.in_order(sweep))
+
+
+def test_epsilons_that_calibration_alone_sets_apart_are_no_front(small):
+    with pytest.raises(NothingToShow, match="All trials have the same ε"):
+        figures.pareto(load_sweep(small))
+
+
+def test_pareto_shows_every_comparable_trial_and_the_references(small):
+    sweep = spread_out(load_sweep(small))
     figure = figures.pareto(sweep)
     by_epsilon, by_rank = figure.axes
     shown = sweep.trials[sweep.trials["state"].isin(["done", "stopped"])].sort_values("perplexity")
@@ -52,9 +79,9 @@ def test_pareto_shows_every_comparable_trial_and_the_references(small):
 
 
 def test_pareto_shows_spread_and_ties_over_seeds(seeded):
-    sweep = load_sweep(seeded)
+    sweep = spread_out(load_sweep(seeded))
     figure = figures.pareto(sweep)
-    spreads = [c.get_segments() for c in figure.axes[0].collections]
+    spreads = [c.get_segments() for c in figure.axes[0].collections if isinstance(c, LineCollection)]
     heights = sorted(abs(s[1][1] - s[0][1]) for segments in spreads for s in segments)
     shown = sweep.trials[sweep.trials["state"].isin(["done", "stopped"])]
     assert heights == pytest.approx(sorted(2 * shown["perplexity_std"]))
@@ -77,15 +104,21 @@ def test_a_diverged_trial_does_not_flatten_the_rest(small):
     sweep = load_sweep(small)
     trials = sweep.trials.copy()
     trials.loc[0, "perplexity"] = 1e7
-    figure = figures.pareto(dataclasses.replace(sweep, trials=trials))
+    figure = figures.in_order(dataclasses.replace(sweep, trials=trials))
     assert figure.axes[0].get_ylim()[1] < 1000
     assert "beyond the axis: 1 trial of perplexity over 399" in legend_texts(figure)
 
 
-def test_fronts_of_like_sweeps_share_axes_and_others_do_not(small, seeded, other_delta):
+def test_answers_of_like_sweeps_share_axes_and_others_do_not(small, seeded, other_delta):
     small, seeded, other = map(load_sweep, (small, seeded, other_delta))
     figure = figures.joint_pareto([small, seeded])
-    assert "small: front of 9 trials | seeded: front of 9 trials" in legend_texts(figure)
+    totals = {(sweep.best["epsilon_with_choice"], sweep.best["perplexity"]) for sweep in (small, seeded)}
+    assert drawn(figure.axes[0]) == totals
+    assert figure.axes[0].get_xlabel() == "ε in total, training and choosing (user-entity, zero-out, δ = 1e-05)"
+    unfinished = dataclasses.replace(small, finished=False)
+    assert "small" not in legend_texts(figures.joint_pareto([unfinished, seeded]))
+    with pytest.raises(NothingToShow, match="None of the sweeps"):
+        figures.joint_pareto([unfinished])
     with pytest.raises(InputError, match="delta of other"):
         figures.joint_pareto([small, other])
 
@@ -124,7 +157,8 @@ def test_importance_finds_what_matters_and_says_what_chance_gives(small):
     assert (table["importance"].iloc[1:] < table["chance"].iloc[1:]).all()
     figure = importance.importance(sweep)
     assert "best quarter of 60 finished trials" in figure.axes[0].get_xlabel()
-    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx(table["importance"].tolist())
+    (bar,) = figure.axes[0].patches
+    assert bar.get_width() == pytest.approx(table["importance"].iloc[0]), "only what chance does not explain"
 
 
 def _with_perplexities(sweep, of):

@@ -74,7 +74,8 @@ def test_no_path_and_no_error_message_is_in_a_page_to_publish(of_paths, tmp_path
     rows = [dict(zip(header, row, strict=True)) for row in found.rows if re.fullmatch(r"\d{4}", row[0])]
     table = pq.read_table(of_paths / "trials.parquet").to_pylist()
     shown = {"qxone": "path 1", "hub/words": "hub/words", f"{of_paths.parent}/qxtwo": "path 2", "qxthree": "path 3"}
-    assert [row["path"] for row in rows] == [shown[row["vocabulary.path"]] for row in table]
+    paths = {row["trial"]: shown[row["vocabulary.path"]] for row in table}
+    assert {row["trial"]: row["path"] for row in rows} == paths
     assert {row["path"] for row in rows} == set(shown.values())
     assert {row["warm_start"] for row in rows} == {"", "path 1", "path 2"}
     assert {row["notes"] for row in rows if row["state"] == "failed"} == {""}

@@ -26,16 +26,17 @@ from uedp_ray.privacy.statement import show_epsilon
 pytestmark = pytest.mark.whole
 
 SECTIONS = [
+    "What to hand on",
+    "Perplexity of the trials",
     "Summary",
-    "Perplexity against ε",
     "The chosen configuration",
     "Cost of choosing",
     "All searched settings",
-    "Which settings matter",
     "ε against rounds",
     "ε against the number of holders K",
     "Utility against sampling",
     "Perplexity over the rounds",
+    "Figures that would say nothing",
     "All trials",
 ]
 
@@ -57,7 +58,48 @@ def page(copies) -> Page:
 
 def test_the_page_is_whole_and_in_order(page):
     assert page.heads == SECTIONS
-    assert page.tags.count("svg") == 7
+    assert page.tags.count("svg") == 6
+    assert "Perplexity against ε: All trials have the same ε, to within 1%" in page.text
+    assert "Which settings matter: No setting stands out from what chance would give in 8 trials" in page.text
+    assert "Do the public texts agree?: The trials have one text" in page.text
+
+
+def test_the_first_screen_says_what_to_hand_on_and_why(copies, page):
+    result = read_result(copies["small"])
+    best, total = result["best"], show_epsilon(result["best"]["epsilon_with_choice"])
+    said = page.text[page.text.index("What to hand on") : page.text.index("Perplexity of the trials")]
+    assert f"trial {best['trial']}: perplexity {best['perplexity']:.1f}" in said
+    terms = "(unit user-entity, zero-out (fixed graph), δ = 1e-05)"
+    assert f"{total}, training and choosing, where the budget of 8 covers each trial alone {terms}" in said
+    assert f"over the public model ({best['initial_perplexity']:.1f})" in said
+    assert f"uedp-ray export {copies['small']} --out DIR" in said
+    for key, value in best["params"].items():
+        assert f"{key.split('.')[-1]} {str(value)[:4]}" in said
+
+
+def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_path):
+    trained = [row["run_dirs"][0] for row in read_result(copies["small"])["trials"] if row["run_dirs"]]
+    rows, points = (page.links.count(f"{trained[0]}/") for _ in range(2))
+    assert {link.removesuffix("/") for link in page.links} == set(trained)
+    assert rows == points == 3, "in the table, and in two figures"
+    text = (copies["small"] / "report.html").read_text()
+    assert re.search(
+        rf'<a xlink:href="{trained[0]}/" target="_blank"><title>trial 0000: perplexity [\d.]+; privacy\.user_s', text
+    )
+    assert f'xlink:href="../{trained[0]}/"' in (copies["small"] / "figures" / "order.svg").read_text()
+    elsewhere = Page(report([copies["small"]], tmp_path / "page.html"))
+    assert f"{os.path.relpath(copies['small'], tmp_path)}/{trained[0]}/" in elsewhere.links
+    published = Page(report([copies["small"]], tmp_path / "published.html", publish=True))
+    assert published.links == []
+    assert "To hand it on" not in published.text
+
+
+def test_figures_are_told_in_words_to_those_who_do_not_see_them(copies, page):
+    rows = [row for row in read_result(copies["small"])["trials"] if row["state"] in ("done", "stopped")]
+    best, worst = (pick(rows, key=lambda row: row["perplexity"]) for pick in (min, max))
+    said = f"9 trials, from perplexity {best['perplexity']:.1f} (trial {best['trial']}, the best) to "
+    said += f"{worst['perplexity']:.1f}"
+    assert f'aria-label="Perplexity of the trials. {said}' in (copies["small"] / "report.html").read_text()
 
 
 def test_a_policy_forbids_the_network(copies):
@@ -195,7 +237,7 @@ def test_a_private_page_says_so_and_is_owner_only(copies):
     assert "This page itself is private." in found.text
     assert "only the winner may be released" in found.text
     assert "a secret random number, 3 on average" in found.text.lower()
-    for file in (path, copies["private"] / "figures" / "pareto.svg"):
+    for file in (path, copies["private"] / "figures" / "order.svg"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "private." not in Page(copies["small"] / "report.html").text
 
@@ -210,10 +252,10 @@ def test_where_the_price_became_that_of_composition_the_number_was_still_drawn(c
 
 
 def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
-    names = {"pareto", "parallel", "importance", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
+    names = {"order", "parallel", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
     assert {file.stem for file in (copies["small"] / "figures").iterdir()} == names
-    text = (copies["small"] / "figures" / "pareto.svg").read_text()
-    assert text in (copies["small"] / "report.html").read_text()
+    text = (copies["small"] / "figures" / "order.svg").read_text()
+    assert text.replace("../trials/", "trials/") in (copies["small"] / "report.html").read_text()
     copy = shutil.copytree(copies["private"], tmp_path / "copy")
     (copy / "figures" / "importance.svg").write_text(text)  # of an earlier report
     report([copy])
@@ -221,7 +263,7 @@ def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
     assert "Only 3 trials have finished: with fewer than 8" in Page(copy / "report.html").text
 
 
-@pytest.mark.parametrize("name", ["report.html", "figures/pareto.svg"])
+@pytest.mark.parametrize("name", ["report.html", "figures/order.svg"])
 def test_a_file_of_the_users_in_the_place_of_a_page_or_figure_stays(copies, tmp_path, name):
     copy = shutil.copytree(copies["private"], tmp_path / "copy")
     (copy / name).write_text("two days of work")
@@ -245,8 +287,8 @@ def test_several_sweeps_make_one_page(copies, tmp_path):
         report(paths)
     found = Page(report(paths, tmp_path / "new" / "both.html"))
     assert found.heads == ["The sweeps together", *SECTIONS, *SECTIONS]
-    assert found.tags.count("svg") == 15
-    assert "small: front of 9 trials" in found.text
+    assert found.tags.count("svg") == 13
+    assert "small: perplexity 100.3 at ε = 41.23" in found.text
     assert "Totals of sweeps on the same private text add up" in found.text
     assert "Totals of sweeps" not in Page(report(paths[:1], tmp_path / "one.html")).text
 
@@ -254,7 +296,7 @@ def test_several_sweeps_make_one_page(copies, tmp_path):
 def test_sweeps_of_other_terms_share_no_axis(copies, tmp_path):
     found = Page(report([copies["small"], copies["other"]], tmp_path / "both.html"))
     assert "No common axis: delta of other = 1e-06: small has 1e-05" in found.text
-    assert "front of" not in found.text
+    assert " at ε = " not in found.text
 
 
 def test_a_sweep_that_is_not_finished_is_reported_as_such(tmp_path):
@@ -275,7 +317,7 @@ def test_a_sweep_without_a_result_is_reported_too(copies, tmp_path):
     assert "there is nothing to choose" in found.text
     assert "the trials together cost ε = 16.544" in found.text
     assert "svg" not in found.tags
-    assert found.heads == [head for head in SECTIONS if head not in SECTIONS[2:4]]
+    assert found.heads == ["Summary", "Figures that would say nothing", "All trials"]
 
 
 def test_a_folder_is_no_page(copies, tmp_path):

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from uedp_ray.analysis.axes import labels
+from uedp_ray.analysis.axes import labels, point_of
 from uedp_ray.analysis.frames import Sweep, best_first, check_comparable, finished_trials
 from uedp_ray.analysis.style import (
     BLACK,
@@ -33,9 +33,11 @@ from uedp_ray.analysis.style import (
     chart,
     legend,
     line,
+    link,
     log_ticks,
     number,
     score_axis,
+    shown_value,
 )
 from uedp_ray.privacy.statement import show_delta
 
@@ -48,6 +50,8 @@ def noiseless(sweep: Sweep) -> str:
 
 
 EXTENDED = "privacy.extended_sampling_prob"
+_ALIKE = 1.01
+"""Epsilons that differ by less come from calibration, not from a setting."""
 SAMPLING = (EXTENDED, "privacy.entity_sampling_prob", "privacy.user_sampling_prob", "expected_cohort_size")
 _STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": SKY, "markeredgecolor": BLUE, "label": "trial"},
@@ -84,8 +88,15 @@ def comparable_trials(sweep: Sweep) -> pd.DataFrame:
 
 
 def pareto(sweep: Sweep) -> Figure:
-    """Draws scores against epsilon, the front and the reference lines; beside it the trials in order, with their spread."""
+    """Draws scores against epsilon, the front and the reference lines; beside it the trials best first, with their spread.
+
+    Raises: NothingToShow where all trials have one epsilon, too: there is nothing to trade.
+    """
     trials = comparable_trials(sweep)
+    if trials["epsilon"].max() <= _ALIKE * trials["epsilon"].min():
+        raise NothingToShow(
+            f"All trials have the same ε, to within {_ALIKE - 1:.0%}: none is traded for a better score."
+        )
     figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
     by_epsilon, by_rank = panels
     levels = _reference_lines(sweep, panels)
@@ -116,6 +127,31 @@ def pareto(sweep: Sweep) -> Figure:
     return figure
 
 
+def in_order(sweep: Sweep) -> Figure:
+    """Draws scores in the order in which trials were asked for, the best so far, and what no search would have given."""
+    trials = comparable_trials(sweep).sort_values("number", ignore_index=True)
+    metric = sweep.metric
+    figure, (axes,) = chart(7.4, 4.0)
+    levels = _reference_lines(sweep, [axes])
+    far = score_axis(axes, metric, trials[metric.name], levels.values())
+    done = trials[trials["role"] != "stopped"]
+    costs = done[metric.name].map(metric.cost).cummin()
+    so_far = costs if metric.goal == "min" else -costs
+    axes.plot(
+        done["number"], so_far.clip(upper=far), drawstyle="steps-post", color=BLACK, linewidth=1.2, label="best so far"
+    )
+    _points(axes, sweep, trials, trials["number"], far)
+    base = sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
+    if base is not None:
+        at = [base["number"]], [min(base[metric.name], far)]
+        axes.plot(*at, "o", markersize=12, fillstyle="none", color=BLACK, label="the base's own settings: no search")
+    axes.set_xlabel("trial, in the order in which they were asked for")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(trials["number"].min() - 0.5, trials["number"].max() + 0.5)
+    legend(figure, [axes])
+    return figure
+
+
 def _front(sweep: Sweep, trials: pd.DataFrame, public: float | None, far: float) -> tuple[list[float], list[float]]:
     """Returns the corners of the front, from the public model at epsilon 0, if there is one, to the edge of the budget."""
     corners = [] if public is None else [(0.0, public)]
@@ -135,26 +171,30 @@ def _drawable_front(sweep: Sweep, far: float) -> pd.DataFrame:
 
 
 def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
-    """Draws the fronts of several sweeps on one pair of axes. Raises: InputError as ``frames.check_comparable`` does."""
+    """Draws what each sweep may hand on, by its total epsilon, on one pair of axes.
+
+    Raises: InputError as ``frames.check_comparable`` does; NothingToShow if none is finished with a guarantee.
+    """
     check_comparable(sweeps)
-    figure, (axes,) = chart(7.4, 4.2)
-    each = [comparable_trials(sweep) for sweep in sweeps]
     metric = sweeps[0].metric
-    far = score_axis(axes, metric, pd.concat(each)[metric.name])
-    for index, (sweep, trials) in enumerate(zip(sweeps, each, strict=True)):
-        style = line(index)
-        cloud = {**style, "linestyle": "none", "alpha": 0.35, "markersize": 4}
-        axes.plot(trials["epsilon"], trials[metric.name].clip(upper=far), **cloud)
-        front = _drawable_front(sweep, far)
+    answers = [(sweep, sweep.best) for sweep in sweeps if sweep.finished and sweep.best is not None]
+    totals = [
+        (sweep, best["epsilon_with_choice"], best[metric.name])
+        for sweep, best in answers
+        if best["epsilon_with_choice"] is not None and best["epsilon_with_choice"] <= LARGEST
+    ]
+    if not totals:
+        raise NothingToShow("None of the sweeps is finished and has a total ε.")
+    figure, (axes,) = chart(7.4, 4.2)
+    far = score_axis(axes, metric, [score for *_, score in totals])
+    for index, (sweep, total, score) in enumerate(totals):
+        style = line(index) | {"linestyle": "none", "markersize": 9}
         axes.plot(
-            front["epsilon"],
-            front[metric.name],
-            drawstyle="steps-post",
-            **{**style, "markersize": 8},
-            label=f"{sweep.name}: front of {len(trials)} trials",
+            [total], [min(score, far)], **style, label=f"{sweep.name}: {metric.say(score)} at ε = {number(total)}"
         )
-    axes.set_xlim(left=0)
-    axes.set_xlabel(epsilon_label(sweeps[0]))
+    axes.set_xlim(0, 1.1 * max(total for _, total, _ in totals))
+    terms = f"{sweeps[0].unit}, zero-out, δ = {show_delta(sweeps[0].delta)}"
+    axes.set_xlabel(f"ε in total, training and choosing ({terms})")
     legend(figure, [axes])
     return figure
 
@@ -292,7 +332,17 @@ def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: f
                 zorder=4 if role == "best" else 3,
                 **{"markersize": 6, **style},
             )
+    inside = ~beyond
+    link(axes, x[inside], trials[metric.name][inside], (_title(sweep, row) for _, row in trials[inside].iterrows()))
     if beyond.any():
         text = f"beyond the axis: {beyond.sum()} trial{'s' if beyond.sum() > 1 else ''} of {metric.title} over {number(far)}"
         edge = axes.get_xaxis_transform()
         axes.plot(x[beyond], np.full(beyond.sum(), 0.985), "^", transform=edge, color=GREY, markersize=6, label=text)
+
+
+def _title(sweep: Sweep, row: pd.Series) -> tuple[str, str]:
+    """The folder of a trial, relative to the sweep's, and what it is; no folder on a page for others."""
+    names = row["run_dirs"]
+    folder = f"{names[0]}/" if sweep.published_space is None and names is not None and len(names) else ""
+    settings = ", ".join(f"{key} {shown_value(row[key])}" for key in point_of(sweep.space, row))
+    return folder, f"trial {row['trial']}: {sweep.metric.say(row[sweep.metric.name])}; {settings}"

@@ -48,8 +48,16 @@ def importances(sweep: Sweep) -> pd.DataFrame:
 
 
 def importance(sweep: Sweep) -> Figure:
-    """Draws bars of ``importances``, a mark where chance alone may reach, and the number of trials."""
+    """Draws bars of ``importances`` that chance does not explain, a mark where chance may reach, and the number of trials.
+
+    Raises: NothingToShow also where chance explains all of them.
+    """
     table = importances(sweep)
+    table = table[table["importance"] > table["chance"]]
+    if table.empty:
+        raise NothingToShow(
+            f"No setting stands out from what chance would give in {len(_assessed(sweep))} trials (95 % of shuffled scores)."
+        )
     names = labels(table.index)
     figure, (axes,) = chart(7.0, 1.5 + 0.36 * len(table))
     rows = np.arange(len(table))[::-1]
@@ -61,7 +69,7 @@ def importance(sweep: Sweep) -> Figure:
         color=BLACK,
         markersize=16,
         markeredgewidth=2,
-        label="a bar that ends before this mark may be chance (95 % of shuffled scores)",
+        label="as far as chance reaches (95 % of shuffled scores)",
     )
     axes.set_yticks(rows, [names[key] for key in table.index])
     axes.grid(axis="y", visible=False)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from uedp_ray.analysis import epsilon, figures, importance, parallel
 from uedp_ray.analysis.cost import Spent, spent_by_best
 from uedp_ray.analysis.frames import Sweep, check_comparable
 from uedp_ray.analysis.style import NothingToShow, svg
-from uedp_ray.analysis.summary import terms
+from uedp_ray.analysis.summary import shown, terms
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import TRAINS_ANEW
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,21 @@ class Picture:
     caption: str
     svg: Markup | None = None
     reason: str = ""
+    described: str = ""
+    """What it shows, for those who do not see it."""
+
+    def within(self, folder: str) -> Markup:
+        """The drawing for a page or file from which the sweep's folder is ``folder``."""
+        assert self.svg is not None
+        return Markup(str(self.svg).replace('xlink:href="trials/', f'xlink:href="{escape(folder)}trials/'))
 
 
 def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     """Returns all figures of one sweep; ids in the drawings begin with ``prefix``."""
 
-    def picture(name: str, title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+    def picture(name: str, title: str, caption: str, draw: Callable[[], Figure], described: str = "") -> Picture:
         try:
-            return Picture(name, title, caption, Markup(svg(draw(), f"{prefix}-{name}")))
+            return Picture(name, title, caption, Markup(svg(draw(), f"{prefix}-{name}")), described=described)
         except NothingToShow as nothing:
             return Picture(name, title, caption, reason=str(nothing))
 
@@ -50,6 +58,14 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             f"{sweep.metric.title.capitalize()} against ε",
             f"{_of_trials(sweep)} {spread} {noiseless}",
             lambda: figures.pareto(sweep),
+            _of_scores(sweep),
+        ),
+        picture(
+            "order",
+            f"{sweep.metric.title.capitalize()} of the trials",
+            f"{_in_total(sweep)} {spread} {noiseless}",
+            lambda: figures.in_order(sweep),
+            _of_scores(sweep),
         ),
         picture(
             "proxies",
@@ -57,6 +73,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "One point per trial: its score on two of the texts that the search trained on, and Spearman's correlation of "
             "their ranks. Where texts that differ agree, the private text is likely to as well.",
             lambda: figures.proxies(sweep),
+            " ".join(pair["text"] for pair in sweep.agreement),
         ),
         picture(
             "parallel",
@@ -64,12 +81,13 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "One line per trial, from its settings to its score: the darker, the better; dotted lines were stopped "
             "early. Axes follow the scale that was searched.",
             lambda: parallel.parallel_coordinates(sweep),
+            f"{_of_scores(sweep)} The table of all trials has every setting.",
         ),
         picture(
             "importance",
             "Which settings matter",
-            "How far the values of the best quarter of the trials differ from those of all trials. The shares add up to "
-            "one even if nothing matters, so believe only a bar that passes its mark.",
+            "How far the values of the best quarter of the trials differ from those of all trials: settings whose share "
+            "passes what chance would give.",
             lambda: importance.importance(sweep),
         ),
         picture(
@@ -109,7 +127,7 @@ def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture 
     """
     if len(sweeps) == 1:
         return None
-    words = ("joint", "The sweeps together", f"ε of one run each: {terms(sweeps[0])}.")
+    words = ("joint", "The sweeps together", f"What each may hand on, at its total ε: {terms(sweeps[0])}.")
     try:
         check_comparable(sweeps)
         return Picture(*words, svg=Markup(svg(figures.joint_pareto(sweeps), "joint")))
@@ -118,6 +136,33 @@ def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture 
         return Picture(*words, reason=f"No common axis: {why}.")
     except NothingToShow as nothing:
         return Picture(*words, reason=str(nothing))
+
+
+def _of_scores(sweep: Sweep) -> str:
+    """The figure in words: how many trials, from which score to which, and the levels to compare with."""
+    try:
+        trials, metric = figures.comparable_trials(sweep), sweep.metric
+    except NothingToShow as nothing:
+        return str(nothing)
+    first, last = trials.iloc[0], trials.iloc[-1]
+    levels = zip(sweep.references["name"], sweep.references[metric.name], strict=True)
+    lines = "".join(f" The {name} line is at {metric.show(level)}." for name, level in levels)
+    return (
+        f"{len(trials)} trials, from {metric.say(first[metric.name])} (trial {first['trial']}, the best) to "
+        f"{metric.show(last[metric.name])} (trial {last['trial']}).{lines}"
+    )
+
+
+def _in_total(sweep: Sweep) -> str:
+    """What handing on one of the trials costs."""
+    if not sweep.finished or sweep.best is None:
+        return "The search is not finished: what a trial will cost in total is not settled."
+    total, rule = shown(sweep.best["epsilon_with_choice"]), sweep.selection["rule"]
+    if rule in TRAINS_ANEW:
+        how = "on public text, at no cost" if rule == "public" else "as pilots, at a small part of the budget"
+        return f"Trials ran {how}; the model trained by the best one's settings costs ε = {total} in total ({terms(sweep)})."
+    which = "The winner alone may be handed on, and" if rule == "repeat_and_select" else "Whichever is handed on"
+    return f"{which} costs ε = {total} in total ({terms(sweep)})."
 
 
 def _of_trials(sweep: Sweep) -> str:

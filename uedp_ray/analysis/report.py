@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import jinja2
 import yaml
@@ -24,6 +25,7 @@ from markupsafe import Markup, escape
 from uedp_ray.analysis.cost import Price, prices
 from uedp_ray.analysis.files import inside, read_text
 from uedp_ray.analysis.frames import Sweep, load_sweep
+from uedp_ray.analysis.headline import headline
 from uedp_ray.analysis.pictures import Picture, joint_picture, pictures
 from uedp_ray.analysis.publish import publishable
 from uedp_ray.analysis.style import shown_value
@@ -54,6 +56,7 @@ class Section:
     id: str
     sweep: Sweep
     warnings: list[str]
+    headline: list[tuple[str, str]]
     summary: list[tuple[str, str]]
     pictures: dict[str, Picture]
     chosen: list[tuple[str, str, str]]
@@ -96,14 +99,14 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
         _check_figures(sweep.path / "figures")
     sections = [_section(sweep, f"s{number}") for number, sweep in enumerate(sweeps, 1)]
     private = any(_is_private(sweep) for sweep in sweeps)
-    text = _render(sections, joint_picture(sweeps, publish=publish), private, publish)
+    text = _render(sections, joint_picture(sweeps, publish=publish), page, private, publish)
     _write(page, text, private=private, publish=publish)
     for section in sections:
         for picture in section.pictures.values():
             file = inside(section.sweep.path, f"figures/{picture.name}.svg")
             file.unlink(missing_ok=True)
             if picture.svg is not None:
-                _write(file, picture.svg, private=_is_private(section.sweep), publish=publish)
+                _write(file, picture.within("../"), private=_is_private(section.sweep), publish=publish)
     return page
 
 
@@ -156,7 +159,7 @@ def _write(path: Path, text: str, *, private: bool, publish: bool) -> None:
             os.utime(new, (DATE, DATE))
 
 
-def _render(sections: list[Section], joint: Picture | None, private: bool, publish: bool) -> str:
+def _render(sections: list[Section], joint: Picture | None, page: Path, private: bool, publish: bool) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("uedp_ray.analysis"),
         autoescape=True,
@@ -167,8 +170,15 @@ def _render(sections: list[Section], joint: Picture | None, private: bool, publi
     )
     environment.filters["epsilon"] = shown
     environment.filters["breakable"] = _breakable
+    folders = {section.id: _folder(section.sweep, page) for section in sections}
     template = environment.get_template("report.html")
-    return template.render(sections=sections, joint=joint, private=private, publish=publish)
+    return template.render(sections=sections, joint=joint, folders=folders, private=private, publish=publish)
+
+
+def _folder(sweep: Sweep, page: Path) -> str:
+    """The sweep's folder as a link of the page names it."""
+    path = os.path.relpath(sweep.path.resolve(), page.parent.resolve())
+    return "" if path == "." else f"{quote(path)}/"
 
 
 def _breakable(name: str) -> Markup:
@@ -190,6 +200,7 @@ def _section(sweep: Sweep, name: str) -> Section:
         id=name,
         sweep=sweep,
         warnings=warnings(sweep),
+        headline=headline(sweep),
         summary=summary(sweep),
         pictures={picture.name: picture for picture in pictures(sweep, name)},
         chosen=chosen,

@@ -18,6 +18,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -58,6 +59,9 @@ class NothingToShow(ValueError):
 class Chart(Figure):
     """A figure that a notebook shows without any set-up."""
 
+    titles: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+    """What points link to, with the words that a reader sees who points at them, or comes to them by keyboard."""
+
     def _repr_svg_(self) -> str:
         return svg(self, f"chart-{id(self)}")
 
@@ -74,6 +78,16 @@ def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[C
         axes.xaxis.label.set_size(9.5)
         axes.yaxis.label.set_size(9.5)
     return figure, panels
+
+
+def link(axes: Axes, x: Iterable[float], y: Iterable[float], titles: Iterable[tuple[str, str]]) -> None:
+    """Makes points links; ``titles``: the address and the words of each. Without an address a point stays as it is."""
+    points = [(*place, *words) for *place, words in zip(x, y, titles, strict=True) if words[0]]
+    figure = axes.get_figure()
+    if points and isinstance(figure, Chart):
+        xs, ys, addresses, words = zip(*points, strict=True)
+        axes.scatter(xs, ys, s=80, alpha=0.0, zorder=5).set_urls(list(addresses))
+        figure.titles = figure.titles | dict(zip(addresses, words, strict=True))
 
 
 def line(index: int) -> dict[str, Any]:
@@ -169,4 +183,7 @@ def svg(figure: Figure, name: str) -> str:
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("<svg") :].strip()
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    for address, words in getattr(figure, "titles", {}).items():
+        opened = f'<a xlink:href="{escape(address)}" target="_blank">'
+        drawn = drawn.replace(opened, f"{opened}<title>{escape(words)}</title>")
     return re.sub(r"DejaVu Sans'[^;\"<>]*", _FONTS, drawn)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from uedp_ray.analysis.axes import labels, point_of
-from uedp_ray.analysis.frames import Sweep
+from uedp_ray.analysis.frames import Sweep, best_first
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
 from uedp_ray.privacy.statement import OF_ONE_RUN
@@ -33,10 +33,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """``order`` is what the column sorts by; empty sorts last."""
+    """``order`` is what the column sorts by; empty sorts last. ``folder``: of a trial, relative to the sweep's."""
 
     text: str
     order: str
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TrialTable:
 
 
 def trial_table(sweep: Sweep) -> TrialTable:
-    """Returns every trial, refused and failed ones with their reason, in the order in which they were asked for."""
+    """Returns every trial, the best first; then those that did not end, with their reasons, as they were asked for."""
     names, metric = labels(sweep.space), sweep.metric
     proxies = [proxy for proxy in sweep.sweep_config.proxy_names if proxy]
     over = f", the mean over {len(proxies)} texts" if len(proxies) > 1 else ""
@@ -68,7 +69,9 @@ def trial_table(sweep: Sweep) -> TrialTable:
     }
     if "method" not in sweep.space and sweep.trials["method"].nunique() > 1:
         columns["method"] = Column("method", "method", False)
-    rows = [(row["state"], [_cell(sweep, row, key) for key in columns]) for _, row in sweep.trials.iterrows()]
+    done = sweep.trials["state"] == "done"
+    ordered = pd.concat([best_first(sweep.trials[done]), sweep.trials[~done]])
+    rows = [(row["state"], [_cell(sweep, row, key) for key in columns]) for _, row in ordered.iterrows()]
     return TrialTable(list(columns.values()), rows)
 
 
@@ -77,6 +80,10 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
         text = _notes(sweep, row)
         return Cell(text, text)
     value = row[key]
+    if key == "trial":
+        runs = row["run_dirs"]
+        linked = sweep.published_space is None and runs is not None and len(runs) > 0
+        return Cell(str(value), str(value), f"{runs[0]}/" if linked else "")
     if pd.isna(value):
         return Cell("none", "none") if key in point_of(sweep.space, row) else Cell(NOTHING, "")
     return Cell(_text(sweep.metric, row, key, value), str(value))
