@@ -1,4 +1,4 @@
-"""Finds what a setting names: an object in a module of a room, or an entry of a table.
+"""Finds what a setting names: an object in a module of a room, or an entry of a table; and what a class states of itself.
 
     in_module("corpus.readers", "pseudo-users", "READER").suffix      # ''
 
@@ -36,3 +36,26 @@ def in_table(table: Mapping[str, T], name: str, called: str) -> T:
     if name not in table:
         raise TypeError(f"{name} is listed as a choice, and has no entry in {called}")
     return table[name]
+
+
+def drop_inherited(cls: type, base: type, *names: str) -> None:
+    """Gives ``cls`` the attributes of ``base``, the unsafe ones, wherever it has none of its own.
+
+    What another class states is proved of that class only: one that changes a part of it states it again.
+
+        >>> from uedp_ray.components import drop_inherited
+        >>> class Base:
+        ...     bounds = False
+        ...
+        ...     def __init_subclass__(cls):
+        ...         drop_inherited(cls, Base, "bounds")
+        >>> class Stated(Base):
+        ...     bounds = True
+        >>> class Changed(Stated):
+        ...     "Says nothing."
+        >>> Stated.bounds, Changed.bounds
+        (True, False)
+    """
+    for name in names:
+        if name not in vars(cls):
+            setattr(cls, name, vars(base)[name])

@@ -15,6 +15,7 @@ from uedp_ray.config import RunConfig, from_dict, run
 from uedp_ray.config.choices import BOUNDING_SENTENCES, LocalUpdateName
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
+from uedp_ray.updates import gradient, local_sgd
 from uedp_ray.updates.base import LocalUpdate
 
 TREE = {"corpus": {"declared_num_users": NUM_USERS}, "privacy": {"target_epsilon": 8.0, "sentence_clip_norm": 0.1}}
@@ -55,3 +56,27 @@ def test_an_update_that_bounds_no_sentence_is_not_used_where_one_is_accounted_fo
     config = replace(worker.plan.config, training=replace(worker.plan.config.training))
     object.__setattr__(config.training, "local_update", "bare")
     Bare(Plan(config, None), *given)
+
+
+def test_an_update_does_not_inherit_that_it_keeps_users_apart():
+    """One that kept a count of earlier users' sentences moved the sum by 7.78 clip norms when a user was left out."""
+    with pytest.raises(TypeError, match="Smooth yields updates by the each_update of Update, and does not state"):
+        type("Smooth", (gradient.Update,), {"_packed": lambda self, numbers: iter(())})
+    stated = type("Stated", (gradient.Update,), {"keeps_users_apart": True})
+    with pytest.raises(TypeError, match="Again yields updates by the each_update of Update, and does not state"):
+        type("Again", (stated,), {})
+
+
+def test_nor_that_it_bounds_sentences():
+    assert not type("Stated", (gradient.Update,), {"keeps_users_apart": True}).bounds_sentences
+
+
+@pytest.mark.parametrize("stated", [{}, {"keeps_users_apart": True}])
+def test_an_update_of_that_is_never_called_is_refused(stated):
+    """The model was plain ``gradient``'s, under another name."""
+    signs = {"update_of": lambda self, parameters, selection, round_index: parameters.sign()}
+    with pytest.raises(TypeError, match="Signs has an update_of of its own, but the each_update of Update"):
+        type("Signs", (gradient.Update,), signs | stated)
+    with pytest.raises(TypeError, match="Signs has an update_of of its own"):
+        type("Signs", (type("Mixin", (), signs), gradient.Update), stated)
+    assert type("Signs", (local_sgd.Update,), signs), "LocalUpdate calls it"

@@ -45,7 +45,7 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 
-from uedp_ray.components import in_module
+from uedp_ray.components import drop_inherited, in_module
 from uedp_ray.config.choices import BOUNDING_SENTENCES
 from uedp_ray.config.sections import TrainingConfig
 from uedp_ray.errors import InputError
@@ -58,7 +58,8 @@ from uedp_ray.tasks.base import Task
 
 @dataclass
 class LocalUpdate(ABC):
-    """Sums clipped user updates of one worker.
+    """Sums clipped user updates of one worker. What a class states of itself holds for its own subclasses only if they
+    state it too.
 
     Shapes: (P,) float32 parameters -> (P,) int64 sum on the plan's grid (float64 without clipping). A sentence or user
     whose gradient is NaN or infinite counts as zero; ``num_non_finite`` counts them (a private figure: it never enters a
@@ -73,7 +74,8 @@ class LocalUpdate(ABC):
     """Settings of ``training`` that not all updates read, and this one does; a run is told of others that it sets. None: not
     stated, and nothing is told."""
     keeps_users_apart: ClassVar[bool] = False
-    """Whether ``each_update`` is its own and keeps users apart by itself, though they share passes (``gradient``)."""
+    """Whether ``each_update`` is not that of ``LocalUpdate``, and keeps users apart by itself, though they share passes
+    (``gradient``)."""
 
     plan: Plan
     model: torch.nn.Module
@@ -86,11 +88,22 @@ class LocalUpdate(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        of = {name: next(each for each in cls.__mro__ if name in vars(each)) for name in ("sum_updates", "each_update")}
-        if of["sum_updates"] is not LocalUpdate:
+        drop_inherited(cls, LocalUpdate, "bounds_sentences", "keeps_users_apart")
+        summing, yielding, computing = (
+            next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
+            for name in ("sum_updates", "each_update", "update_of")
+        )
+        if cls.__mro__[summing] is not LocalUpdate:
             raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
-        if not (of["each_update"] is LocalUpdate or vars(of["each_update"]).get("keeps_users_apart", False)):
-            raise TypeError(f"{cls.__name__} yields updates itself, and does not state that it keeps_users_apart")
+        if cls.__mro__[yielding] is LocalUpdate:
+            return
+        if computing < yielding:  # which need not call it: that of gradient does not
+            inherited = cls.__mro__[yielding].__name__
+            remedy = "write both, or inherit from LocalUpdate"
+            raise TypeError(f"{cls.__name__} has an update_of of its own, but the each_update of {inherited}: {remedy}")
+        if not cls.keeps_users_apart:
+            by = "itself" if not yielding else f"by the each_update of {cls.__mro__[yielding].__name__}"
+            raise TypeError(f"{cls.__name__} yields updates {by}, and does not state that it keeps_users_apart")
 
     def __post_init__(self) -> None:
         config = self.plan.config
