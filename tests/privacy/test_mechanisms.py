@@ -93,7 +93,7 @@ def test_an_event_of_no_mechanism_is_refused(counted, monkeypatch):
     with pytest.raises(UnsupportedEvent):
         charges(events)
     events = counted(cost=user_count)
-    with pytest.raises(UnsupportedEvent, match="repeat_and_select"):
+    with pytest.raises(UnsupportedEvent, match="covers private rounds only"):
         check_trial(events, [[(ROUND, 1)]], mean=2.0, delta=1e-5)
 
 
