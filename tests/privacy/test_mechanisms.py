@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ import pytest
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events
-from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent
+from uedp_ray.privacy.mechanisms import OTHER_EVENTS, RELEASES, UnsupportedEvent, by_kind, release_of
 from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, number_of
 from uedp_ray.privacy.mechanisms.noisy_threshold import NoisyThreshold
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -138,3 +139,57 @@ def test_a_subnormal_clip_counts_as_the_least_there_is(clip):
     least, tiny = (dataclasses.replace(ROUND, entity_clip=each, extended_clip=each) for each in (1e-300, clip))
     of_least, of_tiny = (compose([(each, 10)], delta=1e-5) for each in (least, tiny))
     assert of_tiny == of_least < 10
+
+
+def made(name: str, **stated: Any) -> type[Mechanism]:
+    """A mechanism that says how its event is read, and otherwise what is ``stated``."""
+    return type(name, (Mechanism,), {"from_event": classmethod(lambda cls, event: cls()), **stated})
+
+
+def test_two_mechanisms_of_one_kind_are_refused():
+    """The later replaced the earlier: an epsilon of 2.461 was said to be 0.343."""
+    with pytest.raises(TypeError, match="the kind of UserCount, 'vocabulary', is that of NoisyThreshold too"):
+        by_kind(NoisyThreshold, made("UserCount", kind="vocabulary"))
+
+
+@pytest.mark.parametrize("kind", ["open", "plan", "round", "unprotected"])
+def test_no_mechanism_has_a_kind_that_is_read_before_mechanisms_are_asked(kind):
+    with pytest.raises(TypeError, match=f"the kind of UserCount, '{kind}', is read by privacy.events itself"):
+        by_kind(made("UserCount", kind=kind))
+
+
+def test_of_those_kinds_no_mechanism_is_asked(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("uedp_ray.privacy.events.release_of", lambda event: asked.append(event["kind"]))
+    for kind in (*OTHER_EVENTS, *RELEASES):
+        with contextlib.suppress(InputError):
+            charges([{"kind": kind}])
+    assert asked == list(RELEASES)
+
+
+def test_a_mechanism_that_leaves_out_what_its_event_needs_is_refused():
+    """It was an AttributeError at the import of everything, or a traceback once an event of it was read."""
+    with pytest.raises(TypeError, match="UserCount states no kind, which its ledger event needs"):
+        by_kind(made("UserCount"))
+    with pytest.raises(TypeError, match="UserCount has no from_event, which reads its ledger event"):
+        by_kind(type("UserCount", (Mechanism,), {"kind": "user_count"}))
+    counts = made("UserCount", kind="user_count")
+    assert by_kind(NoisyThreshold, counts) == {"vocabulary": NoisyThreshold, "user_count": counts}
+
+
+def test_a_mechanism_inherits_neither_a_kind_nor_how_its_event_is_read():
+    """Its event was read as one of the other's, at the other's price."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Bigrams(NoisyThreshold):
+        """Its counts are of pairs of words."""
+
+        pairs: int = 4
+
+    with pytest.raises(UnsupportedEvent):
+        release_of(Bigrams(10.0, 5, 0.0).to_event())
+    with pytest.raises(TypeError, match="Bigrams states no kind"):
+        by_kind(Bigrams)
+    Bigrams.kind = "bigrams"
+    with pytest.raises(TypeError, match="Bigrams has no from_event"):
+        by_kind(Bigrams)

@@ -27,7 +27,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.accounting import compose
 from uedp_ray.privacy.dominating import MIN_DELTA
-from uedp_ray.privacy.mechanisms import UnsupportedEvent, release_of
+from uedp_ray.privacy.mechanisms import OTHER_EVENTS, UnsupportedEvent, release_of
 from uedp_ray.privacy.mechanisms.base import (
     MOST_OF_ONE_RUN,
     Cost,
@@ -107,7 +107,9 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     last: Any = None
     for event in events:
         name = event.get("kind")
-        if name == "open":
+        if name not in OTHER_EVENTS:
+            releases.append(release_of(event))
+        elif name == "open":
             header = mapping_of(event, "header")
             private &= header.get("private") is True
             plan = planned_rounds(header)
@@ -128,10 +130,8 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
             if plan is None or rounds:
                 raise UnsupportedEvent("kind", name, "a plan may be changed only before the first round")
             plan = plan._replace(rounds=count_of(event, "rounds"))
-        elif name == "unprotected":
+        else:  # unprotected
             private = False
-        else:
-            releases.append(release_of(event))
     return Charges(tuple(rounds), tuple(releases), private, plan, bounded)
 
 

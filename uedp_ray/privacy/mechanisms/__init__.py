@@ -2,9 +2,7 @@
 
 Example:
 
-    >>> from uedp_ray.privacy.mechanisms import RELEASES, UnsupportedEvent, release_of
-    >>> list(RELEASES)
-    ['vocabulary']
+    >>> from uedp_ray.privacy.mechanisms import UnsupportedEvent, release_of
     >>> event = {"kind": "vocabulary", "noise_multiplier": 10.0, "max_holders": 5, "threshold_delta": 1e-6}
     >>> release_of(event).cost("user-entity", "entity").gaussians    # (sensitivity, noise std)
     ((6.0, 10.0),)
@@ -24,12 +22,32 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.mechanisms.base import Mechanism
 from uedp_ray.privacy.mechanisms.noisy_threshold import NoisyThreshold
 
-RELEASES: dict[str, type[Mechanism]] = {each.kind: each for each in (NoisyThreshold,)}
-"""Releases that are not rounds, by the ``kind`` of their ledger event."""
+OTHER_EVENTS = ("round", "open", "plan", "unprotected")
+"""Kinds of a ledger's events that are no mechanism's: ``events.charges`` reads them itself."""
 
 
 class UnsupportedEvent(InputError):
     """An event no accountant here can bound."""
+
+
+def by_kind(*mechanisms: type[Mechanism]) -> dict[str, type[Mechanism]]:
+    """Mechanisms by their kind. Raises: TypeError for a kind that is missing or taken, and for one that reads no event."""
+    found: dict[str, type[Mechanism]] = {}
+    for each in mechanisms:
+        if not each.kind:
+            raise TypeError(f"{each.__name__} states no kind, which its ledger event needs")
+        if each.kind in OTHER_EVENTS:
+            raise TypeError(f"the kind of {each.__name__}, {each.kind!r}, is read by privacy.events itself")
+        if each.kind in found:
+            raise TypeError(f"the kind of {each.__name__}, {each.kind!r}, is that of {found[each.kind].__name__} too")
+        if vars(each)["from_event"] is vars(Mechanism)["from_event"]:
+            raise TypeError(f"{each.__name__} has no from_event, which reads its ledger event")
+        found[each.kind] = each
+    return found
+
+
+RELEASES = by_kind(NoisyThreshold)
+"""Releases that are not rounds, by the ``kind`` of their ledger event."""
 
 
 def release_of(event: Mapping[str, Any]) -> Mechanism:

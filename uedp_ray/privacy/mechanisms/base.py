@@ -1,7 +1,7 @@
 """Mechanisms: what is charged for, as the ledger records it and accountants bound it.
 
 A mechanism is a frozen dataclass of public parameters that subclasses ``Mechanism``. One that does not override ``cost``
-bounds nothing: every epsilon it enters is infinite.
+bounds nothing: every epsilon it enters is infinite. One without a ``kind`` or a ``from_event`` is not registered.
 
 Example:
 
@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from uedp_ray.components import drop_inherited
 from uedp_ray.errors import InputError
 
 MOST_OF_ONE_RUN = 64
@@ -71,13 +72,12 @@ class Cost:
 class Mechanism:
     """The public parameters of a noised release."""
 
-    kind: ClassVar[str]
-    """The ``kind`` of its ledger event."""
+    kind: ClassVar[str] = ""
+    """The ``kind`` of its ledger event; an event without one is refused."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "cost" not in vars(cls):  # that of another mechanism is not its own
-            cls.cost = Mechanism.cost  # type: ignore[method-assign]
+        drop_inherited(cls, Mechanism, "kind", "cost", "from_event")  # or its event is read and priced as another's
 
     def cost(self, unit: str, kind: str) -> Cost | None:
         """The cost of one release for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
