@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -99,6 +101,32 @@ def test_tokens_of_a_transform_that_draws_are_of_one_key(corpus):
     fixed = {Transformed(corpus, Mask(MASK), key).digest for key in (b"one", b"other")}
     assert (len(drawn), len(fixed)) == (2, 1)
     assert len(drawn | fixed | {corpus.digest}) == 4
+
+
+def test_a_transform_does_not_inherit_that_it_draws_nothing(corpus):
+    """Under two keys the tokens were one, and the trials of a sweep trained on what the first one's key had drawn."""
+
+    class Noisy(Mask):
+        def text_of(self, sentence, generator):
+            return " ".join(generator.permutation(super().text_of(sentence, generator).split()))
+
+    assert len({Transformed(corpus, Noisy(MASK), key).digest for key in (b"one", b"other")}) == 2
+
+
+def test_tokens_are_of_one_version_of_a_transform(corpus):
+    """Those of changed code were taken for those of the code before."""
+
+    class Changed(Mask):
+        draws, version = False, 2
+
+    class Same(Mask):
+        draws = False
+
+    before = Transformed(corpus, Mask(MASK), b"key").digest
+    assert Transformed(corpus, Changed(MASK), b"key").digest != before
+    assert Transformed(corpus, Same(MASK), b"key").digest == before
+    parts = [corpus.digest, corpus.categories, dataclasses.asdict(MASK), None]
+    assert before == hashlib.sha256(json.dumps(parts).encode()).hexdigest(), "as before there were versions"
 
 
 @pytest.mark.parametrize("kept_in", ["an attribute", "a dictionary"])

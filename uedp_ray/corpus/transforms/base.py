@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from uedp_ray.components import in_module
+from uedp_ray.components import drop_inherited, in_module
 from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import Corpus
@@ -31,7 +31,15 @@ class Transform(ABC):
     """A transform with its settings, which are public."""
 
     draws: ClassVar[bool] = True
-    """Whether it draws from its generator; tokens of one that does are of one run only, as its key is."""
+    """Whether it draws from its generator; tokens of one that does are of one run only, as its key is. A class whose base
+    draws nothing says so again of itself."""
+    version: ClassVar[int] = 0
+    """Raised whenever a change of code changes what becomes of a text: else a resumed run, and a sweep, keep the tokens
+    that the code before had made."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        drop_inherited(cls, Transform, "draws")
 
     def __init__(self, config: TransformConfig):
         self.config = config
@@ -66,14 +74,16 @@ class Transformed:
     """The texts of a corpus, transformed; what else the corpus holds stays as it is. ``key``: secret, of one run.
 
     Attributes:
-      digest: differs for another corpus, transform, choice of categories and, if the transform draws, key.
+      digest: differs for another corpus, choice of categories, kind, settings and version of the transform and, if it
+        draws, key. It does not cover the transform's code: see ``Transform.version``.
     """
 
     def __init__(self, corpus: Corpus, transform: Transform, key: bytes):
         self._corpus, self._transform = corpus, transform
         self._key = hashlib.blake2b(key, person=b"transform", digest_size=32).digest()
         drawn = hashlib.sha256(self._key).hexdigest() if transform.draws else None
-        parts = [corpus.digest, corpus.categories, dataclasses.asdict(transform.config), drawn]
+        version = [transform.version] if transform.version else []  # so that digests of before there were any stay
+        parts = [corpus.digest, corpus.categories, dataclasses.asdict(transform.config), drawn, *version]
         self.digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
