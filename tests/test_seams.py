@@ -164,6 +164,10 @@ def test_a_detector(file, monkeypatch):
             {"reads": "paragraphs", "categories": frozenset({"gpe"})},
             "Towns reads 'paragraphs': choose one of marks, rows, sentences",
         ),
+        (
+            {"reads": "marks", "categories": frozenset({"gpe"})},
+            "Towns reads marks, whose categories are the text's own: its categories must be AtLeast",
+        ),
     ],
 )
 def test_a_detector_that_leaves_something_out_or_reads_what_there_is_not(file, monkeypatch, stated, refused):

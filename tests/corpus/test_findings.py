@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import spacy
 from tests.corpus.reading import ROWS, row_of, source_of, spacy_model
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.detectors import regex
+from uedp_ray.corpus.detectors.base import AtLeast
 from uedp_ray.corpus.detectors.spacy_model import SpacyPipeline
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers.base import of_files
@@ -30,9 +31,16 @@ def _reading(monkeypatch: pytest.MonkeyPatch, *mentions: tuple[str, int, int]) -
     monkeypatch.setattr("uedp_ray.corpus.readers.jsonl.READER", of_files(lambda path: iter([row])))
 
 
-def _detecting(monkeypatch: pytest.MonkeyPatch, find: Callable[[Sequence[Sentence]], Any]) -> None:
+def _detecting(
+    monkeypatch: pytest.MonkeyPatch,
+    find: Callable[[Sequence[Sentence]], Any],
+    categories: Set[str] = frozenset({"DRUG"}),
+    *,
+    cacheable: bool = False,
+) -> None:
     """Puts a new detector in the place of ``regex``."""
-    bare = SimpleNamespace(fingerprint="", cacheable=False, reads="sentences", categories={"DRUG"}, find=find)
+    stated = {"fingerprint": "", "cacheable": cacheable, "reads": "sentences", "categories": categories}
+    bare = SimpleNamespace(**stated, find=find)
     monkeypatch.setattr(regex, "Patterns", lambda: bare)
 
 
@@ -45,6 +53,37 @@ def test_labels_of_a_new_reader_or_detector_are_known_by_our_names(
     _detecting(monkeypatch, lambda sentences: [(Mention("Drug", 4, 7),) for _ in sentences])
     source = source_of(tmp_path, categories=("person", "drug"), detector=("annotated", "regex"))
     assert prepare(source, tmp_path / "detected")["mentions"] == {"drug": 1, "person": 1}
+
+
+def test_a_category_that_a_detector_does_not_declare_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a detector with a typo, no category that could be named kept what it found: none of it was protected."""
+    _reading(monkeypatch)
+    _detecting(monkeypatch, lambda sentences: [(Mention("drug", 0, 3), Mention("Drugs", 4, 7)) for _ in sentences])
+    for number, keep in enumerate([(), ("drug",)]):
+        with pytest.raises(
+            TypeError, match=r"^SimpleNamespace, the detector of regex, finds 'drugs', which it does not"
+        ):
+            prepare(source_of(tmp_path, detector=("regex",), categories=keep), tmp_path / str(number))
+        assert not (tmp_path / str(number)).exists()
+    _detecting(monkeypatch, lambda sentences: [(Mention("Drugs", 4, 7),) for _ in sentences], AtLeast({"DRUG"}))
+    assert prepare(source_of(tmp_path, detector=("regex",)), tmp_path / "more")["mentions"] == {"drugs": 1}
+
+
+def test_what_was_kept_of_a_detector_is_held_to_what_it_declares_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _reading(monkeypatch)
+
+    def find(sentences: Sequence[Sentence]) -> Any:
+        return [(Mention("drug", 0, 3),) for _ in sentences]
+
+    _detecting(monkeypatch, find, cacheable=True)
+    prepare(source_of(tmp_path, detector=("regex",)), tmp_path / "out")
+    _detecting(monkeypatch, find, {"drugs"}, cacheable=True)
+    with pytest.raises(TypeError, match="finds 'drug', which it does not declare"):
+        prepare(source_of(tmp_path, detector=("regex",)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("span", [(8, 3), (3, 3), (-3, 3), (8, 12)], ids=["length", "empty", "negative", "beyond"])

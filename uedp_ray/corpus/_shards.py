@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from uedp_ray.corpus._spill import MENTIONS, mention_rows, read_bucket, stable_hash
 from uedp_ray.corpus._splitting import cut
 from uedp_ray.corpus._windows import WINDOWS_VERSION, Window, windows
-from uedp_ray.corpus.detectors import build_detectors, unite
+from uedp_ray.corpus.detectors import build_detectors, check_declared, unite
 from uedp_ray.corpus.detectors.base import Detector, Findings
 from uedp_ray.corpus.overlap import Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
@@ -315,6 +315,7 @@ class _Finder:
             findings = find(self._spec, self._detector, batch)
             if self._path is not None:
                 self._kept += findings
+        check_declared(self._spec, self._detector, findings)  # kept ones too: what it declares may have changed since
         self.found += sum(map(len, findings))
         return findings
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import get_args
 
 from uedp_ray.components import in_module
-from uedp_ray.corpus.categories import LISTED
-from uedp_ray.corpus.detectors.base import Detector, Reads
+from uedp_ray.corpus.categories import LISTED, canonical
+from uedp_ray.corpus.detectors.base import AtLeast, Detector, Findings, Reads
 from uedp_ray.corpus.records import Mention
 from uedp_ray.errors import InputError
 
@@ -66,7 +66,23 @@ def _build(spec: str) -> Detector:
         raise TypeError(f"{type(found).__name__}, the detector of {spec}, does not state {', '.join(missing)}")
     if found.reads not in get_args(Reads):
         raise TypeError(f"{type(found).__name__} reads {found.reads!r}: choose one of {', '.join(get_args(Reads))}")
+    if found.reads == "marks" and not isinstance(found.categories, AtLeast):
+        remedy = "whose categories are the text's own: its categories must be AtLeast"
+        raise TypeError(f"{type(found).__name__} reads marks, {remedy}")
     return found
+
+
+def check_declared(spec: str, detector: Detector, findings: Findings) -> None:
+    """Raises: TypeError for a category that the detector does not declare: asked for by its declared name, none of what it
+    found would be protected."""
+    if isinstance(detector.categories, AtLeast):
+        return
+    found = {mention.category for mentions in findings for mention in mentions}
+    for category in sorted(found - set(map(canonical, detector.categories))):
+        raise TypeError(
+            f"{type(detector).__name__}, the detector of {spec}, finds {category!r}, which it does not declare: add it to "
+            "its categories, or make them AtLeast"
+        )
 
 
 def unite(findings: Iterable[Sequence[Mention]], keep: frozenset[str] | None) -> tuple[Mention, ...]:

@@ -12,10 +12,15 @@ Findings = list[tuple[Mention, ...]]
 Reads = Literal["marks", "rows", "sentences"]
 
 
+class AtLeast(frozenset[str]):
+    """Categories that are known beforehand, of a detector that may find others too."""
+
+
 class Detector(Protocol):
     """``fingerprint`` changes whenever the findings on the same text could. ``cacheable``: findings depend on the
     text alone and cost more than reading them back. ``reads``: whole rows, or a sentence at a time, as a model was
-    trained; see ``_windows``. ``categories``: what it may find, as far as its files say."""
+    trained; see ``_windows``. ``categories``: all that it may find, or ``AtLeast`` those; a run that protects certain
+    categories would lose what is found under any other name, so a finding of one that is not declared is refused."""
 
     fingerprint: str
     cacheable: bool

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.corpus.categories import canonical
-from uedp_ray.corpus.detectors.base import Detector, Findings, Reads, modified
+from uedp_ray.corpus.detectors.base import AtLeast, Detector, Findings, Reads, modified
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
 
@@ -46,7 +46,8 @@ class SpacyPipeline:
         if set(kinds.values()) <= _NER | _NOT_NER:  # rules and the user's own components may read anything
             self._pipeline.select_pipes(disable=[pipe for pipe, kind in kinds.items() if kind in _NOT_NER])
         labels = self._pipeline.pipe_labels
-        self.categories = frozenset(canonical(label) for pipe in finders for label in labels.get(pipe, ()))
+        known = (canonical(label) for pipe in finders for label in labels.get(pipe, ()))
+        self.categories: frozenset[str] = AtLeast(known)  # a component need not list its labels
         self.fingerprint = f"spacy-{spacy.__version__}-{_digest_folder(self._pipeline.path)}"
 
     def find(self, sentences: Sequence[Sentence]) -> Findings:
