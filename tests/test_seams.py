@@ -104,7 +104,7 @@ def test_a_reader(file, tmp_path):
     ]
     assert numbered(source) is None, "users of a reader that says nothing of them are compared with those of other text"
     prepare(source, tmp_path / "corpus")
-    with pytest.raises(InputError, match=r"made of a text \(mail\), and hide nobody"):
+    with pytest.raises(InputError, match=r"its format \(mail\) does not state that its users are whole"):
         check_owners(open_corpus(tmp_path / "corpus"))
 
 

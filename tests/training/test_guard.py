@@ -229,6 +229,8 @@ def test_made_users_are_no_private_text(tmp_path, times):
     for number in range(times):
         source = prepared(source, tmp_path / f"prepared-{number}")
     settings = {"source": source, "declared_num_users": 10, "evaluation": None}
-    with pytest.raises(InputError, match=r"pseudo-users.*name text with users of its own"):
+    with pytest.raises(
+        InputError, match=r"its format \(pseudo-users\) does not state .*name text with users of its own"
+    ):
         train(run_config(tmp_path, corpus=settings), tmp_path / "run", workers=0)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()

@@ -58,16 +58,16 @@ class Compared:
 
 
 def check_owners(private: Corpus) -> None:
-    """Refuses private text whose users are not whole: they are nobody's, and blanking one moves the sentences of the others.
+    """Refuses private text unless its format states that users are whole: blanking one may move the sentences of the others,
+    as it does where users were made of a text.
 
     Raises: InputError naming ``corpus.source``.
     """
     found = private.source_format
     if found and not whole_users(found):
-        remedy = (
-            f"its users were made of a text ({one_line(found, 40)}), and hide nobody: name text with users of its own"
-        )
-        raise InputError("corpus.source", str(private.path), f"{remedy}; they are for search.public")
+        why = f"its format ({one_line(found, 40)}) does not state that its users are whole, so they may hide nobody"
+        remedy = "name text with users of its own; users made of a text are for search.public"
+        raise InputError("corpus.source", str(private.path), f"{why}: {remedy}")
     if not found:
         raise InputError("corpus.source", str(private.path), "does not say what format it was of: prepare it again")
 
