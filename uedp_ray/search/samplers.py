@@ -1,14 +1,11 @@
 """How each searcher chooses points, and what else it can do. One entry per name in ``privacy.selection.Searcher``.
 
-    >>> from uedp_ray.search.samplers import SAMPLERS
-    >>> for name, each in SAMPLERS.items():
-    ...     sampler = each.make(32, 0)    # Optuna's, for a search of 32 trials, with seed 0
-    ...     print(f"{name:6} {type(sampler).__name__:13} {each.may_stop_early!s:5} {each.may_be_refused}")
-    random RandomSampler True  True
-    grid   RandomSampler True  True
-    tpe    TPESampler    True  True
-    nsga2  NSGAIISampler False True
-    gp     GPSampler     False False
+    >>> from uedp_ray.search.samplers import sampler_of
+    >>> found = sampler_of("tpe")
+    >>> type(found.make(32, 0)).__name__    # Optuna's, for a search of 32 trials, with seed 0
+    'TPESampler'
+    >>> found.may_stop_early, found.may_be_refused, found.minimizes_epsilon
+    (True, True, False)
 
 A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
 """
