@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from uedp_ray.config import RunConfig, from_dict, load_config
 from uedp_ray.config.starter import Answers, starter
 from uedp_ray.errors import InputError
 from uedp_ray.search.planner import plan
+from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.compare import Comparison
 
@@ -44,6 +46,36 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
         planned = plan(found, trials=2)
         assert planned["target_epsilon"] == answers.epsilon
         assert not any(math.isinf(row["run_epsilon"]) for row in planned["rules"])
+
+
+def test_a_sweep_with_proxies_searches_on_them_cut_as_the_private_text_is(tmp_path):
+    sizes = {"users": 900, "sentences_per_user": 12, "words_per_sentence": 18}
+    answers = Answers(**OWN | sizes | {"proxies": ("plays.txt", "contracts.jsonl")})
+    (tmp_path / "sweep.yaml").write_text(starter("sweep", answers), encoding="utf-8")
+    sweep = load_sweep_config(tmp_path / "sweep.yaml")
+    assert (sweep.search.rule, sweep.proxy_names) == ("public", ("proxy1", "proxy2"))
+    assert sweep.first_points, "the first trial has the base's own settings"
+    for base, path, kind in zip(searched_bases(sweep).values(), answers.proxies, ("text", "jsonl"), strict=True):
+        source, held_out = base.corpus.source, base.corpus.evaluation
+        assert (source.path, source.read_as, source.num_users, source.sentences_per_user) == (path, kind, 900, 12)
+        assert source.min_words < 18 < source.max_words
+        assert held_out == dataclasses.replace(source, num_users=180, skip_users=900, detector=held_out.detector)
+        assert base.corpus.evaluation_basis == "public"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "remedy"),
+    [
+        ("train", {}, "belongs to a sweep"),
+        ("sweep", {"proxies": ("public.txt",)}, "named for something else"),
+        ("sweep", {"proxies": ("plays.pdf",)}, "convert it"),
+        ("sweep", {"proxies": ("no\udcff.txt",)}, "printable UTF-8"),
+    ],
+)
+def test_what_is_no_proxy_is_refused(kind, changes, remedy):
+    with pytest.raises(InputError, match=remedy) as caught:
+        starter(kind, Answers(**OWN | {"proxies": ("plays.txt",)} | changes))
+    assert caught.value.field == "proxy"
 
 
 def test_a_prepared_folder_is_named_as_one(tmp_path):

@@ -202,6 +202,17 @@ def test_the_base_lies_at_a_point_if_every_dimension_has_its_value(settings, the
     assert methods.overlay(BASE, settings_of(found, BASE)[1]) == base
 
 
+def test_the_base_lies_at_a_choice_that_is_spelled_as_a_whole_number():
+    base = dataclasses.replace(BASE, training=dataclasses.replace(BASE.training, passes=10.0))
+    space = Space.parse({"training.passes": {"choice": [5, 10]}}, base)
+    point = space.point_of(base)
+    assert point == {"training.passes": 10}
+    assert type(point["training.passes"]) is int, "as the study and the table have it"
+    flags = Space.parse({"vocabulary.lowercase": {"choice": [False, True]}}, BASE)["vocabulary.lowercase"]
+    assert not flags.contains(0)
+    assert not flags.contains(1.0)
+
+
 def test_the_base_lies_at_no_point_of_a_space_of_methods_and_is_asked_of_no_dimension_that_does_not_exist():
     assert Space.parse(CONDITIONAL, BASE).point_of(BASE) is None
     space = Space.parse({name: spec for name, spec in CONDITIONAL.items() if name.startswith("model")}, BASE)

@@ -34,6 +34,11 @@ def init(
     public: Annotated[str, typer.Option(help="Public text: vocabulary and warm start.")] = "",
     model: Annotated[str, typer.Option(help="A pretrained model, in place of public text: folder or hub name.")] = "",
     epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
+    proxy: Annotated[
+        list[str], typer.Option(help="sweep: public text of another source, to search settings on. Repeatable.")
+    ] = NONE,
+    sentences_per_user: Annotated[int, typer.Option(help="About how many, to cut proxies alike.")] = 15,
+    words_per_sentence: Annotated[int, typer.Option(help="About how many, to cut proxies alike.")] = 15,
     kind: Annotated[str, typer.Option(help="train, sweep or compare: which command the file is for.")] = "train",
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default: KIND.yaml, as run.yaml.")] = None,
     as_json: Json = False,
@@ -51,6 +56,9 @@ def init(
             public=public or ("" if model else _ask("public", "Public text for vocabulary and warm start")),
             model=model,
             epsilon=epsilon,
+            proxies=tuple(proxy),
+            sentences_per_user=sentences_per_user,
+            words_per_sentence=words_per_sentence,
         )
         content = starter(kind, answers)  # type: ignore[arg-type]
     with replacing(target) as new:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,14 +38,24 @@ class Answers:
     model: str = ""
     """A pretrained model: a folder or a hub name."""
     epsilon: float = 8.0
+    proxies: tuple[str, ...] = ()
+    """``sweep``: public texts to search on, each of another source than ``public``."""
+    sentences_per_user: int = 15
+    words_per_sentence: int = 15
+    """About how many ``text`` has, as could be known without it: proxies are cut alike."""
 
 
 def starter(kind: FileKind, answers: Answers) -> str:
     """Returns the file's text. Raises: InputError for files whose format is not known, or that name no users."""
     at_least("users", answers.users, 1, most=10**10)
-    for name in ("text", "evaluation", "public", "model"):
-        if UNPRINTABLE.search(getattr(answers, name)):
-            raise InputError(name, getattr(answers, name), "is not one line of printable UTF-8: rename it")
+    at_least("sentences_per_user", answers.sentences_per_user, 1)
+    at_least("words_per_sentence", answers.words_per_sentence, 2, most=1000)
+    if answers.proxies and kind != "sweep":
+        raise InputError("proxy", answers.proxies[0], "is to search settings on: it belongs to a sweep")
+    named = [(name, getattr(answers, name)) for name in ("text", "evaluation", "public", "model")]
+    for name, value in (*named, *(("proxy", each) for each in answers.proxies)):
+        if UNPRINTABLE.search(value):
+            raise InputError(name, value, "is not one line of printable UTF-8: rename it")
     if not answers.model and not answers.public:
         raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
     if kind == "train":
@@ -52,7 +63,8 @@ def starter(kind: FileKind, answers: Answers) -> str:
     base = textwrap.indent(_run(answers, budget=kind == "compare"), "  ")
     if kind == "compare":
         return f"# Models side by side: uedp-ray compare FILE. {_PUBLIC}\nbase:\n{base}{_VARIANTS}"
-    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users))
+    search = _PROXIES.format(proxies="".join(_proxies(answers))) if answers.proxies else _SECRET
+    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users), search=search)
     return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
 
 
@@ -85,6 +97,24 @@ def _run(answers: Answers, *, budget: bool) -> str:
         network=network,
         rate=rate,
     )
+
+
+def _proxies(answers: Answers) -> Iterator[str]:
+    """The settings of each public text to search on, cut into as many users as the private text has."""
+    for number, path in enumerate(answers.proxies, 1):
+        kind = _format("proxy", path)
+        if path in (answers.public, answers.text, answers.evaluation):
+            raise InputError("proxy", path, "is named for something else: name text of another source")
+        if kind == "prepared":
+            raise InputError("proxy", path, "is prepared, with users of its own: name the file that it was made of")
+        words = answers.words_per_sentence
+        cut = (
+            f"format: pseudo-users, path: {_quoted(path)}, read_as: {kind}, "
+            f"sentences_per_user: {answers.sentences_per_user}, "
+            f"min_words: {max(1, words * 2 // 3)}, max_words: {max(2, words * 3 // 2)}"
+        )
+        held_out = max(1, answers.users // 5)
+        yield _PROXY.format(number=number, cut=cut, users=answers.users, held_out=held_out)
 
 
 def _source(flag: str, path: str) -> str:
@@ -159,9 +189,24 @@ budget:  # of the whole answer, the choice included
   target_epsilon: {epsilon}
   delta: {delta}  # well below 1 / users
   unit: user-entity
+{search}"""
+_SECRET = """\
 search:  # the winner of a secret number of trials; with public text like the private one, selection: public costs nothing
   searcher: random
   trials: 8
+"""
+_PROXIES = """\
+search:  # on public text in the place of the private one, which costs nothing; then one run on the private text
+  searcher: tpe
+  trials: 16
+  selection: public
+  public:
+{proxies}"""
+_PROXY = """\
+    proxy{number}:  # made into as many users as the private text has at most, of as many sentences, of as many words
+      corpus.source: {{{cut}, num_users: {users}, detector: [capitalized]}}
+      corpus.evaluation: {{{cut}, num_users: {held_out}, skip_users: {users}}}
+      corpus.evaluation_basis: public
 """
 _VARIANTS = """\
 variants:

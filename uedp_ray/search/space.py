@@ -74,6 +74,11 @@ _FIXED = {
 _FREE = ("corpus.categories",)
 
 
+def _alike(one: Any, other: Any) -> bool:
+    numbers = {type(one), type(other)} <= {int, float}  # a truth value is no number
+    return one == other and (numbers or type(one) is type(other))
+
+
 @dataclass(frozen=True)
 class Dimension:
     """One searched setting."""
@@ -104,11 +109,15 @@ class Dimension:
     def contains(self, value: Any) -> bool:
         """Whether a point may have this value."""
         if self.is_choice:
-            return any(type(value) is type(each) and value == each for each in self.values)
+            return any(_alike(value, each) for each in self.values)
         low, high = self.values
         if self.kind == "integer":
             return type(value) is int and low <= value <= high and (value - low) % self.step == 0
         return type(value) in (int, float) and low <= value <= high
+
+    def spelled(self, value: Any) -> Any:
+        """Returns a value that it ``contains`` as the sweep file has it: 10, where a run has 10.0."""
+        return next(each for each in self.values if _alike(value, each)) if self.is_choice else value
 
     def active(self, point: Mapping[str, Any]) -> bool:
         """Whether the dimension exists at a point."""
@@ -192,7 +201,7 @@ class Space(dict[str, Dimension]):
             value = _value_of(key, run)
             if not dimension.contains(value):
                 return None
-            point[key] = value
+            point[key] = dimension.spelled(value)
         return point
 
     def at(self, values: Mapping[str, Scalar]) -> Point:
