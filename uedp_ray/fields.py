@@ -10,7 +10,7 @@
     >>> check({"rounds": 3}, "")
     Traceback (most recent call last):
         ...
-    uedp_ray.fields.Unexpected: the value is not a mapping with the key epsilon
+    uedp_ray.fields.Missing: the value is not a mapping with the key epsilon
 
 A check takes a value and its place in the file; keys that it does not name are allowed.
 """
@@ -36,6 +36,14 @@ class Unexpected(Exception):
     def __init__(self, where: str, value: Any, expected: str):
         self.where, self.value, self.expected = where, value, expected
         super().__init__(f"{where or 'the value'} is not {expected}")
+
+
+class Missing(Unexpected):
+    """A mapping without a key that it should have, as in a file of an earlier version."""
+
+    def __init__(self, where: str, value: Any, key: str):
+        self.key = f"{where}.{key}" if where else key
+        super().__init__(where, value, f"a mapping with the key {key}")
 
 
 def number(low: float = -_LARGEST, high: float = _LARGEST, *, whole: bool = False, nothing: bool = False) -> Check:
@@ -107,7 +115,7 @@ def record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
             _refuse(where, value, "a mapping")
         for key, of in keys.items():
             if key not in value:
-                _refuse(where, list(value), f"a mapping with the key {key}")
+                raise Missing(where, list(value), key)
             of(value[key], f"{where}.{key}" if where else key)
 
     return check

@@ -283,11 +283,27 @@ def test_what_has_no_guarantee_is_not_exported(corpora, tmp_path, privacy, bound
     assert not (tmp_path / "out").exists()
 
 
+EARLIER = {
+    "a setup of an earlier version": ("private/setup.json", "sentence_weight"),
+    "a result of an earlier version": ("result.json", "covers"),
+}
+
+
 def damaged(run: Path, what: str) -> None:
     if what == "no result":
         (run / "result.json").unlink()
     elif what == "a copy":
         shutil.rmtree(run / "private")
+    elif what == "no setup":
+        (run / "private" / "setup.json").unlink()
+    elif what in EARLIER:
+        name, key = EARLIER[what]
+        tree = json.loads((run / name).read_text())
+        del tree[key]
+        (run / name).write_text(json.dumps(tree))
+    elif what == "no result, in a run of an earlier version":
+        damaged(run, "a setup of an earlier version")
+        damaged(run, "no result")
     elif what == "no model":
         shutil.rmtree(run / "model")
     elif what == "half a character":
@@ -311,6 +327,10 @@ def damaged(run: Path, what: str) -> None:
     [
         ("no result", "holds no finished run"),
         ("a copy", "has no private/, so it is a copy"),
+        ("no setup", "private/setup.json is missing: run again with --resume to rebuild it"),
+        ("a setup of an earlier version", r"setup\.json'?: lacks sentence_weight: an earlier version made this run"),
+        ("a result of an earlier version", r"result\.json'?: lacks covers: an earlier version made this run"),
+        ("no result, in a run of an earlier version", "holds no finished run: an earlier version made this run"),
         ("no model", "holds no model"),
         ("half a character", "tokenizer_config.json.*is damaged: restore the run's copy"),
         ("no weights", "no model can be read here .weights are missing.: restore the model's own files"),

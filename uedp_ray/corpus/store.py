@@ -349,6 +349,15 @@ def _manifest(path: Path) -> dict[str, Any]:
     return read_json(path / "corpus.json", _MANIFEST, "run uedp-ray prepare again")
 
 
+def of_earlier_version(path: str | Path) -> bool:
+    """Whether an earlier version prepared the corpus in ``path``, so that this one cannot open it."""
+    try:
+        version = read_json(Path(path) / "corpus.json", {}, "").get("format_version")
+    except InputError:  # missing or damaged
+        return False
+    return isinstance(version, int) and version < FORMAT_VERSION
+
+
 def open_corpus(path: str | Path, categories: Sequence[str] = ()) -> Corpus:
     """Opens what ``prepare`` wrote, with these categories protected (empty: all that were found).
 

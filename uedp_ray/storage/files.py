@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Check, Unexpected, record
+from uedp_ray.fields import Check, Missing, Unexpected, record
 from uedp_ray.jsontext import to_json
 
 if TYPE_CHECKING:
@@ -158,12 +158,13 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_atomically(path, to_json(value).encode(), private=private)
 
 
-def read_json(path: Path, fields: Mapping[str, Check], remedy: str) -> dict[str, Any]:
+def read_json(path: Path, fields: Mapping[str, Check], remedy: str, *, earlier: str | None = None) -> dict[str, Any]:
     """Reads the object in a JSON file.
 
     Args:
       fields: names that it must have, each with a check of its value; other names are accepted.
-      remedy: what to do if it is missing or damaged.
+      remedy: what to do if it is missing or damaged. ``earlier``: if it lacks a name, as one that an earlier version wrote
+        does; None: as if it is damaged.
 
     Raises: InputError if it is missing or damaged.
     """
@@ -179,6 +180,8 @@ def read_json(path: Path, fields: Mapping[str, Check], remedy: str) -> dict[str,
     try:
         record(fields)(value, "")
     except Unexpected as error:  # without its value, which may be private
+        if earlier is not None and isinstance(error, Missing):
+            raise InputError(path.name, str(path), f"lacks {error.key}: {earlier}") from None
         raise InputError(path.name, str(path), f"is damaged ({error}): {remedy}") from None
     return value
 

@@ -71,10 +71,13 @@ class Finished:
         """Opens a run. Raises: InputError if it is unfinished or has no guarantee, or its ledger contradicts its result."""
         run.storage.get(run.config, run.setup, run.result, run.model)
         run.storage.restore(run.ledger)
+        without = "has no private/, so it is a copy: export from the folder in which the run was made"
+        if run.private.is_dir():
+            without = "private/setup.json is missing: " + run.anew("run again with --resume to rebuild it")
         for path, remedy in (
             (run.config, "holds no run or sweep: name a folder that uedp-ray train or sweep wrote"),
-            (run.result, "holds no finished run: finish it first (--resume)"),
-            (run.setup, "has no private/, so it is a copy: export from the folder in which the run was made"),
+            (run.result, "holds no finished run: " + run.anew("finish it first (--resume)")),
+            (run.setup, without),
             (run.model / "config.json", "holds no model: it was removed"),
         ):
             if not path.is_file():

@@ -11,12 +11,13 @@ import hmac
 import os
 import re
 import stat
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
+from uedp_ray.corpus.store import of_earlier_version
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
@@ -29,7 +30,7 @@ from uedp_ray.storage.locks import locked
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import Compared
 from uedp_ray.training.paths import TEXT
-from uedp_ray.training.texts import copies_told
+from uedp_ray.training.texts import EARLIER, copies_told
 from uedp_ray.units import UNITS
 
 COMMIT = "state.json"
@@ -39,6 +40,8 @@ DRIVER_WAIT = 120.0
 """Seconds. Processes of a killed driver end within seconds; the locks of a lost node last longer (NFS: 90)."""
 
 MADE_ANEW = "delete private/setup.json, and run again with --resume to rebuild it"
+
+_LACKING = f"{EARLIER}. If somebody edited the file, restore the run's copy"
 
 OF_WORKERS = r"(?:error|diagnostics)-.*\.json"
 """A regular expression, as for ``find_other``, of ``RunDir.error`` and ``RunDir.diagnostics``."""
@@ -146,7 +149,10 @@ class RunDir:
         found = Ledger.open(self.ledger, config_digest=ledger_digest(self, config), charged=self.num_known)
         rounds = sum(event["kind"] == "round" for event in found.events)
         if rounds > 1 and not self.num_known and not self.storage.is_copy:  # a kill may leave one round that it lacks
-            remedy = "is missing, and without it a ledger that was cut would be continued: restore the run's copy"
+            remedy = (
+                "is missing, and without it a ledger that was cut would be continued: restore the run's copy; if an earlier "
+                "version made the run, which kept none, resume it with that version"
+            )
             raise InputError(self.charged.name, str(self.charged), remedy)
         return found
 
@@ -271,16 +277,35 @@ class RunDir:
         return {path.name for path in (*self.files, *self.folders)}
 
     def load_setup(self) -> dict[str, Any]:
-        """Reads ``setup``. Raises: InputError if it is damaged."""
-        setup = read_json(self.setup, _SETUP, MADE_ANEW)
+        """Reads ``setup``. Raises: InputError if it is damaged, or an earlier version wrote less into it."""
+        setup = read_json(self.setup, _SETUP, self.anew(MADE_ANEW), earlier=_LACKING)
         if len({setup[f"evaluation{part}"] is None for part in ("", "_digest", "_size")}) > 1:
-            raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {MADE_ANEW}")
+            raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {self.anew(MADE_ANEW)}")
         return setup
 
     def load_result(self, metric: Metric) -> dict[str, Any]:
-        """Reads ``result``. Raises: InputError if it is damaged."""
+        """Reads ``result``. Raises: InputError if it is damaged, or an earlier version wrote less into it."""
         checks = _RESULT | metric.checks_of_run()
-        return read_json(self.result, checks, "delete it, and run again with --resume to rebuild it")
+        remedy = self.anew("delete it, and run again with --resume to rebuild it")
+        return read_json(self.result, checks, remedy, earlier=_LACKING)
+
+    def anew(self, remedy: str) -> str:
+        """The remedy for a file that a resume makes anew; in a run of an earlier version, none does, and nothing may go."""
+        return EARLIER if self.of_earlier_version else remedy
+
+    @property
+    def of_earlier_version(self) -> bool:
+        """Whether the run's files show that an earlier version made it, and this one cannot resume it."""
+        with suppress(InputError):  # missing or damaged
+            if not _SETUP.keys() <= read_json(self.setup, {}, "").keys():
+                return True
+        corpora = [self.corpus, self.evaluation]
+        with suppress(InputError):
+            named = load_config(self.used).corpus
+            corpora += [
+                Path(each.path) for each in (named.source, named.evaluation) if each and each.format == "prepared"
+            ]
+        return any(map(of_earlier_version, corpora))
 
     def driving(self) -> AbstractContextManager[None]:
         """Admits one driver at a time: two would charge each other's rounds."""

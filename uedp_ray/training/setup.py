@@ -55,7 +55,7 @@ from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_text, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
-from uedp_ray.training.texts import keep_text, made_of, outdated, prepared_source
+from uedp_ray.training.texts import EARLIER, keep_text, made_of, outdated, prepared_source
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,8 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
     _refuse_part(run, asked.part_of)
     plan = None
     if not run.setup.exists():
+        if run.of_earlier_version and not unused(run):
+            raise InputError("--out", run.address, f"lacks private/setup.json: {EARLIER}")
         check_run(config, reporter)
         if config.privacy.noise != "published":  # there the noise depends on the number of users
             reporter.say("solving the noise multiplier")
@@ -203,7 +205,7 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
     setup = run.load_setup()
     planned(asked.config, setup).check_header(ledger.header, run.setup)
     if (setup["evaluation"] is None) != (asked.named is None):
-        raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {MADE_ANEW}")
+        raise InputError(run.setup.name, str(run.setup), f"is damaged (evaluation): {run.anew(MADE_ANEW)}")
     corpus = unchanged(run, setup, "corpus")
     if asked.guarded:
         check_warm_start(corpus, asked.used.model.warm_start)

@@ -32,7 +32,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus.detectors import file_of
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import source_files
-from uedp_ray.corpus.store import MADE, Corpus, open_corpus
+from uedp_ray.corpus.store import MADE, Corpus, of_earlier_version, open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import anything, string
 from uedp_ray.reporting import Reporter
@@ -40,6 +40,11 @@ from uedp_ray.storage.files import beneath, make_folder, read_json, settle, writ
 from uedp_ray.storage.locks import lock_beside
 from uedp_ray.training.guard import check_evaluation
 from uedp_ray.training.paths import TEXT, for_use
+
+EARLIER = (
+    "an earlier version made this run, and this one can neither resume nor export it: use that version "
+    "(`uedp-ray epsilon --ledger` and `uedp-ray predict` still read the run)"
+)
 
 
 @contextmanager
@@ -91,11 +96,15 @@ def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = Tru
     """The prepared folder of a source: the one it names, or ``folder``, a copy, which is made if missing or outdated.
 
     ``fixed``: something was trained on the copy, which then stays, whatever happened to the source.
+    Raises: InputError if it is fixed, and an earlier version made it: what it was trained on cannot be opened.
     """
     if source.format == "prepared":
         open_corpus(source.path)
         return Path(source.path).resolve()
-    if not (folder / "corpus.json").exists() or (not fixed and outdated(source, folder)):
+    earlier = of_earlier_version(folder)
+    if earlier and fixed:
+        raise InputError("path", str(folder), EARLIER)
+    if not (folder / "corpus.json").exists() or earlier or (not fixed and outdated(source, folder)):
         found, known = _files_of(source), made_of(folder)
         known.unlink(missing_ok=True)
         prepare(source, folder, protected=protected)
