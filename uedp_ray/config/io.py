@@ -34,7 +34,8 @@ import re
 import stat
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,17 +197,18 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Builds ``cls`` from nested mappings. Texts are kept as written; callers that open one as a path use ``expand``.
 
-    A field's ``was``, in its metadata, is its key in files of earlier versions. Raises: InputError for unknown keys
-    and wrong types, whatever ``tree`` holds.
+    A field's ``was``, in its metadata, is its key in files of earlier versions; ``cls.REMOVED`` names keys that they had
+    besides, and their defaults, at which they are ignored. Raises: InputError for unknown keys and wrong types, whatever
+    ``tree`` holds.
     """
     if not isinstance(tree, Mapping):
         raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
     hints = typing.get_type_hints(cls)
-    tree = renamed(cls, tree, where)
+    tree = without_removed(cls, renamed(cls, tree, where), where)
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:
-            name = key if isinstance(key, str) else shown(key)
-            raise InputError(f"{where}{name}", value, f"unknown key; known: {', '.join(sorted(hints))}")
+            name, known = key if isinstance(key, str) else shown(key), ", ".join(sorted(hints))
+            raise _UnknownKey(f"{where}{name}", value, f"unknown key; known: {known}")
     values = {key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()}
     try:
         return cls(**values)
@@ -251,6 +253,33 @@ def renamed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
                 raise InputError(f"{where}{earlier}", tree[earlier], f"is now called {name}, which is also given")
             tree = {name if key == earlier else key: value for key, value in tree.items()}
     return tree
+
+
+def without_removed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Returns ``tree`` without the keys that earlier versions had. Raises: InputError if one asks for what is gone."""
+    removed: Mapping[str, Any] = getattr(cls, "REMOVED", {})
+    for key, default in removed.items():
+        if key in tree and tree[key] != default:
+            remedy = (
+                f"was removed: this version knows only what {default!r}, its default, meant. Leave it out, or use the"
+            )
+            raise _UnknownKey(f"{where}{key}", tree[key], f"{remedy} version that wrote it")
+    return {key: value for key, value in tree.items() if key not in removed}
+
+
+class _UnknownKey(InputError):
+    """A key that is no setting, or none any more: it has to be mended where it stands."""
+
+
+@contextmanager
+def of_file(path: str | Path, overrides: Mapping[str, Any]) -> Iterator[None]:
+    """Names the file in errors about its keys: a run or a sweep keeps several. ``overrides``: keys from elsewhere."""
+    try:
+        yield
+    except _UnknownKey as error:
+        if error.field.startswith(tuple(overrides)):
+            raise
+        raise InputError(error.field, error.value, f"{error.remedy} (in {path})") from error.__cause__
 
 
 def _convert(annotation: Any, value: Any, where: str) -> Any:

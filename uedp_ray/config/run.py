@@ -34,7 +34,7 @@ from pathlib import Path
 import yaml
 
 from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, WORDS
-from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict, to_digest
+from uedp_ray.config.io import from_dict, of_file, parse_overrides, read_yaml, set_keys, to_dict, to_digest
 from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
 from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
 from uedp_ray.errors import InputError
@@ -197,7 +197,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     if "base" in tree:
         kind, command = ("comparison", "compare") if "variants" in tree else ("sweep", "sweep")
         raise InputError("config", str(path), f"is a {kind} file: use uedp-ray {command}, or name a run file")
-    return from_dict(RunConfig, set_keys(tree, parse_overrides(overrides)))
+    settings = parse_overrides(overrides)
+    with of_file(path, settings):
+        return from_dict(RunConfig, set_keys(tree, settings))
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

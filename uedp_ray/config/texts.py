@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from uedp_ray.config.choices import ADDED, GENERATED, WORDS, SourceFormat, TextFormat, TransformKind, VocabularyKind
@@ -70,6 +71,8 @@ class TransformConfig:
 
     kind: TransformKind = "none"
     """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
+
+    REMOVED = MappingProxyType({"words": 4, "share": 0.5})  # of ``fragments``
 
     def __post_init__(self) -> None:
         check_choices(self, "corpus.transform")

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from uedp_ray.config import PrivacyConfig, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
-from uedp_ray.config.io import renamed, to_digest
+from uedp_ray.config.io import of_file, renamed, to_digest
 from uedp_ray.config.limits import choice
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
@@ -245,13 +245,15 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
 
     Raises: InputError for unknown keys, bad values, and a base that contradicts the budget.
     """
-    tree = set_keys(read_yaml(path), parse_overrides(overrides))
+    settings = parse_overrides(overrides)
+    tree = set_keys(read_yaml(path), settings)
     for name in ("base", "space"):
         if not isinstance(tree.get(name), dict):
             raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}")
-    budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
-    tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
-    return from_dict(SweepConfig, tree)
+    with of_file(path, settings):
+        budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
+        tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
+        return from_dict(SweepConfig, tree)
 
 
 def load_kept(path: Path, terms: Path) -> SweepConfig:

@@ -28,6 +28,7 @@ from uedp_ray.config import (
     read_yaml,
     set_keys,
 )
+from uedp_ray.config.io import of_file
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import list_of, string
@@ -67,7 +68,9 @@ class Comparison:
         tree = read_yaml(path)
         if set(tree) != {"base", "variants"} or not all(isinstance(part, dict) for part in tree.values()):
             raise InputError("config", str(path), "a comparison file has the two keys base and variants, both mappings")
-        base = from_dict(RunConfig, set_keys(tree["base"], parse_overrides(overrides)), "base.")
+        settings = parse_overrides(overrides)
+        with of_file(path, {f"base.{key}": value for key, value in settings.items()}):
+            base = from_dict(RunConfig, set_keys(tree["base"], settings), "base.")
         variants, folders = {}, {"", "corpora", "pretrained"}
         for name, variant in ((str(key), value) for key, value in tree["variants"].items()):
             if not isinstance(variant, dict) or "method" not in variant or set(variant) - {"method", "set"}:
