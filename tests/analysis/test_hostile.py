@@ -152,6 +152,16 @@ def test_a_result_with_what_no_sweep_writes(copy, keys, value, part):
     refused(copy, part)
 
 
+def test_a_sweep_of_an_earlier_version_is_reported_or_sent_back_to_it(copy):
+    best = read_result(copy)["best"]
+    edit(copy, "best", to={key: best[key] for key in best if key not in ("initial_perplexity", "run_dir")})
+    refused(copy, "the key run_dir: if an earlier version made the sweep, report and export it with that version")
+    edit(copy, "best", to={key: best[key] for key in best if key != "initial_perplexity"})
+    assert load_sweep(copy).best["initial_perplexity"] is None
+    report([copy])
+    assert (copy / "report.html").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"{", b"\xff\xfe", b"{}"])
 def test_a_result_that_is_none(copy, content):
     (copy / "result.json").write_bytes(content)

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Check, Unexpected, anything, list_of, number, one_of, record, string
+from uedp_ray.fields import Check, Missing, Unexpected, anything, list_of, number, one_of, record, string
 from uedp_ray.privacy.selection import RULES
 from uedp_ray.search.space import Dimension
 from uedp_ray.search.sweep_config import SweepConfig
@@ -85,10 +85,15 @@ def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
         raise InputError(
             "result.json", str(root), f"is not JSON that a sweep writes ({type(error).__name__})"
         ) from None
+    if isinstance(tree, dict) and isinstance(tree.get("best"), dict):  # earlier versions have it in the table only
+        tree["best"].setdefault(config.metric.initial, None)
     try:
         _check_result(tree, config)
     except Unexpected as error:
-        raise InputError(f"result.json: {error.where}", _short(error.value), f"expected {error.expected}") from None
+        remedy = f"expected {error.expected}"
+        if isinstance(error, Missing):
+            remedy += ": if an earlier version made the sweep, report and export it with that version"
+        raise InputError(f"result.json: {error.where}", _short(error.value), remedy) from None
     best = tree["best"]
     if best is not None:
         alone, total = best["epsilon"][config.budget.unit], best["epsilon_with_choice"]
