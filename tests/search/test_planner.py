@@ -12,7 +12,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
-from uedp_ray.privacy import accounting
+from uedp_ray.privacy import accounting, sequence
 from uedp_ray.privacy.events import epsilon_of_charges, together
 from uedp_ray.privacy.odometer import filter_of
 from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
@@ -44,7 +44,7 @@ def planned():
 
 def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(planned):
     by = {(row["rule"], row["how"].rpartition(", ")[2]): row for row in planned["rules"]}
-    assert len(by) == len(planned["rules"]) == 6
+    assert len(by) == len(planned["rules"]) == 7
     totals = []
     for (rule, how), row in by.items():
         if row["how"].endswith("by results"):
@@ -58,6 +58,9 @@ def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(pl
         if rule == "repeat_and_select":
             settings = {"searcher": "random", "early_stopping": False, "mean": 4.0, "law": how, "by": PROFILES}
             totals.append(epsilon_of_choosing(rule, candidates=[parts_of(run, 1)], **settings, **LEFT))
+        elif rule == "pilots":
+            pilot = parts_of(methods.overlay(RUN, {"privacy.target_epsilon": 6.0 / 16}), 1)
+            totals.append(sequence.epsilon([*[[pilot]] * 4, [parts_of(run, 1)]], **LEFT))
         elif rule == "composition":
             totals.append(accounting.epsilon(Plan.of(run).mechanism, rounds=4 * 20, **LEFT))
         else:
@@ -186,9 +189,9 @@ def test_a_rule_that_does_not_cover_the_file_says_why():
         "vocabulary.threshold_delta": 1e-7,
     }
     found = plan(methods.overlay(RUN, words), trials=2)
-    why = {row["why"] for row in found["rules"] if row["rule"] == "repeat_and_select"}
+    why = {row["why"] for row in found["rules"] if row["rule"] in ("pilots", "repeat_and_select")}
     assert why == {"does not cover a vocabulary of private text"}
-    assert all(row["run_epsilon"] for row in found["rules"] if row["rule"] != "repeat_and_select")
+    assert all(row["run_epsilon"] for row in found["rules"] if row["rule"] not in ("pilots", "repeat_and_select"))
 
 
 @pytest.mark.parametrize("settings", [{"privacy.noise": "none", "privacy.target_epsilon": None}])

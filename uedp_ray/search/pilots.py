@@ -33,7 +33,7 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
 
     Raises: InputError if the pilots leave nothing.
     """
-    points, each = fixed_points(sweep), sweep.search.pilot_epsilon
+    points, each = fixed_points(sweep), sweep.pilot_epsilon
     pilots = [pilot for pilot in _runs(sweep, points, each) for _ in range(sweep.search.seeds_per_trial)]
 
     def total(rest: float) -> float:

@@ -30,9 +30,8 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
 from uedp_ray.search.pool import parts_of, whole_run
-from uedp_ray.search.sections import SearchConfig
 from uedp_ray.search.space import MAX_POINTS
-from uedp_ray.search.sweep_config import DEFAULT_TRIALS, SweepConfig
+from uedp_ray.search.sweep_config import DEFAULT_TRIALS, PILOT_SHARE, SweepConfig
 from uedp_ray.units import KINDS
 
 _SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)
@@ -170,7 +169,7 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         run, rule = _with_target(file.base, budget.target_epsilon), search.rule
         kept = budget.covers == "answer" or rule == "public"
         trials = trials or file.num_trials
-        of_search = search.seeds_per_trial, search.law, rule if kept else None, search.adaptive, search.pilot_epsilon
+        of_search = search.seeds_per_trial, search.law, rule if kept else None, search.adaptive, file.pilot_epsilon
         return _Asked(run, trials, *of_search)
     privacy = file.privacy
     if privacy.noise != "calibrated":
@@ -181,7 +180,7 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         if math.isinf(target):
             raise InputError("privacy.noise_multiplier", privacy.noise_multiplier, "bounds nothing here: raise it")
     return _Asked(
-        _with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False, SearchConfig().pilot_epsilon
+        _with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False, PILOT_SHARE * target
     )
 
 

@@ -74,8 +74,9 @@ class SearchConfig:
     """``repeat_and_select`` only: the law of the secret number of trials."""
     pool_size: int = 64
     """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
-    pilot_epsilon: float = field(default=0.5, metadata=ADDED)
-    """``pilots`` only: epsilon of each trial by itself; the run by the settings of the best takes the rest."""
+    pilot_epsilon: float | None = field(default=None, metadata=ADDED)
+    """``pilots`` only: epsilon of each trial by itself (none: a sixteenth of the budget). The run by the best one's settings
+    takes the rest."""
     public: Mapping[str, Any] = field(default_factory=dict)
     """Rule ``public`` only: settings applied over the base while searching, such as public text as ``corpus.source``; or
     several proxies, each with a name and such settings, on all of which every trial trains."""
@@ -89,7 +90,7 @@ class SearchConfig:
         at_least("search.grace_rounds", self.grace_rounds, 1)
         at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
         at_least("search.seed", self.seed, 0)
-        positive("search.pilot_epsilon", self.pilot_epsilon)
+        positive("search.pilot_epsilon", self.pilot_epsilon, optional=True)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
         if self.stops_early and not sampler_of(self.searcher).may_stop_early:

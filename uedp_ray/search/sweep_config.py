@@ -32,6 +32,8 @@ from uedp_ray.tasks.metric import Metric, metric_of
 
 Tracker = Literal["mlflow", "wandb"]
 DEFAULT_TRIALS = 32
+PILOT_SHARE = 1 / 16
+"""Of the budget, for a pilot."""
 _PRIVATE_WORDS = "noisy-threshold"
 
 
@@ -41,6 +43,7 @@ class TrialRun(NamedTuple):
     proxy: str
     """The name of the public text it trains on; empty where there is one text."""
     seed: int
+    """Its place among the runs on that text."""
     suffix: str
     """What the name of its folder adds to the trial's."""
 
@@ -90,7 +93,7 @@ class SweepConfig:
             raise InputError(
                 "budget.noise", self.budget.noise, "rule pilots solves the noise of each run: use calibrated"
             )
-        if self.search.pilot_epsilon >= self.budget.target_epsilon:
+        if self.pilot_epsilon >= self.budget.target_epsilon:
             remedy = (
                 f"must be less than budget.target_epsilon = {self.budget.target_epsilon:g}, of which pilots take a part"
             )
@@ -216,6 +219,11 @@ class SweepConfig:
     @property
     def suffixes(self) -> tuple[str, ...]:
         return tuple(run.suffix for run in self.runs_of_trial)
+
+    @property
+    def pilot_epsilon(self) -> float:
+        """What a pilot costs by itself."""
+        return self.search.pilot_epsilon or PILOT_SHARE * self.budget.target_epsilon
 
     @property
     def num_trials(self) -> int:
