@@ -27,10 +27,10 @@ def counted(monkeypatch):
     """counted(cost): the events of a run that released, beside a round, what says that it costs that."""
 
     def add(**methods: Any) -> list[dict[str, Any]]:
-        fields = {"__annotations__": {"noise_multiplier": float}, "kind": "user_count"}
+        fields = {"__annotations__": {"noise_multiplier": float}, "event_kind": "user_count"}
         fields["from_event"] = classmethod(lambda cls, event: cls(number_of(event, "noise_multiplier")))
         made = dataclasses.dataclass(frozen=True)(type("UserCount", (Mechanism,), fields | methods))
-        monkeypatch.setitem(RELEASES, made.kind, made)
+        monkeypatch.setitem(RELEASES, made.event_kind, made)
         mechanism = ROUND.to_dict()
         return [
             {"kind": "user_count", "noise_multiplier": 2.0},
@@ -148,14 +148,14 @@ def made(name: str, **stated: Any) -> type[Mechanism]:
 
 def test_two_mechanisms_of_one_kind_are_refused():
     """The later replaced the earlier: an epsilon of 2.461 was said to be 0.343."""
-    with pytest.raises(TypeError, match="the kind of UserCount, 'vocabulary', is that of NoisyThreshold too"):
-        by_kind(NoisyThreshold, made("UserCount", kind="vocabulary"))
+    with pytest.raises(TypeError, match="the event_kind of UserCount, 'vocabulary', is that of NoisyThreshold too"):
+        by_kind(NoisyThreshold, made("UserCount", event_kind="vocabulary"))
 
 
 @pytest.mark.parametrize("kind", ["open", "plan", "round", "unprotected"])
 def test_no_mechanism_has_a_kind_that_is_read_before_mechanisms_are_asked(kind):
-    with pytest.raises(TypeError, match=f"the kind of UserCount, '{kind}', is read by privacy.events itself"):
-        by_kind(made("UserCount", kind=kind))
+    with pytest.raises(TypeError, match=f"the event_kind of UserCount, '{kind}', is read by privacy.events itself"):
+        by_kind(made("UserCount", event_kind=kind))
 
 
 def test_of_those_kinds_no_mechanism_is_asked(monkeypatch):
@@ -169,11 +169,11 @@ def test_of_those_kinds_no_mechanism_is_asked(monkeypatch):
 
 def test_a_mechanism_that_leaves_out_what_its_event_needs_is_refused():
     """It was an AttributeError at the import of everything, or a traceback once an event of it was read."""
-    with pytest.raises(TypeError, match="UserCount states no kind, which its ledger event needs"):
+    with pytest.raises(TypeError, match="UserCount states no event_kind, which its ledger event needs"):
         by_kind(made("UserCount"))
     with pytest.raises(TypeError, match="UserCount has no from_event, which reads its ledger event"):
-        by_kind(type("UserCount", (Mechanism,), {"kind": "user_count"}))
-    counts = made("UserCount", kind="user_count")
+        by_kind(type("UserCount", (Mechanism,), {"event_kind": "user_count"}))
+    counts = made("UserCount", event_kind="user_count")
     assert by_kind(NoisyThreshold, counts) == {"vocabulary": NoisyThreshold, "user_count": counts}
 
 
@@ -188,8 +188,8 @@ def test_a_mechanism_inherits_neither_a_kind_nor_how_its_event_is_read():
 
     with pytest.raises(UnsupportedEvent):
         release_of(Bigrams(10.0, 5, 0.0).to_event())
-    with pytest.raises(TypeError, match="Bigrams states no kind"):
+    with pytest.raises(TypeError, match="Bigrams states no event_kind"):
         by_kind(Bigrams)
-    Bigrams.kind = "bigrams"
+    Bigrams.event_kind = "bigrams"
     with pytest.raises(TypeError, match="Bigrams has no from_event"):
         by_kind(Bigrams)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,6 +28,8 @@ from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
 
 
 def proxy(part: str, users: int = 20, seed: int = 1) -> dict[str, Any]:
@@ -99,6 +104,27 @@ def test_frames_tables_and_figures_tell_the_texts_apart(searched, capsys):
     assert "on each of the public texts one, other, whose mean score counts" in page
     print_sweep(answer)
     assert "Agreement of one and other: not known from 2 trials." in capsys.readouterr().out
+
+
+def test_the_measurement_of_what_proxies_are_worth_compares_like_with_like(searched):
+    """``benchmarks/proxies.py``, on a search and a private sweep of the same points, in another order."""
+    spec = importlib.util.spec_from_file_location("proxies", ROOT / "benchmarks" / "proxies.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    _, out, _ = searched
+    loaded = load_sweep(out)
+    trials = pd.concat([loaded.trials] * 3, ignore_index=True)
+    trials["training.server_learning_rate"] = [0.001 * n for n in range(1, 7)]
+    trials["one.perplexity"] = [60.0, 50.0, 40.0, 30.0, 20.0, 10.0]
+    trials["other.perplexity"] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    trials["perplexity"] = [3.0, 1.0, 2.0, 4.0, 5.0, 6.0]
+    search = dataclasses.replace(loaded, trials=trials)
+    private = trials.assign(perplexity=[106.0, 105.0, 104.0, 103.0, 102.0, 100.0])
+    found = module.compared(search, dataclasses.replace(loaded, trials=private.iloc[::-1]))
+    assert found["correlation"].tolist()[:2] == pytest.approx([1.0, -1.0])
+    assert found["regret"].tolist() == pytest.approx([0.0, 0.06, 0.05, 0.035])
+    assert found.index.tolist() == ["one", "other", "mean", "the median setting"]
+    assert set(found["settings"]) == {6}
 
 
 def test_a_sweep_of_one_text_has_nothing_to_compare(corpora, tmp_path):

@@ -34,15 +34,17 @@ def by_kind(*mechanisms: type[Mechanism]) -> dict[str, type[Mechanism]]:
     """Mechanisms by their kind. Raises: TypeError for a kind that is missing or taken, and for one that reads no event."""
     found: dict[str, type[Mechanism]] = {}
     for each in mechanisms:
-        if not each.kind:
-            raise TypeError(f"{each.__name__} states no kind, which its ledger event needs")
-        if each.kind in OTHER_EVENTS:
-            raise TypeError(f"the kind of {each.__name__}, {each.kind!r}, is read by privacy.events itself")
-        if each.kind in found:
-            raise TypeError(f"the kind of {each.__name__}, {each.kind!r}, is that of {found[each.kind].__name__} too")
+        if not each.event_kind:
+            raise TypeError(f"{each.__name__} states no event_kind, which its ledger event needs")
+        if each.event_kind in OTHER_EVENTS:
+            raise TypeError(f"the event_kind of {each.__name__}, {each.event_kind!r}, is read by privacy.events itself")
+        if each.event_kind in found:
+            raise TypeError(
+                f"the event_kind of {each.__name__}, {each.event_kind!r}, is that of {found[each.event_kind].__name__} too"
+            )
         if vars(each)["from_event"] is vars(Mechanism)["from_event"]:
             raise TypeError(f"{each.__name__} has no from_event, which reads its ledger event")
-        found[each.kind] = each
+        found[each.event_kind] = each
     return found
 
 

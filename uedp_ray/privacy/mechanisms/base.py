@@ -1,7 +1,7 @@
 """Mechanisms: what is charged for, as the ledger records it and accountants bound it.
 
 A mechanism is a frozen dataclass of public parameters that subclasses ``Mechanism``. One that does not override ``cost``
-bounds nothing: every epsilon it enters is infinite. One without a ``kind`` or a ``from_event`` is not registered.
+bounds nothing: every epsilon it enters is infinite. One without an ``event_kind`` or a ``from_event`` is not registered.
 
 Example:
 
@@ -10,7 +10,7 @@ Example:
     >>> from uedp_ray.privacy.mechanisms.base import Cost, Mechanism
     >>> @dataclass(frozen=True)
     ... class UserCount(Mechanism):
-    ...     kind = "user_count"
+    ...     event_kind = "user_count"
     ...     noise_multiplier: float
     ...
     ...     def cost(self, unit, kind):    # a user moves the count by 1; an entity moves no user
@@ -19,7 +19,7 @@ Example:
     >>> round(epsilon_of_charges(counts, delta=1e-5, unit="user"), 3), epsilon_of_charges(counts, delta=1e-5, unit="entity")
     (0.497, 0.0)
     >>> class Bare(Mechanism):    # does not say what it costs
-    ...     kind = "bare"
+    ...     event_kind = "bare"
     >>> epsilon_of_charges(Charges((), (Bare(),)), delta=1e-5, unit="user")
     inf
 """
@@ -72,12 +72,14 @@ class Cost:
 class Mechanism:
     """The public parameters of a noised release."""
 
-    kind: ClassVar[str] = ""
+    event_kind: ClassVar[str] = ""
     """The ``kind`` of its ledger event; an event without one is refused."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Mechanism, "kind", "cost", "from_event")  # or its event is read and priced as another's
+        drop_inherited(
+            cls, Mechanism, "event_kind", "cost", "from_event"
+        )  # or its event is read and priced as another's
 
     def cost(self, unit: str, kind: str) -> Cost | None:
         """The cost of one release for a protected ``unit``; ``kind``: entity or extended (``units.KINDS``).
@@ -93,7 +95,7 @@ class Mechanism:
 
     def to_event(self) -> dict[str, Any]:
         """``to_dict`` with the kind: what ``mechanisms.release_of`` reads."""
-        return {"kind": self.kind, **self.to_dict()}
+        return {"kind": self.event_kind, **self.to_dict()}
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Self:

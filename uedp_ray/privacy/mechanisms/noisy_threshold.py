@@ -29,7 +29,7 @@ from uedp_ray.privacy.mechanisms.base import Cost, Mechanism, count_of, field_of
 class NoisyThreshold(Mechanism):
     """Word counts with Gaussian noise, thresholded."""
 
-    kind = "vocabulary"
+    event_kind = "vocabulary"
 
     noise_multiplier: float
     max_holders: int | None

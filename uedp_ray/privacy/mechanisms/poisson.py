@@ -68,7 +68,7 @@ class RoundMechanism(Mechanism):
         'accepted'
     """
 
-    kind = "round"
+    event_kind = "round"
     noise_multiplier: float
     """z: std of the noise in the sum, over ``l2_clip_norm``."""
     user_sampling_prob: float
