@@ -18,6 +18,7 @@ public. Units: beta = 1.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -85,7 +86,7 @@ def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str)
     steps = sets.total()
     losses: dict[_Run, tuple[Losses, Losses]] = {}
     for run in frozenset.union(*sets):
-        found = composed_losses(run, unit, kind, delta / steps)
+        found = _losses(run, unit, kind, delta / steps)
         if found is None:
             return math.inf
         losses[run] = found
@@ -93,6 +94,11 @@ def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str)
         composed_epsilon([([losses[run][side] for run in runs], count) for runs, count in sets.items()], delta)
         for side in (0, 1)
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _losses(run: _Run, unit: str, kind: str, delta: float) -> tuple[Losses, Losses] | None:
+    return composed_losses(run, unit, kind, delta)  # of the same pilots for every run that may follow them
 
 
 def composed_epsilon(steps: Sequence[tuple[Collection[Losses], int]], delta: float) -> float:
