@@ -217,7 +217,7 @@ def test_nothing_to_resume_is_told_before_the_noise_is_solved(command, files):
 def test_a_warm_start_beside_which_shapes_are_searched_is_left_to_the_points(files):
     space = "space={model.warm_start: {choice: [warm]}, model.num_layers: {choice: [1, 2]}}"
     sweep = load_sweep_config(files / "sweep.yaml", ["base.pretrain.text=[]", "base.model.num_layers=2", space])
-    check_sweep(sweep, sweep.base, Told(say=pytest.fail))
+    check_sweep(sweep, {"": sweep.base}, Told(say=pytest.fail))
 
 
 def test_settings_that_are_not_used_are_told(command, files, monkeypatch):

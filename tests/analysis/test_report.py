@@ -87,9 +87,10 @@ def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_pat
         rf'<a xlink:href="{trained[0]}/" target="_blank"><title>trial 0000: perplexity [\d.]+; privacy\.user_s', text
     )
     assert f'xlink:href="../{trained[0]}/"' in (copies["small"] / "figures" / "order.svg").read_text()
-    elsewhere = Page(report([copies["small"]], tmp_path / "page.html"))
-    assert f"{os.path.relpath(copies['small'], tmp_path)}/{trained[0]}/" in elsewhere.links
-    published = Page(report([copies["small"]], tmp_path / "published.html", publish=True))
+    copy = shutil.copytree(copies["small"], tmp_path / "copy of it")
+    elsewhere = Page(report([copy], tmp_path / "pages" / "page.html"))
+    assert f"../copy%20of%20it/{trained[0]}/" in elsewhere.links
+    published = Page(report([copy], tmp_path / "published.html", publish=True))
     assert published.links == []
     assert "To hand it on" not in published.text
 

@@ -16,7 +16,7 @@ import yaml
 from tests.crashes.commands import Sweep, SweepPublic
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.search import finalize
+from uedp_ray.search import finalize, shared
 from uedp_ray.search import sweep as sweep_module
 from uedp_ray.search.export import export
 
@@ -298,7 +298,7 @@ def test_another_sweep_in_its_place_trains_its_own_winner(tmp_path):
 def test_what_was_put_among_the_files_of_a_sweep_that_trained_nothing_stays(tmp_path, capsys):
     command = Searched(tmp_path, RULES["grid"])
     command.set_up()
-    with mock.patch.object(sweep_module, "pretrained", side_effect=KeyboardInterrupt):
+    with mock.patch.object(shared, "pretrained", side_effect=KeyboardInterrupt):
         assert command.call() == 130
     for folder in ("private/corpora", "private/corpora/private/shards", "private/corpora/evaluation"):
         mine = command.out / folder / "mine.jsonl"

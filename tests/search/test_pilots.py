@@ -119,7 +119,7 @@ def test_page_and_table_say_which_run_is_handed_on(searched, capsys):
     assert "All pilots and the run by the settings of the best of them together cost epsilon = 7." in shown
 
 
-@pytest.mark.whole
+@pytest.mark.usefixtures("here")
 def test_a_search_by_pilots_ends_resumes_and_trains_one_winner(corpora, tmp_path):
     config = pilots(corpora, tmp_path, trials=2)
     answer = sweep(config, tmp_path / "out")
@@ -154,6 +154,6 @@ def test_pilots_that_leave_nothing_are_refused_before_any_trains(corpora, tmp_pa
     config = pilots(corpora, tmp_path, trials=12, pilot_epsilon=6.0)
     folder = SweepDir(tmp_path / "out")
     folder.private.mkdir(parents=True)
-    with pytest.raises(InputError, match=r"budget\.target_epsilon"):
+    with pytest.raises(InputError, match="12 pilots of epsilon = 6 alone cost"):
         fix_terms(config, folder)
     assert not folder.terms.exists()

@@ -134,10 +134,10 @@ def test_a_sweep_of_one_text_has_nothing_to_compare(corpora, tmp_path):
     assert answer["agreement"] == []
     with pytest.raises(NothingToShow):
         figures.proxies(load_sweep(tmp_path / "out"))
-    assert "Do the public texts agree?" not in report([tmp_path / "out"]).read_text()
+    assert "Do the public texts agree?: The trials have one text" in report([tmp_path / "out"]).read_text()
 
 
-@pytest.mark.whole
+@pytest.mark.usefixtures("here")
 def test_a_search_on_two_texts_ends_and_resumes(corpora, tmp_path):
     two_texts(corpora, tmp_path)
     config = load_sweep_config(tmp_path / "sweep.yaml", ["base.corpus.declared_num_users=90"])

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 
-from tests.crashes.commands import Sweep
 from tests.search.sweeps import PRETRAIN, journal, journal_states, sweep_config, sweep_tree, table
 from tests.told import Told
 from tests.training.runs import events
@@ -145,13 +144,6 @@ def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
         sweep(config, tmp_path / "mine")
-
-
-@pytest.fixture
-def here(tmp_path):
-    """Trials run in this process: what a sweep says and charges is the same, in a tenth of the time."""
-    with Sweep(tmp_path / "here").played():
-        yield
 
 
 @pytest.mark.usefixtures("here")

@@ -18,6 +18,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.search import shared
 from uedp_ray.search import sweep as search
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.storage import base
@@ -129,7 +130,8 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
     command.set_up()
 
     def before(name):
-        original = getattr(search, name)
+        where = shared if name == "prepared" else search
+        original = getattr(where, name)
 
         def called(*args, **kwargs):
             files = content(command.work)
@@ -139,7 +141,7 @@ def test_a_sweep_that_is_running_is_not_run_twice(tmp_path, monkeypatch, refused
             met.append(name)
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(search, name, called)
+        monkeypatch.setattr(where, name, called)
 
     for name in ("fix_terms", "announced", "prepared", "_search", "finalize"):
         before(name)

@@ -1,6 +1,6 @@
 """Figures of a sweep's trials: Pareto front, utility against sampling, learning curves.
 
-    pareto(load_sweep("runs/quickstart")).savefig("pareto.svg")
+    in_order(load_sweep("runs/quickstart")).savefig("trials.svg")
 
 Each takes a ``Sweep`` and returns a matplotlib figure, or raises ``NothingToShow`` with the reason in words. Epsilons of
 different units or deltas never share an axis. Trials without a guarantee (infinite epsilon) are left out of all of them.

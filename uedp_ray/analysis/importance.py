@@ -1,7 +1,8 @@
 """Which searched settings the good trials have in common: PED-ANOVA by Optuna, with what chance alone would give.
 
     importances(load_sweep("runs/quickstart"))     # columns importance, chance
-    importance(load_sweep("runs/quickstart"))      # the figure
+
+``importance`` draws those that chance does not explain.
 
 The importance of a setting says how far its values among the best quarter of the finished trials differ from its values
 among all of them. Shares add up to one whatever the data, so each is shown beside the 95 % quantile of the same figure with

@@ -1,8 +1,8 @@
 """Rule ``pilots``: cheap private trials, and one run by the settings of the best of them with the rest of the budget.
 
-    terms = fix_pilots(sweep, folder, reporter)          # what the pilots leave; before the first of them
-    rest = final_allowance(sweep, folder)
-    cost_of_pilots(sweep, folder, ledgers)
+    likely_rest(8.0, 0.5, 8)        # what eight pilots of epsilon = 0.5 leave of 8, about
+
+``fix_pilots`` solves for it before the first of them, ``cost_of_pilots`` prices what they and the last run were charged.
 
 Pilots are fixed beforehand; which settings the last run has depends on them. docs/accounting.md, "Pilots", has the proof.
 Inputs are public.
@@ -10,12 +10,15 @@ Inputs are public.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.selection import candidates_of
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
@@ -33,23 +36,29 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
 
     Raises: InputError if the pilots leave nothing.
     """
-    points, each = fixed_points(sweep), sweep.pilot_epsilon
+    points, each, target = fixed_points(sweep), sweep.pilot_epsilon, sweep.budget.target_epsilon
     pilots = [pilot for pilot in _runs(sweep, points, each) for _ in range(sweep.search.seeds_per_trial)]
 
-    def total(rest: float) -> float:
-        finals = _runs(sweep, points, rest)
+    def together(finals: Sequence[Any]) -> float:
         return cost_by("pilots", sweep, ledgers=[[]] * len(pilots), candidates=pilots, finals=finals)
 
-    rest = most(
-        sweep, total, reporter, what="a run of epsilon = {:.3f} after the pilots", guess=sweep.budget.target_epsilon
-    )
+    if (spent := together([])) >= target:
+        what = f"{len(pilots)} pilots of epsilon = {each:g} alone cost {show_epsilon(spent, 'infinitely much')}"
+        raise InputError("budget.target_epsilon", target, f"{what}: train fewer, or lower search.pilot_epsilon")
+    guess, words = likely_rest(target, each, len(pilots)), "a run of epsilon = {:.3f} after the pilots"
+    rest = most(sweep, lambda rest: together(_runs(sweep, points, rest)), reporter, guess, words)
     finals = _runs(sweep, points, rest)
     kept = {
         name: [[{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in parts] for parts in runs]
         for name, runs in (("pilots", pilots), ("finals", finals))
     }
     write_json(folder.pool, {"points": points} | kept, private=True)
-    return {"run_epsilon": each, "final_epsilon": rest, "epsilon": total(rest)}
+    return {"run_epsilon": each, "final_epsilon": rest, "epsilon": together(finals)}
+
+
+def likely_rest(target: float, each: float, pilots: int) -> float:
+    """About what so many pilots leave the run after them: losses add up in squares. Where to begin to solve for it."""
+    return math.sqrt(max(target**2 - 2 * pilots * each**2, target**2 / 16))
 
 
 def _runs(sweep: SweepConfig, points: Sequence[Point], epsilon: float) -> list[Any]:

@@ -29,6 +29,7 @@ from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
+from uedp_ray.search.pilots import likely_rest
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.sweep_config import DEFAULT_TRIALS, PILOT_SHARE, SweepConfig
@@ -207,8 +208,8 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
             return found | {"run_epsilon": None, "noise_multiplier": None, "noise_ratio": None, "why": error.remedy}
         return found | {"run_epsilon": epsilon, "noise_multiplier": noise, "noise_ratio": noise / alone, "why": ""}
 
-    def shared(cost: Callable[[RunConfig], float]) -> tuple[float, float]:
-        epsilon = largest(lambda each: cost(asked.at(each)), asked.target)
+    def shared(cost: Callable[[RunConfig], float], guess: float | None = None) -> tuple[float, float]:
+        epsilon = largest(lambda each: cost(asked.at(each)), asked.target, guess)
         return epsilon, _noise(asked.at(epsilon))
 
     def refuse_others() -> None:
@@ -219,7 +220,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     def pilots() -> tuple[float, float]:
         refuse_others()
-        return shared(asked.after_pilots)
+        return shared(asked.after_pilots, likely_rest(asked.target, asked.pilot_epsilon, asked.runs))
 
     def selected(law: str) -> tuple[float, float]:
         refuse_others()

@@ -1,8 +1,8 @@
 """Rule ``public``: the texts that trials train on instead of the private one, and what a trial scores on all of them.
 
     bases = searched_bases(sweep)        # a base for each proxy; without any, the sweep's own
-    score_of(sweep, scores)              # of one trial's runs, in the order of ``SweepConfig.runs_of_trial``
-    agreement(sweep, rows)               # whether the proxies rank settings alike
+
+``score_of`` sums up the runs of a trial, and ``agreement`` says whether the proxies rank settings alike.
 
 A proxy is public text in place of the private one. Nothing here reads private text.
 """

@@ -1,7 +1,5 @@
 """What the trials of a sweep share: prepared corpora and public models, made and checked before the first trial.
 
-    prepare_shared(sweep, searched_bases(sweep), folder, beside, reporter)
-
 Which trials fail must not reveal the private text, so what could fail in one of them because of it fails here, for all.
 """
 

@@ -287,7 +287,7 @@ class RunDir:
         """Reads ``result``. Raises: InputError if it is damaged, or an earlier version wrote less into it."""
         checks = _RESULT | metric.checks_of_run()
         remedy = self.anew("delete it, and run again with --resume to rebuild it")
-        return read_json(self.result, checks, remedy, earlier=_LACKING)
+        return read_json(self.result, checks, remedy, earlier=_LACKING if self.of_earlier_version else None)
 
     def anew(self, remedy: str) -> str:
         """The remedy for a file that a resume makes anew; in a run of an earlier version, none does, and nothing may go."""
