@@ -18,7 +18,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
 
 check: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not whole" -q

@@ -24,19 +24,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 
+_LONGEST = (
+    *("test_nodes", "test_sync", "test_killed", "test_ray", "test_damage"),
+    *("test_sweep", "test_examples", "test_interrupts", "test_planner", "test_notebooks"),
+)
+"""Files of two minutes or more, the longest first."""
+
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what works on whole corpora. Files with many slow tests come first: the last file that begins has one worker,
-    and the others wait for it."""
+    """Marks what works on whole corpora. The longest files come first, then those with many slow tests: the last file that
+    begins has one worker, and the others wait for it."""
     for item in items:
         if "corpora" in getattr(item, "fixturenames", ()):
             item.add_marker("whole")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    minutes = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (minutes.get(item.path.stem, len(minutes)), -slow[item.path]))
 
 
 @pytest.fixture(autouse=True)

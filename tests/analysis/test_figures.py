@@ -56,7 +56,8 @@ def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, mo
 
 def test_epsilons_that_calibration_alone_sets_apart_are_no_front(small):
     with pytest.raises(NothingToShow, match="All trials have the same ε"):
-        figures.pareto(load_sweep(small))
+        figures.check_traded(load_sweep(small))
+    figures.check_traded(spread_out(load_sweep(small)))
 
 
 def test_pareto_shows_every_comparable_trial_and_the_references(small):

@@ -88,15 +88,8 @@ def comparable_trials(sweep: Sweep) -> pd.DataFrame:
 
 
 def pareto(sweep: Sweep) -> Figure:
-    """Draws scores against epsilon, the front and the reference lines; beside it the trials best first, with their spread.
-
-    Raises: NothingToShow where all trials have one epsilon, too: there is nothing to trade.
-    """
+    """Draws scores against epsilon, the front and the reference lines; beside it the trials best first, with their spread."""
     trials = comparable_trials(sweep)
-    if trials["epsilon"].max() <= _ALIKE * trials["epsilon"].min():
-        raise NothingToShow(
-            f"All trials have the same ε, to within {_ALIKE - 1:.0%}: none is traded for a better score."
-        )
     figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
     by_epsilon, by_rank = panels
     levels = _reference_lines(sweep, panels)
@@ -125,6 +118,15 @@ def pareto(sweep: Sweep) -> Figure:
     by_rank.set_xlim(0.4 - 0.02 * len(trials), len(trials) * 1.02 + 0.6)
     legend(figure, panels)
     return figure
+
+
+def check_traded(sweep: Sweep) -> None:
+    """Raises: NothingToShow where all trials have one epsilon, which then buys nothing more or less."""
+    epsilons = comparable_trials(sweep)["epsilon"]
+    if epsilons.max() <= _ALIKE * epsilons.min():
+        raise NothingToShow(
+            f"All trials have the same ε, to within {_ALIKE - 1:.0%}: none is traded for a better score."
+        )
 
 
 def in_order(sweep: Sweep) -> Figure:

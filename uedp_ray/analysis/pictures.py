@@ -57,7 +57,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "pareto",
             f"{sweep.metric.title.capitalize()} against ε",
             f"{_of_trials(sweep)} {spread} {noiseless}",
-            lambda: figures.pareto(sweep),
+            lambda: _against_epsilon(sweep),
             _of_scores(sweep),
         ),
         picture(
@@ -183,6 +183,11 @@ def _spent(sweep: Sweep) -> Spent:
     if spent is None:
         raise NothingToShow("There is no chosen run with a guarantee.")
     return spent
+
+
+def _against_epsilon(sweep: Sweep) -> Figure:
+    figures.check_traded(sweep)
+    return figures.pareto(sweep)
 
 
 def _over_rounds(sweep: Sweep, spent: Spent) -> Figure:
