@@ -88,7 +88,7 @@ def comparable_trials(sweep: Sweep) -> pd.DataFrame:
 
 
 def pareto(sweep: Sweep) -> Figure:
-    """Draws scores against epsilon, the front and the reference lines; beside it the trials best first, with their spread."""
+    """Draws scores against epsilon, the front and the reference lines; beside it the trials best first, and their spread."""
     trials = comparable_trials(sweep)
     figure, panels = chart(7.4, 4.6, 2, sharey=True, width_ratios=(3, 2))
     by_epsilon, by_rank = panels
