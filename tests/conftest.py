@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("untimed")
 
 _LONGEST = (
     *("test_nodes", "test_sync", "test_killed", "test_ray", "test_damage"),
-    *("test_sweep", "test_examples", "test_interrupts", "test_planner", "test_notebooks"),
+    *("test_mirror", "test_sweep", "test_examples", "test_interrupts", "test_notebooks", "test_gpus", "test_bits"),
 )
 """Files of two minutes or more, the longest first."""
 

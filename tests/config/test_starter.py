@@ -42,7 +42,7 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
     assert run.corpus.evaluation_basis == "held_out_users", "nobody said that it is public"
     assert run.privacy.delta * answers.users <= 0.1
     assert run.training.passes == 10.0
-    if kind != "compare":
+    if kind != "compare" and (not changes or "users" in changes):  # the others differ in no figure
         planned = plan(found, trials=2)
         assert planned["target_epsilon"] == answers.epsilon
         assert not any(math.isinf(row["run_epsilon"]) for row in planned["rules"])

@@ -368,7 +368,7 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
     around_the_charge = ["--points", "6", "--at", "ledger.jsonl", "--only", "train, private"]
     written_down = ["--points", "4", "--at", "sweep.yaml", "--only", "sweep"]
     for options in (
-        ["--points", "10"],
+        ["--points", "6"],
         around_the_charge,
         written_down,
         ["--points", "4", "--at", "private/owners", "--only", "train at a URL"],

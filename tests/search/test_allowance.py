@@ -130,17 +130,16 @@ def test_a_trial_that_left_no_ledger_is_charged_its_share(corpora, tmp_path):
 
 
 @pytest.mark.parametrize("search", [SELECT, GRID], ids=["repeat_and_select", "grid"])
-@pytest.mark.parametrize(
-    "damage", [{"run_epsilon": 9.0}, {"run_epsilon": 0.0}, {"run_epsilon": None}, {"covers": "each_trial"}]
-)
-def test_terms_that_do_not_say_what_a_run_may_spend_are_refused(corpora, tmp_path, folder, search, damage):
+def test_terms_that_do_not_say_what_a_run_may_spend_are_refused(corpora, tmp_path, folder, search):
     sweep = sweep_config(corpora, tmp_path, space=FEW, search=search, budget=ANSWER)
     fix_terms(sweep, folder)
     assert 0.0 < allowance_of(sweep, folder).epsilon < 6.0
-    terms = json.loads(folder.terms.read_text()) | damage
-    folder.terms.write_text(json.dumps({name: value for name, value in terms.items() if value is not None}))
-    with pytest.raises(InputError, match=r"selection\.json"):
-        allowance_of(sweep, folder)
+    whole = json.loads(folder.terms.read_text())
+    for damage in ({"run_epsilon": 9.0}, {"run_epsilon": 0.0}, {"run_epsilon": None}, {"covers": "each_trial"}):
+        terms = {name: value for name, value in (whole | damage).items() if value is not None}
+        folder.terms.write_text(json.dumps(terms))
+        with pytest.raises(InputError, match=r"selection\.json"):
+            allowance_of(sweep, folder)
 
 
 def test_each_trial_may_spend_the_whole_target_where_the_budget_says_so(corpora, tmp_path, folder):

@@ -42,6 +42,12 @@ def planned():
     return plan(RUN, trials=4, tokens_per_second=1000.0)
 
 
+@pytest.fixture
+def no_rules(monkeypatch):
+    """The price of the choice by every rule takes most of a plan's time, and the test does not look at it."""
+    monkeypatch.setattr("uedp_ray.search.planner._rules", lambda asked: [])
+
+
 def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(planned):
     by = {(row["rule"], row["how"].rpartition(", ")[2]): row for row in planned["rules"]}
     assert len(by) == len(planned["rules"]) == 7
@@ -103,6 +109,7 @@ def test_ways_to_draw_read_as_much_text_and_take_as_long(planned):
     assert own[0]["noise_of_average"] == own[0]["noise_multiplier"] / (0.25 * 500 * math.sqrt(20))
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_many_rounds_are_chosen_while_their_noise_is_near_the_least():
     one_round = methods.overlay(RUN, {"privacy.user_sampling_prob": 1.0, "training.num_rounds": 5})
     found = plan(one_round, trials=2)
@@ -122,6 +129,7 @@ def test_passes_in_the_file_change_nothing(planned):
     assert written.training.num_rounds == given["choice"]["rounds"]
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_cohorts_of_a_few_users_are_not_chosen():
     found = plan(methods.overlay(RUN, {"corpus.declared_num_users": 150}), trials=1)
     assert found["choice"]["expected_cohort"] >= 20
@@ -129,6 +137,7 @@ def test_cohorts_of_a_few_users_are_not_chosen():
     assert fewest["choice"]["expected_cohort"] <= 10, "where no way has more"
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_what_binds_is_said():
     found = plan(methods.overlay(RUN, {"privacy.entity_sampling_prob": 0.7}), trials=1)
     assert found["binds"]["epsilon"]["extended"] > found["binds"]["epsilon"]["entity"]
@@ -215,6 +224,7 @@ def test_given_noise_is_planned_at_the_epsilon_that_it_has():
     assert given["rules"][0]["noise_multiplier"] == pytest.approx(2.0, rel=2e-3)
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_what_is_written_for_given_noise_has_the_epsilon_that_was_planned():
     """Not the noise that was given: at other draws it costs another epsilon."""
     given = methods.overlay(_with(0.6), {"privacy.user_sampling_prob": 0.04, "training.num_rounds": 25})
@@ -225,6 +235,7 @@ def test_what_is_written_for_given_noise_has_the_epsilon_that_was_planned():
     assert written.privacy.user_sampling_prob != 0.04
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_what_binds_counts_a_vocabulary_of_private_text():
     words = {"kind": "noisy-threshold", "noise_multiplier": 4.0, "threshold_delta": 5e-6}
     run = methods.overlay(RUN, {f"vocabulary.{name}": value for name, value in words.items()})

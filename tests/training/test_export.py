@@ -329,7 +329,10 @@ def damaged(run: Path, what: str) -> None:
         ("a copy", "has no private/, so it is a copy"),
         ("no setup", "private/setup.json is missing: run again with --resume to rebuild it"),
         ("a setup of an earlier version", r"setup\.json'?: lacks sentence_weight: an earlier version made this run"),
-        ("a result of an earlier version", r"result\.json'?: lacks covers: an earlier version made this run"),
+        (
+            "a result of an earlier version",
+            r"result\.json.*is damaged .*covers.*delete it, and run again with --resume",
+        ),
         ("no result, in a run of an earlier version", "holds no finished run: an earlier version made this run"),
         ("no model", "holds no model"),
         ("half a character", "tokenizer_config.json.*is damaged: restore the run's copy"),
