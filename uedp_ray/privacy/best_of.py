@@ -29,15 +29,13 @@ import numpy as np
 from scipy import optimize
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.composition import MAX_ROUNDS, Losses, composed_losses
+from uedp_ray.privacy.composition import MAX_ROUNDS, Losses, common_gap, composed_losses, spanned
 from uedp_ray.privacy.dominating import check_arguments
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.units import KINDS
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 _CELLS = 1500
-_MOST_LOSSES = 1 << 18
-"""Losses on the grid of a pool: those of candidates that tell far less than others are rounded up to it."""
 _SLACK = 1e-12
 """Relative error of floating-point arithmetic in the lines below, and more."""
 _LEAST_SHARE = 1e-7
@@ -141,10 +139,8 @@ _NOTHING = (Losses(1.0, 0, np.ones(1), 0.0, 0.0),) * 2
 
 def _mixed(losses: Sequence[tuple[Losses, float]]) -> Losses:
     """Losses of a run that is drawn, each with its probability: which one it was is the same in both worlds."""
-    reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each, _ in losses)
-    gap = max(min(each.gap for each, _ in losses), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
-    places = [each.places(gap) for each, _ in losses]
-    first, last = min(int(place[0]) for place in places), max(int(place[-1]) for place in places)
+    gap = common_gap([each for each, _ in losses])
+    first, last = spanned([each for each, _ in losses], gap)
     mass_G = np.sum([share * each.on_grid(gap, first, last) for each, share in losses], axis=0)
     infinite, lost = (sum(share * getattr(each, name) for each, share in losses) for name in ("infinite", "lost"))
     return Losses(gap, first, mass_G, infinite, lost)

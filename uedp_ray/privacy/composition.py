@@ -46,6 +46,7 @@ _GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
 MAX_ROUNDS = 200_000  # composed in a second or two, and longer with more
 _LEAST_REACH = 2.0**-24  # the least loss that is looked for
+_MOST_LOSSES = 1 << 18  # on a grid that runs share: losses of one that tells far less than others are rounded up to it
 _MAX_LOSS = 1e5  # of one round; beyond it epsilon is given as infinite
 
 
@@ -189,6 +190,18 @@ class Losses(NamedTuple):
     def places(self, gap: float) -> np.ndarray:
         """Where its losses lie on another grid, in units of ``gap``: upwards."""
         return np.ceil(self.loss_G / gap).astype(int)
+
+
+def common_gap(losses: Sequence[Losses]) -> float:
+    """The gap of a grid for all of them: the finest, or one to which they are rounded up where that has too many points."""
+    reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each in losses)
+    return max(min(each.gap for each in losses), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
+
+
+def spanned(losses: Sequence[Losses], gap: float) -> tuple[int, int]:
+    """The least and the largest of their losses on such a grid, in units of ``gap``."""
+    places = [each.places(gap) for each in losses]
+    return min(int(place[0]) for place in places), max(int(place[-1]) for place in places)
 
 
 def composed_losses(

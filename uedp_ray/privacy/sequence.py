@@ -27,14 +27,12 @@ import numpy as np
 from dp_accounting.pld import pld_pmf
 
 from uedp_ray.privacy import composition
-from uedp_ray.privacy.composition import MAX_ROUNDS, ROUNDING, Losses, composed_losses
+from uedp_ray.privacy.composition import MAX_ROUNDS, ROUNDING, Losses, common_gap, composed_losses, spanned
 from uedp_ray.privacy.dominating import check_arguments, kinds
 from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 
 Parts = Sequence[tuple[RoundMechanism, int]]
-_MOST_LOSSES = 1 << 18
-"""Losses on the grid of a step: those of runs that tell far less than others are rounded up to it."""
 _TAIL = 1e-5
 """Share of delta that each composition may cut."""
 
@@ -104,8 +102,7 @@ def _losses(run: _Run, unit: str, kind: str, delta: float) -> tuple[Losses, Loss
 def composed_epsilon(steps: Sequence[tuple[Collection[Losses], int]], delta: float) -> float:
     """epsilon in one direction; ``steps``: the losses of the runs that may be carried out there, and how many such steps."""
     every = [each for runs, _ in steps for each in runs]
-    reach = max(max(abs(each.first), abs(each.first + len(each.mass_G))) * each.gap for each in every)
-    gap = max(min(each.gap for each in every), 2.0 ** math.ceil(math.log2(2 * reach / _MOST_LOSSES)))
+    gap = common_gap(every)
     total, whole = sum(count for _, count in steps), None
     for runs, count in steps:
         one = largest(list(runs), gap)
@@ -119,8 +116,7 @@ def composed_epsilon(steps: Sequence[tuple[Collection[Losses], int]], delta: flo
 def largest(runs: Sequence[Losses], gap: float) -> pld_pmf.DensePLDPmf:
     """Losses of a pair whose profile is the largest of the runs' profiles, everywhere: lines between the grid's points, on
     which each of them is convex."""
-    places = [each.places(gap) for each in runs]
-    first, last = min(int(place[0]) for place in places), max(int(place[-1]) for place in places)
+    first, last = spanned(runs, gap)
     on_grid = [
         Losses(
             gap, first, each.on_grid(gap, first, last), each.infinite, each.lost
