@@ -278,16 +278,23 @@ class RunDir:
 
     def load_setup(self) -> dict[str, Any]:
         """Reads ``setup``. Raises: InputError if it is damaged, or an earlier version wrote less into it."""
-        setup = read_json(self.setup, _SETUP, self.anew(MADE_ANEW), earlier=_LACKING)
+        setup = self._read(self.setup, _SETUP, MADE_ANEW, earlier=_LACKING)
         if len({setup[f"evaluation{part}"] is None for part in ("", "_digest", "_size")}) > 1:
             raise InputError(self.setup.name, str(self.setup), f"is damaged (evaluation): {self.anew(MADE_ANEW)}")
         return setup
 
     def load_result(self, metric: Metric) -> dict[str, Any]:
         """Reads ``result``. Raises: InputError if it is damaged, or an earlier version wrote less into it."""
-        checks = _RESULT | metric.checks_of_run()
-        remedy = self.anew("delete it, and run again with --resume to rebuild it")
-        return read_json(self.result, checks, remedy, earlier=_LACKING if self.of_earlier_version else None)
+        remedy = "delete it, and run again with --resume to rebuild it"
+        return self._read(self.result, _RESULT | metric.checks_of_run(), remedy)
+
+    def _read(self, path: Path, checks: dict[str, Check], remedy: str, **how: Any) -> dict[str, Any]:
+        try:
+            return read_json(path, checks, remedy, **how)
+        except InputError:  # only now: it takes reading the run's other files
+            if not self.of_earlier_version:
+                raise
+        return read_json(path, checks, EARLIER, earlier=_LACKING)
 
     def anew(self, remedy: str) -> str:
         """The remedy for a file that a resume makes anew; in a run of an earlier version, none does, and nothing may go."""
@@ -302,9 +309,7 @@ class RunDir:
         corpora = [self.corpus, self.evaluation]
         with suppress(InputError):
             named = load_config(self.used).corpus
-            corpora += [
-                Path(each.path) for each in (named.source, named.evaluation) if each and each.format == "prepared"
-            ]
+            corpora += [Path(one.path) for one in (named.source, named.evaluation) if one and one.format == "prepared"]
         return any(map(of_earlier_version, corpora))
 
     def driving(self) -> AbstractContextManager[None]:
