@@ -61,8 +61,8 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def epsilon_label(sweep: Sweep) -> str:
-    return f"ε of one run ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
+def epsilon_label(sweep: Sweep, of: str = "of one run") -> str:
+    return f"ε {of} ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
 
 
 def comparable_trials(sweep: Sweep) -> pd.DataFrame:
@@ -195,8 +195,7 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
             [total], [min(score, far)], **style, label=f"{sweep.name}: {metric.say(score)} at ε = {number(total)}"
         )
     axes.set_xlim(0, 1.1 * max(total for _, total, _ in totals))
-    terms = f"{sweeps[0].unit}, zero-out, δ = {show_delta(sweeps[0].delta)}"
-    axes.set_xlabel(f"ε in total, training and choosing ({terms})")
+    axes.set_xlabel(epsilon_label(sweeps[0], "in total, training and choosing"))
     legend(figure, [axes])
     return figure
 
@@ -278,7 +277,7 @@ def proxies(sweep: Sweep) -> Figure:
     trials = trials[trials["role"] != "stopped"]
     figure, panels = chart(max(4.6, 3.6 * len(pairs)), 4.2, len(pairs))
     for axes, pair in zip(panels, pairs, strict=True):
-        one, other = (metric.on(proxy) for proxy in pair["proxies"])
+        one, other = (sweep.sweep_config.score_columns[proxy] for proxy in pair["proxies"])
         for role in ("done", "best"):
             shown = trials[(trials["role"] == "best") == (role == "best")]
             axes.plot(shown[one], shown[other], linestyle="none", **{"markersize": 6, **_STYLES[role]})
@@ -344,7 +343,5 @@ def _points(axes: Axes, sweep: Sweep, trials: pd.DataFrame, x: pd.Series, far: f
 
 def _title(sweep: Sweep, row: pd.Series) -> tuple[str, str]:
     """The folder of a trial, relative to the sweep's, and what it is; no folder on a page for others."""
-    names = row["run_dirs"]
-    folder = f"{names[0]}/" if sweep.published_space is None and names is not None and len(names) else ""
     settings = ", ".join(f"{key} {shown_value(row[key])}" for key in point_of(sweep.space, row))
-    return folder, f"trial {row['trial']}: {sweep.metric.say(row[sweep.metric.name])}; {settings}"
+    return sweep.folder_of(row), f"trial {row['trial']}: {sweep.metric.say(row[sweep.metric.name])}; {settings}"

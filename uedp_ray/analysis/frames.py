@@ -98,6 +98,12 @@ class Sweep:
     def target_epsilon(self) -> float:
         return self.sweep_config.budget.target_epsilon
 
+    def folder_of(self, row: pd.Series) -> str:
+        """The folder of a trial's first run for a link, relative to the sweep's; empty if it never ran, and for others."""
+        names = row["run_dirs"]
+        linked = self.published_space is None and names is not None and len(names)
+        return f"{names[0]}/" if linked else ""
+
     @property
     def agreement(self) -> list[dict[str, Any]]:
         """Whether the proxies of rule ``public`` rank trials alike: rank_correlation of each pair of ``proxies``."""
@@ -261,7 +267,7 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
     least = {score.name: score.least for score in metric.scores} | {metric.initial: metric.least, metric.spread: 0.0}
-    least |= {metric.on(proxy): metric.least for proxy in config.proxy_names if proxy}
+    least |= dict.fromkeys(config.score_columns.values(), metric.least)
     _check_least("trials.parquet", frame, _LEAST | least)
     done = frame[frame["state"] == "done"]
     for column, lacks in (

@@ -59,7 +59,7 @@ class NothingToShow(ValueError):
 class Chart(Figure):
     """A figure that a notebook shows without any set-up."""
 
-    titles: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+    titles: dict[str, str]
     """What points link to, with the words that a reader sees who points at them, or comes to them by keyboard."""
 
     def _repr_svg_(self) -> str:
@@ -69,6 +69,7 @@ class Chart(Figure):
 def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[Chart, Sequence[Axes]]:
     """Returns a figure, sized in inches, with ``columns`` panels in a row; ``grid`` as for ``Figure.subplots``."""
     figure = Chart(figsize=(width, height), layout="constrained")
+    figure.titles = {}
     panels = list(figure.subplots(1, columns, squeeze=False, **grid)[0])
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -87,7 +88,7 @@ def link(axes: Axes, x: Iterable[float], y: Iterable[float], titles: Iterable[tu
     if points and isinstance(figure, Chart):
         xs, ys, addresses, words = zip(*points, strict=True)
         axes.scatter(xs, ys, s=80, alpha=0.0, zorder=5).set_urls(list(addresses))
-        figure.titles = figure.titles | dict(zip(addresses, words, strict=True))
+        figure.titles |= dict(zip(addresses, words, strict=True))
 
 
 def line(index: int) -> dict[str, Any]:

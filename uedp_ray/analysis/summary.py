@@ -108,7 +108,7 @@ def _searched(sweep: Sweep) -> str:
 
 
 def _on_each(sweep: Sweep) -> str:
-    names = [proxy for proxy in sweep.sweep_config.proxy_names if proxy]
+    names = list(sweep.sweep_config.score_columns)
     return f" on each of the public texts {', '.join(names)}, whose mean score counts" if len(names) > 1 else ""
 
 

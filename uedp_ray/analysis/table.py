@@ -51,14 +51,14 @@ class TrialTable:
 def trial_table(sweep: Sweep) -> TrialTable:
     """Returns every trial, the best first; then those that did not end, with their reasons, as they were asked for."""
     names, metric = labels(sweep.space), sweep.metric
-    proxies = [proxy for proxy in sweep.sweep_config.proxy_names if proxy]
+    proxies = sweep.sweep_config.score_columns
     over = f", the mean over {len(proxies)} texts" if len(proxies) > 1 else ""
     told = "" if sweep.trials["reason"].isna().all() else "why a trial was refused, failed or stopped; "
     columns = {
         "trial": Column("trial", "its folder under trials/", False),
         "state": Column("state", "done, stopped, failed, refused or running", False),
         metric.name: Column(metric.title, f"{metric.explained}{over}, ± one standard deviation over seeds", True),
-        **{metric.on(proxy): Column(f"on {proxy}", f"{metric.explained} on this text", True) for proxy in proxies},
+        **{key: Column(f"on {proxy}", f"{metric.explained} on this text", True) for proxy, key in proxies.items()},
         **{score.name: Column(score.title, score.explained, True) for score in metric.beside},
         "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
@@ -81,9 +81,7 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
         return Cell(text, text)
     value = row[key]
     if key == "trial":
-        runs = row["run_dirs"]
-        linked = sweep.published_space is None and runs is not None and len(runs) > 0
-        return Cell(str(value), str(value), f"{runs[0]}/" if linked else "")
+        return Cell(str(value), str(value), sweep.folder_of(row))
     if pd.isna(value):
         return Cell("none", "none") if key in point_of(sweep.space, row) else Cell(NOTHING, "")
     return Cell(_text(sweep.metric, row, key, value), str(value))

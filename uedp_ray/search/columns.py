@@ -41,5 +41,5 @@ COLUMNS = _FIRST | _LAST
 
 def columns_of(sweep: SweepConfig) -> dict[str, pa.DataType]:
     """Returns the columns by name and in order, without the searched settings."""
-    measured = (*sweep.metric.columns, *map(sweep.metric.on, filter(None, sweep.proxy_names)))
+    measured = (*sweep.metric.columns, *sweep.score_columns.values())
     return _FIRST | dict.fromkeys(measured, pa.float64()) | _LAST

@@ -198,7 +198,7 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     known = _finalized(folder, config.metric)
     if known is not None:
         return known
-    if not all(folder.trial_base(proxy).exists() for proxy in config.proxy_names):
+    if not folder.has_bases(config.proxy_names):
         return []  # repeat_and_select may draw no trial at all
     folder.fetch()
     bases = {proxy: trial_base(config, folder, proxy).base for proxy in config.proxy_names}
@@ -219,9 +219,8 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
 def _summed_up(config: SweepConfig, folder: SweepDir, name: str, on_each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the row of a reference: its scores on all texts as a trial's are, the rest of the run on the first."""
     metric, first = config.metric, on_each[0]
-    proxies = {
-        metric.on(proxy): row[metric.name] for proxy, row in zip(config.proxy_names, on_each, strict=True) if proxy
-    }
+    columns = config.score_columns.values()
+    proxies = dict(zip(columns, (row[metric.name] for row in on_each), strict=True)) if columns else {}
     return {
         "name": name,
         **{each: _over(statistics.fmean, [row[each] for row in on_each]) for each in metric.names},

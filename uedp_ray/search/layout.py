@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +88,11 @@ class SweepDir:
 
     def noiseless(self, proxy: str = "") -> Path:
         """The run without privacy."""
-        return self.references / f"noiseless{f'-{proxy}' * bool(proxy)}"
+        return self.references / _on("noiseless", proxy)
 
     @property
     def winner(self) -> Path:
-        """Rule ``public``: the run on private text. ``repeat_and_select``: the best run, fit to be handed on."""
+        """The run by the settings of the best trial; ``repeat_and_select``: the best run, fit to be handed on."""
         return self.root / "winner"
 
     @property
@@ -111,11 +111,15 @@ class SweepDir:
 
     def trial_base(self, proxy: str = "") -> Path:
         """The base of every trial on a text: the sweep's, with corpora prepared."""
-        return self.private / f"base{f'-{proxy}' * bool(proxy)}.yaml"
+        return self.private / f"{_on('base', proxy)}.yaml"
+
+    def has_bases(self, proxies: Iterable[str]) -> bool:
+        """Whether the texts of all of these were prepared, so that trials may start."""
+        return all(self.trial_base(proxy).exists() for proxy in proxies)
 
     def corpora(self, proxy: str = "") -> Path:
         """The prepared text that trials train on and are scored on."""
-        return self.private / f"corpora{f'-{proxy}' * bool(proxy)}"
+        return self.private / _on("corpora", proxy)
 
     def text(self, proxy: str = "") -> Path:
         """Says which text it is."""
@@ -206,6 +210,11 @@ def check_apart(out: Path) -> Path:
 
 
 _NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")
+
+
+def _on(name: str, proxy: str) -> str:
+    """The name of what there is once for each text."""
+    return f"{name}-{proxy}" if proxy else name
 
 
 def trial_id(number: int) -> str:

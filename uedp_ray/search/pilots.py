@@ -23,7 +23,7 @@ from uedp_ray.reporting import Reporter
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.pool import PART, RESTORE, cost_by, fixed_points, most, parts_of, with_slack
+from uedp_ray.search.pool import PART, RESTORE, as_values, cost_by, fixed_points, most, parts_of, with_slack
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import read_json, write_json
@@ -48,10 +48,7 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
     guess, words = likely_rest(target, each, len(pilots)), "a run of epsilon = {:.3f} after the pilots"
     rest = most(sweep, lambda rest: together(_runs(sweep, points, rest)), reporter, guess, words)
     finals = _runs(sweep, points, rest)
-    kept = {
-        name: [[{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in parts] for parts in runs]
-        for name, runs in (("pilots", pilots), ("finals", finals))
-    }
+    kept = {"pilots": as_values(pilots), "finals": as_values(finals)}
     write_json(folder.pool, {"points": points} | kept, private=True)
     return {"run_epsilon": each, "final_epsilon": rest, "epsilon": together(finals)}
 

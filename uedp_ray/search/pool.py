@@ -22,6 +22,7 @@ from uedp_ray.fields import list_of, number, record
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.renyi import Parts
 from uedp_ray.privacy.selection import (
     PROFILES,
     candidates_of,
@@ -148,12 +149,16 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
         each = most(sweep, lambda epsilon: at(epsilon)[1], reporter, guess)
     candidates, epsilon = at(each)
     draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
-    parts = [
-        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in part] for part in candidates
-    ]
-    write_json(folder.pool, {"points": points, "candidates": parts, "draws": draws}, private=True)
+    write_json(folder.pool, {"points": points, "candidates": as_values(candidates), "draws": draws}, private=True)
     terms = {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
     return terms | {"run_epsilon": each}
+
+
+def as_values(candidates: Sequence[Parts]) -> list[list[dict[str, Any]]]:
+    """Candidates as plain values, which ``selection.candidates_of`` reads."""
+    return [
+        [{"mechanism": mechanism.to_dict(), "rounds": rounds} for mechanism, rounds in parts] for parts in candidates
+    ]
 
 
 def with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMechanism, int]]:

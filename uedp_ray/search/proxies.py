@@ -73,11 +73,10 @@ def score_of(sweep: SweepConfig, scores: Sequence[float]) -> float:
 def of_each(sweep: SweepConfig, scores: Sequence[float]) -> dict[str, float]:
     """The score on each of several texts, by its column."""
     return {
-        sweep.metric.on(proxy): statistics.median(
+        column: statistics.median(
             score for score, run in zip(scores, sweep.runs_of_trial, strict=True) if run.proxy == proxy
         )
-        for proxy in sweep.proxy_names
-        if proxy
+        for proxy, column in sweep.score_columns.items()
     }
 
 
@@ -86,8 +85,8 @@ def agreement(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]]) -> list[dic
     ``text``; None for too few trials, and where all score the same.
     """
     done, found = [row for row in rows if row["state"] == "done"], []
-    for pair in itertools.combinations(sweep.search.proxies, 2):
-        one, other = ([row[sweep.metric.on(proxy)] for row in done] for proxy in pair)
+    for pair in itertools.combinations(sweep.score_columns, 2):
+        one, other = ([row[sweep.score_columns[proxy]] for row in done] for proxy in pair)
         value = math.nan
         if len(done) >= LEAST_TRIALS and min(len(set(one)), len(set(other))) > 1:
             value = float(stats.spearmanr(one, other).statistic)

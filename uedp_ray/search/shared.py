@@ -6,6 +6,7 @@ Which trials fail must not reveal the private text, so what could fail in one of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import apply_bounds
@@ -24,11 +25,6 @@ from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 
 
-def has_bases(config: SweepConfig, folder: SweepDir) -> bool:
-    """Whether the corpora of all texts were prepared, so that trials may start."""
-    return all(folder.trial_base(proxy).exists() for proxy in config.proxy_names)
-
-
 def prepare_shared(
     config: SweepConfig, bases: Mapping[str, RunConfig], folder: SweepDir, beside: Beside, reporter: Reporter
 ) -> None:
@@ -38,7 +34,7 @@ def prepare_shared(
     """
     reporter.say("preparing the corpora")
     private = None
-    if folder.storage.is_copy and has_bases(config, folder):  # the text need not be on this machine
+    if folder.storage.is_copy and folder.has_bases(bases):  # the text need not be on this machine
         folder.fetch()
         bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
     else:
@@ -52,21 +48,41 @@ def prepare_shared(
             with replacing(folder.trial_base(proxy), private=True) as new:
                 dump_config(base, new)
             folder.storage.put(folder.trial_base(proxy))
-    for proxy, base in bases.items():
-        start = base.model.warm_start
-        if base.pretrain.text:
-            if not (folder.pretrained(base) / "model").exists():
-                reporter.say("pre-training on public text")
-            beside.run(pretrained, base, folder, reporter=reporter)
-            start = str(folder.pretrained(base) / "model")
-        if private is not None:
-            for model in {start, *config.choices("model.warm_start")}:
-                check_warm_start(private, model)
-            _check_words(private, base)
-        if config.search.proxies:
-            corpus = open_corpus(for_use(base).corpus.source.path)
-            for caution in cautions(config, proxy, corpus, public_sketch(start)):
-                reporter.say(f"caution: {caution}")
+    starts = dict[tuple[Path, str], str]()
+    for base in bases.values():
+        key = _public_model(base, folder)
+        if key not in starts:
+            starts[key] = _start(config, base, folder, private, beside, reporter)
+    for proxy in config.search.proxies:
+        corpus = open_corpus(for_use(bases[proxy]).corpus.source.path)
+        start = starts[_public_model(bases[proxy], folder)]
+        for caution in cautions(config, proxy, corpus, public_sketch(start)):
+            reporter.say(f"caution: {caution}")
+
+
+def _public_model(base: RunConfig, folder: SweepDir) -> tuple[Path, str]:
+    """What bases with the same public model and words have in common: texts to search on usually share them."""
+    return folder.pretrained(base), base.model.warm_start
+
+
+def _start(
+    config: SweepConfig, base: RunConfig, folder: SweepDir, private: Corpus | None, beside: Beside, reporter: Reporter
+) -> str:
+    """Pre-trains the public model of a base, if it has one, and returns the model that its trials start from.
+
+    Raises: InputError if the model, or its words, were made of the private text, which is None where it was checked before.
+    """
+    start = base.model.warm_start
+    if base.pretrain.text:
+        if not (folder.pretrained(base) / "model").exists():
+            reporter.say("pre-training on public text")
+        beside.run(pretrained, base, folder, reporter=reporter)
+        start = str(folder.pretrained(base) / "model")
+    if private is not None:
+        for model in {start, *config.choices("model.warm_start")}:
+            check_warm_start(private, model)
+        _check_words(private, base)
+    return start
 
 
 def _check_text(config: SweepConfig, run: RunConfig) -> None:

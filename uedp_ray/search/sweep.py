@@ -31,7 +31,7 @@ from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
-from uedp_ray.search.shared import has_bases, prepare_shared
+from uedp_ray.search.shared import prepare_shared
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config, load_kept
 from uedp_ray.search.sync import GatheredRows, keep_terms, restore
@@ -82,7 +82,7 @@ def sweep(
         restore(folder)
         _refuse(config, folder, resume)
         bases = searched_bases(config)
-        if not has_bases(config, folder):  # else they were checked, and the text may no longer be here
+        if not folder.has_bases(config.proxy_names):  # else they were checked, and the text may no longer be here
             check_sweep(config, bases, reporter)
         check_reachable(config, alone(config))
         for caution in budget_cautions(config):

@@ -206,6 +206,11 @@ class SweepConfig:
         """The names of the texts on which every trial trains; a single one may have none."""
         return tuple(self.search.proxies) or ("",)
 
+    @property
+    def score_columns(self) -> dict[str, str]:
+        """The column of the score on each text that has a name."""
+        return {proxy: self.metric.on(proxy) for proxy in self.proxy_names if proxy}
+
     @functools.cached_property
     def runs_of_trial(self) -> tuple[TrialRun, ...]:
         """The runs of every trial: one for each seed on each text."""
