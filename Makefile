@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := runs/quickstart
 export RAY_USAGE_STATS_ENABLED := 0
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the package: none but the first compiles it
 
 .PHONY: quickstart test check lint docs clean
 

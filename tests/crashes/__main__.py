@@ -2,7 +2,8 @@
 
 Needs Linux and a C compiler. ``--errors`` meets events with a full or read-only disk, or no descriptors, instead of a
 kill, with ``--once`` for a moment only; ``--other`` starts another configuration after the kill, which takes the place of
-the first or is refused; ``--only train --event 17 --again 3`` tries one point, and shows what is wrong.
+the first or is refused; ``--only train --event 17 --again 3`` tries one point, and shows what is wrong; ``--and`` begins
+the options of another matrix, for which no command is recorded twice.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from itertools import takewhile
 from pathlib import Path
 
 
@@ -29,7 +31,10 @@ def main() -> int:
     parser.add_argument("--again", type=int)
     parser.add_argument("--torn", action="store_true")
     parser.add_argument("--error")
-    options = parser.parse_args()
+    matrices, given = [], iter(sys.argv[1:])
+    while options := [*takewhile(lambda option: option != "--and", given)]:
+        matrices.append(parser.parse_args(options))
+    matrices = matrices or [parser.parse_args([])]
     if "CRASHES_FOLDER" not in os.environ:
         from tests.crashes.harness import preload
 
@@ -44,12 +49,17 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, "-m", "tests.crashes", *sys.argv[1:]], environment)
     folder = Path(os.environ["CRASHES_FOLDER"])
     try:
-        return _matrix(options, folder)
+        recorded: Recorded = {}
+        return max([_matrix(options, folder, recorded) for options in matrices])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _matrix(options: argparse.Namespace, folder: Path) -> int:
+Recorded = dict[str, tuple[list[str], dict[str, str]]]
+"""Of each command: its events, and the digests of what it makes undisturbed."""
+
+
+def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> int:
     import torch
 
     from tests.crashes.commands import COMMANDS
@@ -57,10 +67,12 @@ def _matrix(options: argparse.Namespace, folder: Path) -> int:
 
     torch.set_num_threads(1)
     names = options.only or list(COMMANDS)
-    begun, logs, expected = time.monotonic(), {}, {}
+    begun = time.monotonic()
     for name in names:
-        warm_up(name, folder / f"warm-{name}".replace(" ", "-"))
-        logs[name], expected[name] = record(name, folder / f"recorded-{name}".replace(" ", "-"))
+        if name not in recorded:
+            warm_up(name, folder / f"warm-{name}".replace(" ", "-"))
+            recorded[name] = record(name, folder / f"recorded-{name}".replace(" ", "-"))
+    logs, expected = ({name: recorded[name][part] for name in names} for part in (0, 1))
     chosen = points(
         logs, options.points, options.seed, errors=options.errors, once=options.once, other=options.other, at=options.at
     )

@@ -52,6 +52,12 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     several_seeds = (sweep.trials["seeds"] > 1).any()
     spread = "Bars are one standard deviation over seeds." if several_seeds else "One seed per trial, so no bars."
     noiseless = f"Noiseless line: {figures.noiseless(sweep)}." if "noiseless" in set(sweep.references["name"]) else ""
+    learning = picture(  # first, since it reads files of many runs: one that is refused costs no drawing
+        "learning",
+        f"{sweep.metric.title.capitalize()} over the rounds",
+        f"The best finished trials. {'Thin lines are further seeds. ' if several_seeds else ''}{noiseless}",
+        lambda: figures.learning_curves(sweep),
+    )
     return [
         picture(
             "pareto",
@@ -111,12 +117,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             f"{_of_sampling(sweep)} {_of_trials(sweep)} Other settings vary too: read the lower edge. {noiseless}",
             lambda: figures.utility(sweep),
         ),
-        picture(
-            "learning",
-            f"{sweep.metric.title.capitalize()} over the rounds",
-            f"The best finished trials. {'Thin lines are further seeds. ' if several_seeds else ''}{noiseless}",
-            lambda: figures.learning_curves(sweep),
-        ),
+        learning,
     ]
 
 

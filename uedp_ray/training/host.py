@@ -265,6 +265,7 @@ def _run_group(run: RunDir, config: RunConfig, scaling: Any) -> Exception | None
         ),
     )
     failed = None
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process for notices that nothing here reads
     try:
         with handlers_kept():  # Ray Train takes Ctrl-C over permanently, and then ends the process
             trainer.fit()
