@@ -59,7 +59,8 @@ def pld(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """One round as dp_accounting's object, on a grid of the given ``gap``; under ``reweight`` that of H = K holders."""
     profiles = [dominating.one_round(mechanism, unit, kind, tail=1e-16)]
-    add, remove = (_pmf(profiles, gap, side, 1e-14, _reach(profiles, 1e-14)) for side in (0, 1))
+    reach = _reach(profiles, 1e-14)
+    add, remove = (_pmf(_on_grid(profiles, gap, side, reach, None), gap, side, 1e-14, reach) for side in (0, 1))
     return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
 
 
@@ -247,10 +248,12 @@ def _refined(
 ) -> Iterator[tuple[pld_pmf.DensePLDPmf, float, float]]:
     """Yields the composed losses on ever finer grids, what rounding may take of them, and the work of the next grid."""
     gap = _first_gap(reach)
+    delta_PG: list[np.ndarray | None] = [None] * len(parts)
     while True:
         pmf = None
-        for (profiles, count), pair in zip(parts, reach, strict=True):
-            one = _self_composed(_pmf(profiles, gap, side, tail, pair).to_dense_pmf(), count, tail)
+        for part, ((profiles, count), pair) in enumerate(zip(parts, reach, strict=True)):
+            deltas = delta_PG[part] = _on_grid(profiles, gap, side, pair, delta_PG[part])
+            one = _self_composed(_pmf(deltas, gap, side, tail, pair).to_dense_pmf(), count, tail)
             pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
         assert pmf is not None
         dense = pmf.to_dense_pmf()
@@ -356,10 +359,23 @@ def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def _pmf(profiles: list[Profile], gap: float, side: int, tail: float, reach: tuple[float, float]) -> pld_pmf.PLDPmf:
-    """Connect-the-dots loss distribution: dominates the profile at every eps, not only on the grid."""
+def _on_grid(
+    profiles: list[Profile], gap: float, side: int, reach: tuple[float, float], coarser_G: np.ndarray | None
+) -> np.ndarray:
+    """delta at the multiples of ``gap`` up to the reach; ``coarser_G``: at those of twice the gap, which are among them."""
     half = math.ceil(max(reach) / gap)
-    deltas = _curve(profiles, np.arange(-half, half + 1) * gap)[side]
+    if coarser_G is None or coarser_G.size == 1:
+        return _curve(profiles, np.arange(-half, half + 1) * gap)[side]
+    size = coarser_G.size
+    delta_G = np.empty(2 * size - 1)
+    delta_G[::2] = coarser_G
+    delta_G[1::2] = _curve(profiles, np.arange(2 - size, size, 2) * gap)[side]
+    return delta_G[size - 1 - half : size + half]
+
+
+def _pmf(deltas: np.ndarray, gap: float, side: int, tail: float, reach: tuple[float, float]) -> pld_pmf.PLDPmf:
+    """Connect-the-dots loss distribution: dominates the profile at every eps, not only on the grid."""
+    half = len(deltas) // 2
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # smooths rounding errors, upwards
     low = -math.ceil(reach[1 - side] / gap)
     high = half
