@@ -54,6 +54,35 @@ def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, mo
     assert "the base's own settings: no search" in legend_texts(figures.in_order(sweep))
 
 
+def test_compute_is_an_axis_and_with_epsilon_the_front_has_three(small):
+    sweep = load_sweep(small)
+    done = sweep.trials[sweep.trials["state"] == "done"]
+    trial = done.iloc[0]
+    config = sweep.config(trial["trial"])
+    assert trial["passes"] == pytest.approx(trial["rounds"] * config.privacy.user_sampling_prob)
+    figure = figures.compute(sweep)
+    assert set(zip(done["passes"], done["perplexity"], strict=True)) <= drawn(figure.axes[0])
+    assert "cheaper in ε" not in legend_texts(figure), "all have one epsilon"
+
+    sweep = spread_out(sweep)
+    done = sweep.trials[sweep.trials["state"] == "done"]
+    points = done[["perplexity", "epsilon", "passes"]].to_numpy()
+    kept = [
+        name
+        for name, one in zip(done["trial"], points, strict=True)
+        if not any((other <= one).all() and (other < one).any() for other in points)
+    ]
+    front = sweep.front("epsilon", "passes")
+    assert sorted(front["trial"]) == sorted(kept)
+    assert front["perplexity"].is_monotonic_increasing
+    assert len(sweep.front("passes")) < len(front) < len(done)
+    figure = figures.compute(sweep)
+    (ringed,) = (each for each in figure.axes[0].lines if each.get_label().startswith("none is better"))
+    assert set(ringed.get_xdata()) == set(front["passes"])
+    with pytest.raises(NothingToShow, match="equally often"):
+        figures.compute(dataclasses.replace(sweep, trials=sweep.trials.assign(passes=4.0)))
+
+
 def test_epsilons_that_calibration_alone_sets_apart_are_no_front(small):
     with pytest.raises(NothingToShow, match="All trials have the same ε"):
         figures.check_traded(load_sweep(small))

@@ -253,7 +253,7 @@ def test_where_the_price_became_that_of_composition_the_number_was_still_drawn(c
 
 
 def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
-    names = {"order", "parallel", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
+    names = {"order", "compute", "parallel", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
     assert {file.stem for file in (copies["small"] / "figures").iterdir()} == names
     text = (copies["small"] / "figures" / "order.svg").read_text()
     assert text.replace("../trials/", "trials/") in (copies["small"] / "report.html").read_text()

@@ -51,7 +51,7 @@ def noiseless(sweep: Sweep) -> str:
 
 EXTENDED = "privacy.extended_sampling_prob"
 _ALIKE = 1.01
-"""Epsilons that differ by less come from calibration, not from a setting."""
+"""Epsilons that differ by less come from calibration, not from a setting; passes, from whole rounds."""
 SAMPLING = (EXTENDED, "privacy.entity_sampling_prob", "privacy.user_sampling_prob", "expected_cohort_size")
 _STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": SKY, "markeredgecolor": BLUE, "label": "trial"},
@@ -122,11 +122,14 @@ def pareto(sweep: Sweep) -> Figure:
 
 def check_traded(sweep: Sweep) -> None:
     """Raises: NothingToShow where all trials have one epsilon, which then buys nothing more or less."""
-    epsilons = comparable_trials(sweep)["epsilon"]
-    if epsilons.max() <= _ALIKE * epsilons.min():
+    if _all_alike(comparable_trials(sweep)["epsilon"]):
         raise NothingToShow(
             f"All trials have the same ε, to within {_ALIKE - 1:.0%}: none is traded for a better score."
         )
+
+
+def _all_alike(values: pd.Series) -> bool:
+    return bool(values.max() <= _ALIKE * values.min())
 
 
 def in_order(sweep: Sweep) -> Figure:
@@ -150,6 +153,41 @@ def in_order(sweep: Sweep) -> Figure:
     axes.set_xlabel("trial, in the order in which they were asked for")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(trials["number"].min() - 0.5, trials["number"].max() + 0.5)
+    legend(figure, [axes])
+    return figure
+
+
+def compute(sweep: Sweep) -> Figure:
+    """Draws scores against the work of one run, in passes over the text, and the best score for that much work at most.
+
+    Where trials differ in epsilon too, those on the front of three axes are ringed: no other has a better score, a smaller
+    epsilon and less work.
+    Raises: NothingToShow where all trials took the same work.
+    """
+    trials = comparable_trials(sweep)
+    trials = trials[trials["role"] != "stopped"]
+    if _all_alike(trials["passes"]):
+        raise NothingToShow("All trials passed over the text equally often.")
+    metric = sweep.metric
+    figure, (axes,) = chart(7.4, 4.0)
+    levels = _reference_lines(sweep, [axes])
+    far = score_axis(axes, metric, trials[metric.name], levels.values())
+    front = sweep.front("passes").sort_values("passes")
+    most = trials["passes"].max()
+    corners = [*front["passes"], most], [*front[metric.name].clip(upper=far), min(front[metric.name].iloc[-1], far)]
+    axes.plot(
+        *corners, drawstyle="steps-post", color=BLACK, linewidth=1.2, zorder=3.5, label="best with so many at most"
+    )
+    if not _all_alike(trials["epsilon"]):
+        ringed = sweep.front("epsilon", "passes")
+        at = ringed["passes"], ringed[metric.name].clip(upper=far)
+        axes.plot(
+            *at, "o", markersize=12, fillstyle="none", color=BLACK, label="none is better, cheaper in ε and quicker"
+        )
+    _points(axes, sweep, trials, trials["passes"], far)
+    axes.set_xscale("log")
+    log_ticks(axes, "x", trials["passes"].min(), most)
+    axes.set_xlabel("passes over the text in one run (rounds · q_u)")
     legend(figure, [axes])
     return figure
 

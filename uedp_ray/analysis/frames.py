@@ -7,8 +7,9 @@
 
 ``trials`` has one row per trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
 ``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std initial_perplexity
-epsilon epsilon_user-entity epsilon_user epsilon_entity delta noise_multiplier seconds`` float64; ``run_dirs`` lists of
-text. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as written for choices.
+epsilon epsilon_user-entity epsilon_user epsilon_entity delta noise_multiplier seconds passes`` float64; ``run_dirs`` lists
+of text. ``passes`` is the work of one run, in passes over the text: its rounds times q_u. A searched setting has a column
+with its dotted name: float64 for ranges, Int64 for integers, as written for choices.
 A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
 
 What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
@@ -21,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from uedp_ray.analysis.axes import point_of
 from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_table, run_dir
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
@@ -31,7 +34,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.proxies import agreement
-from uedp_ray.search.space import Space
+from uedp_ray.search.space import Space, settings_of
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.tasks.metric import Metric, metric_in
 
@@ -114,6 +117,17 @@ class Sweep:
         """Trials that no other beats in both epsilon and score, by epsilon."""
         return self.trials[self.trials["pareto"].fillna(False)].sort_values("epsilon")
 
+    def front(self, *axes: str) -> pd.DataFrame:
+        """Finished trials that no other beats in the score and in every one of ``axes`` together, best first.
+
+        Args:
+          axes: columns of which less is better, such as ``passes``; ``"epsilon", "passes"`` makes a front of three axes.
+        """
+        trials = best_first(finished_trials(self.trials))
+        costs = trials[[*axes]].assign(cost=trials[self.metric.name].map(self.metric.cost)).to_numpy(float)
+        beaten = [bool(((costs <= one).all(1) & (costs < one).any(1)).any()) for one in costs]
+        return trials[~np.array(beaten, dtype=bool)]
+
     def run_dirs(self, trial: str) -> list[Path]:
         """Returns a trial's run directories, one per seed and proxy. Raises: InputError if it is unknown, or never ran."""
         rows = self.trials[self.trials["trial"] == trial]
@@ -174,6 +188,7 @@ def load_sweep(path: str | Path) -> Sweep:
     config = load_kept(inside(path, "sweep.yaml"), inside(path, "selection.json"))
     table = read_table(path, "trials.parquet")
     trials = _checked_trials(path, table, config)
+    trials["passes"] = _passes(trials, config)
     result = read_result(path, config) if (path / "result.json").is_file() else None
     states = set(zip(trials["trial"], trials["state"], strict=True))
     finished = result is not None and holds_all(result["trials"], states, inside(path, "trials"))
@@ -192,6 +207,17 @@ def load_sweep(path: str | Path) -> Sweep:
         references=references.astype({"name": "string", config.metric.name: "float64", "epsilon": "float64"}),
         finished=finished,
     )
+
+
+def _passes(trials: pd.DataFrame, config: SweepConfig) -> pd.Series:
+    """The rounds of one run of each trial, times the probability with which a round draws a user."""
+
+    def share(row: pd.Series) -> float:
+        _, settings = settings_of(point_of(config.parsed_space, row), config.base)
+        return float(settings.get("privacy.user_sampling_prob", config.base.privacy.user_sampling_prob))
+
+    shares = [share(row) for _, row in trials.iterrows()]
+    return trials["rounds"].astype("float64") * pd.Series(shares, index=trials.index, dtype="float64")
 
 
 def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:

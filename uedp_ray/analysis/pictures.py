@@ -74,6 +74,13 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             _of_scores(sweep),
         ),
         picture(
+            "compute",
+            f"{sweep.metric.title.capitalize()} against compute",
+            f"One pass is as much work as reading the whole text once. {_of_trials(sweep)} {spread} {noiseless}",
+            lambda: figures.compute(sweep),
+            _of_scores(sweep),
+        ),
+        picture(
             "proxies",
             "Do the public texts agree?",
             "One point per trial: its score on two of the texts that the search trained on, and Spearman's correlation of "

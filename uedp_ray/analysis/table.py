@@ -63,6 +63,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
+        "passes": Column("passes", "over the text, in one run: rounds times q_u", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
         **{key: Column(names[key], key, not dimension.is_choice) for key, dimension in sweep.space.items()},
         "notes": Column("notes", f"{told}whether it is the best", False),
@@ -96,7 +97,7 @@ def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
         return beside.show(value)
     if key == "epsilon":
         return shown(value)
-    return number(value) if key == "noise_multiplier" else shown_value(value)
+    return number(value) if key in ("noise_multiplier", "passes") else shown_value(value)
 
 
 def _notes(sweep: Sweep, row: pd.Series) -> str:
