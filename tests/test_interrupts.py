@@ -153,7 +153,8 @@ def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, ki
     tree, flags = base, ["--workers", "1"]
     if kind == "sweep":
         flags, budget = [], {"noise": "free", "target_epsilon": 50}
-        tree = sweep_tree(corpora, budget=budget, space={"training.server_learning_rate": {"choice": [0.1, 0.2]}})
+        space, alone = {"training.server_learning_rate": {"choice": [0.1, 0.2]}}, {"max_concurrent": 1}
+        tree = sweep_tree(corpora, budget=budget, space=space, resources=alone)
         tree["base"] |= {"training": endless, "privacy": {"noise_multiplier": 500.0}}
     path, out = tmp_path / f"{kind}.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(tree))

@@ -323,7 +323,7 @@ def test_a_ray_train_group_at_a_url(fixed, uninterrupted, url, tmp_path):
     assert len(starts) == 2, "the command's, and that of the worker of rank 0"
     wrong = run_config(Path(fixed.corpus.source.path).parent, training={"server_learning_rate": 1e30, "num_rounds": 2})
     with pytest.raises(InputError, match="not finite"):
-        train(wrong, f"{url}-2", workers=2)
+        train(wrong, f"{url}-2", workers=1)
 
 
 def test_what_is_private_is_its_owners_on_a_fresh_node_too(url, tmp_path):

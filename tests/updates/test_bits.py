@@ -74,8 +74,7 @@ def test_a_users_update_is_its_own(network, precision, device, llama):
     assert all(0.1 < worker.norm(steps) <= 1.0 for steps in alone.values())
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("network", ["llama", "llama lora"])
+@pytest.mark.parametrize(("network", "precision"), [("llama", "float32"), ("llama lora", "bf16")])
 def test_so_it_is_of_a_published_model(network, precision, real_models):
     assert_own(Worker(make(network, real_models / "stories260k" / "hf", {"precision": precision}), sentences()))
 
