@@ -170,10 +170,18 @@ class Odometer:
         low = high / 4.0
         while low > 1e-3 and self.admits(planned(low)):
             low, high = low / 4.0, low
-        while high > 1.0001 * low:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self.admits(planned(middle)) else (middle, high)
-        return high
+        if self.admits(planned(low)):
+            return low
+
+        def over(log_noise: float) -> float:  # log epsilon is nearly linear in log z
+            assert self.target is not None
+            share = 1.0 + self.excess(planned(math.exp(log_noise))) / self.target
+            return math.log(min(max(share, 1e-3), 1e3))
+
+        root = optimize.brentq(over, math.log(low), math.log(high), xtol=2e-5)
+        while not self.admits(planned(math.exp(root))):
+            root += 2e-5
+        return math.exp(root)
 
     def _spent(self, found: Sequence[Charges], copies: int = 1) -> float:
         """epsilon of what runs charged, at their positions, or of a filter's so many times, at any."""
