@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.errors import InputError
@@ -81,6 +80,8 @@ class Vocabulary:
                 check_regular(file, _OWN, most=MOST_BYTES)
                 if file.name == "config.json":  # the network's, in which a tokenizer is looked for
                     read_hub_json(file, _OWN)
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # not to wait for it where nothing is tokenised
+
         vocabulary, sound = None, False
         try:
             if path.suffix == ".json" and path.is_file():
@@ -306,6 +307,8 @@ def _words(normalize: Any, text: str) -> list[str]:
 
 
 def _word_vocabulary(words: Sequence[str], config: VocabularyConfig) -> Vocabulary:
+    from transformers import PreTrainedTokenizerFast
+
     kept = (*SPECIAL, *words[: config.max_size - len(SPECIAL)])
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=UNKNOWN))
     tokenizer.normalizer = _normalizer(config)
