@@ -79,7 +79,7 @@ def test_compute_is_an_axis_and_with_epsilon_the_front_has_three(small):
     figure = figures.compute(sweep)
     (ringed,) = (each for each in figure.axes[0].lines if each.get_label().startswith("none is better"))
     assert set(ringed.get_xdata()) == set(front["passes"])
-    with pytest.raises(NothingToShow, match="equally often"):
+    with pytest.raises(NothingToShow, match="differently often"):
         figures.compute(dataclasses.replace(sweep, trials=sweep.trials.assign(passes=4.0)))
 
 

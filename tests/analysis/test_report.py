@@ -31,6 +31,7 @@ SECTIONS = [
     "Summary",
     "The chosen configuration",
     "Cost of choosing",
+    "Perplexity against compute",
     "All searched settings",
     "ε against rounds",
     "ε against the number of holders K",
@@ -58,7 +59,7 @@ def page(copies) -> Page:
 
 def test_the_page_is_whole_and_in_order(page):
     assert page.heads == SECTIONS
-    assert page.tags.count("svg") == 6
+    assert page.tags.count("svg") == 7
     assert "Perplexity against ε: All trials have the same ε, to within 1%" in page.text
     assert "Which settings matter: No setting stands out from what chance would give in 8 trials" in page.text
     assert "Do the public texts agree?: The trials have one text" in page.text
@@ -81,7 +82,7 @@ def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_pat
     trained = [row["run_dirs"][0] for row in read_result(copies["small"])["trials"] if row["run_dirs"]]
     rows, points = (page.links.count(f"{trained[0]}/") for _ in range(2))
     assert {link.removesuffix("/") for link in page.links} == set(trained)
-    assert rows == points == 3, "in the table, and in two figures"
+    assert rows == points == 4, "in the table, and in three figures"
     text = (copies["small"] / "report.html").read_text()
     assert re.search(
         rf'<a xlink:href="{trained[0]}/" target="_blank"><title>trial 0000: perplexity [\d.]+; privacy\.user_s', text
@@ -145,7 +146,7 @@ def test_the_chosen_configuration_and_its_statement(copies, page):
 
 def test_every_trial_is_in_the_table(copies, page):
     header = next(row for row in page.rows if row and row[0] == "trial" and "notes" in row)
-    assert header[9:] == [
+    assert header[10:] == [
         "user_sampling_prob",
         "num_rounds",
         "server_learning_rate",
@@ -288,7 +289,7 @@ def test_several_sweeps_make_one_page(copies, tmp_path):
         report(paths)
     found = Page(report(paths, tmp_path / "new" / "both.html"))
     assert found.heads == ["The sweeps together", *SECTIONS, *SECTIONS]
-    assert found.tags.count("svg") == 13
+    assert found.tags.count("svg") == 15
     assert "small: perplexity 100.3 at ε = 41.23" in found.text
     assert "Totals of sweeps on the same private text add up" in found.text
     assert "Totals of sweeps" not in Page(report(paths[:1], tmp_path / "one.html")).text

@@ -165,14 +165,13 @@ def compute(sweep: Sweep) -> Figure:
     Raises: NothingToShow where all trials took the same work.
     """
     trials = comparable_trials(sweep)
-    trials = trials[trials["role"] != "stopped"]
-    if _all_alike(trials["passes"]):
-        raise NothingToShow("All trials passed over the text equally often.")
+    trials, front = trials[trials["role"] != "stopped"], sweep.front("passes").sort_values("passes")
+    if trials.empty or front.empty or _all_alike(trials["passes"]):
+        raise NothingToShow("No two trials that ended passed over the text differently often.")
     metric = sweep.metric
     figure, (axes,) = chart(7.4, 4.0)
     levels = _reference_lines(sweep, [axes])
     far = score_axis(axes, metric, trials[metric.name], levels.values())
-    front = sweep.front("passes").sort_values("passes")
     most = trials["passes"].max()
     corners = [*front["passes"], most], [*front[metric.name].clip(upper=far), min(front[metric.name].iloc[-1], far)]
     axes.plot(
