@@ -30,7 +30,7 @@ die() {
 }
 
 is_running() { # NODE: is the process that was recorded for it still that node?
-  [[ -e $STATE/$1.pid ]] && ps -o args= -p "$(<"$STATE/$1.pid")" | grep -q "ray start"
+  [[ -e $STATE/$1.pid ]] && ps -ww -o args= -p "$(<"$STATE/$1.pid")" | grep -q "ray start"
 }
 
 start() {

@@ -79,6 +79,7 @@ def test_local_nodes_start_keep_strangers_out_die_and_stop(environment, tmp_path
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="u") as short:  # socket paths have a limit
         state, dashboard = Path(short, "s"), free_port()
         environment |= {"STATE": str(state), "PORT": str(free_port()), "DASHBOARD_PORT": str(dashboard)}
+        environment["COLUMNS"] = "20"  # of a narrow terminal, to which ps cuts its lines
 
         def local(*words):
             return subprocess.run(
