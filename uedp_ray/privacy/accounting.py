@@ -203,13 +203,19 @@ def _smallest_noise(at: Callable[[float], float], target: float, low: float, hig
             return low
         low, high = max(low - 2.0, least), low
 
+    return safe_root(at, target, low, high, within=2e-4)
+
+
+def safe_root(at: Callable[[float], float], target: float, low: float, high: float, *, within: float) -> float:
+    """A log z, ``within`` this of the least, at which the decreasing ``at`` is at most ``target``; at ``low`` it is not."""
+
     def excess(log_noise: float) -> float:  # log epsilon is nearly linear in log z
         return math.log(min(max(at(log_noise) / target, 1e-3), 1e3))
 
-    root = optimize.brentq(excess, low, high, xtol=2e-4)
+    root = optimize.brentq(excess, low, high, xtol=within)
     while at(root) > target:
-        root += 2e-4
-    return root
+        root += within
+    return float(root)
 
 
 def why_infinite(parts: Sequence[tuple[RoundMechanism, int]], *, unit: str, kind: str) -> str:

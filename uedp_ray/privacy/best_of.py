@@ -139,8 +139,9 @@ _NOTHING = (Losses(1.0, 0, np.ones(1), 0.0, 0.0),) * 2
 
 def _mixed(losses: Sequence[tuple[Losses, float]]) -> Losses:
     """Losses of a run that is drawn, each with its probability: which one it was is the same in both worlds."""
-    gap = common_gap([each for each, _ in losses])
-    first, last = spanned([each for each, _ in losses], gap)
+    every = [each for each, _ in losses]
+    gap = common_gap(every)
+    first, last = spanned(every, gap)
     mass_G = np.sum([share * each.on_grid(gap, first, last) for each, share in losses], axis=0)
     infinite, lost = (sum(share * getattr(each, name) for each, share in losses) for name in ("infinite", "lost"))
     return Losses(gap, first, mass_G, infinite, lost)

@@ -43,6 +43,7 @@ from scipy import optimize, special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating, renyi
+from uedp_ray.privacy.accounting import safe_root
 from uedp_ray.privacy.events import Charges, charges, cost_of, to_planned_end, together
 from uedp_ray.privacy.mechanisms.base import check_counts, check_of_one_run
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -168,20 +169,16 @@ class Odometer:
             if high > _MOST_NOISE:
                 raise InputError("target_epsilon", self.target, f"no noise lets {self.runs} such runs meet it together")
         low = high / 4.0
-        while low > 1e-3 and self.admits(planned(low)):
+        while self.admits(planned(low)):
+            if low <= 1e-3:
+                return low
             low, high = low / 4.0, low
-        if self.admits(planned(low)):
-            return low
 
-        def over(log_noise: float) -> float:  # log epsilon is nearly linear in log z
-            assert self.target is not None
-            share = 1.0 + self.excess(planned(math.exp(log_noise))) / self.target
-            return math.log(min(max(share, 1e-3), 1e3))
+        def at(log_noise: float) -> float:
+            return self._spent([planned(math.exp(log_noise))], copies=self.runs)
 
-        root = optimize.brentq(over, math.log(low), math.log(high), xtol=2e-5)
-        while not self.admits(planned(math.exp(root))):
-            root += 2e-5
-        return math.exp(root)
+        assert self.target is not None  # as ``excess`` compares: admitted to the bit
+        return math.exp(safe_root(at, self.target * (1 - _ROOM), math.log(low), math.log(high), within=2e-5))
 
     def _spent(self, found: Sequence[Charges], copies: int = 1) -> float:
         """epsilon of what runs charged, at their positions, or of a filter's so many times, at any."""
