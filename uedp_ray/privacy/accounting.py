@@ -230,7 +230,7 @@ def _needed_kinds(mechanisms: Sequence[RoundMechanism], unit: str) -> tuple[str,
     """Leaves out a kind that the other dominates in every mechanism (fewer holders, smaller shifts, rarer draws)."""
 
     def below(kind: str, other: str) -> bool:
-        if any(dominating.depends_on_holders(m, unit, kind) for m in mechanisms):
+        if any(dominating.depends_on_weights(m, unit, kind) for m in mechanisms):
             return False  # more than K holders who move less each may be worse than K
         pairs = ((dominating.entity_part(m, unit, kind), dominating.entity_part(m, unit, other)) for m in mechanisms)
         return all(a[0] == 0 or all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
@@ -263,5 +263,5 @@ def _epsilon(
     lost = delta < 16 * composition.ROUNDING * total  # more than half of it, on any grid
     if accountant == "renyi" or total > composition.MAX_ROUNDS or lost:
         return by_moments()
-    value = composition.over_holders(counts, gaussians, delta, unit, kind)
+    value = composition.epsilon(counts, gaussians, delta, unit, kind)
     return min(value, by_moments()) if delta < composition.TINY * total else value

@@ -22,7 +22,6 @@ References: Doroshenko et al., "Connect the Dots", arXiv 2207.04380 (discretisat
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -31,9 +30,9 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import fft
 
-from uedp_ray.privacy import dominating
-from uedp_ray.privacy.dominating import HolderGroups, Profile, holder_intervals
+from uedp_ray.privacy import dominating, profiles
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.profiles import Profile
 
 ROUNDING = 2.0**-52
 """Taken off delta for each round, times the square root of the number of losses: five times the largest error that rounding
@@ -42,7 +41,6 @@ TINY = 2.0**-40
 """A delta for each round, below which rounding may take much of it."""
 _SETTLED = 2e-3  # halving the grid gap must change epsilon by less than this share
 _NEGLIGIBLE = 1e-6  # or by less than this: where epsilon falls to 0, no share is ever small
-_GROUPED = 4e-3  # what bounding many H by one profile may cost
 _MAX_WORK = 4e6  # grid points times labels
 MAX_ROUNDS = 200_000  # composed in a second or two, and longer with more
 _LEAST_REACH = 2.0**-24  # the least loss that is looked for
@@ -57,91 +55,38 @@ def pld(
     kind: str = "entity",
     gap: float,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """One round as dp_accounting's object, on a grid of the given ``gap``; under ``reweight`` that of H = K holders."""
-    profiles = [dominating.one_round(mechanism, unit, kind, tail=1e-16)]
-    reach = _reach(profiles, 1e-14)
-    add, remove = (_pmf(_on_grid(profiles, gap, side, reach, None), gap, side, 1e-14, reach) for side in (0, 1))
+    """One round as dp_accounting's object, on a grid of the given ``gap``."""
+    profile = dominating.one_round(mechanism, unit, kind, tail=1e-16)
+    reach = _reach(profile, 1e-14)
+    add, remove = (_pmf(_on_grid(profile, gap, side, reach, None), gap, side, 1e-14, reach) for side in (0, 1))
     return privacy_loss_distribution.PrivacyLossDistribution(remove, add)
 
 
-def over_holders(
+def epsilon(
     counts: tuple[tuple[RoundMechanism, int], ...],
     gaussians: tuple[tuple[float, float], ...],
     delta: float,
     unit: str,
     kind: str,
 ) -> float:
-    """The largest epsilon over every number of holders H (fixed over rounds) that the mechanisms allow."""
+    """epsilon of rounds, whatever weights holders have in each, and of plain Gaussian releases (sensitivity, noise std)."""
     total = sum(count for _, count in counts) + len(gaussians)
     # Mass of cut labels: well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
     tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
-    plain = [([dominating.gaussian(sensitivity, std)], 1) for sensitivity, std in gaussians if sensitivity]
-
-    def at(least: int) -> list[tuple[list[Profile], int]]:
-        held_by = (least, least)
-        return plain + [([_one_round(m, unit, kind, tail, held_by)], c) for m, c in counts]
-
-    free = [m for m, _ in counts if dominating.depends_on_holders(m, unit, kind)]
-    if not free:
-        return _composed_epsilon(at(1), delta)
-    least, most = min(m.max_holders or 0 for m in free), max(m.max_users or 0 for m in free)
-    best = _composed_epsilon(at(least), delta)  # fewer holders are dominated by K
-    if math.isinf(best):
-        return best
-    groups = {m: _holder_groups(m, unit, kind, tail, most) for m in free}
-
-    def bound(low: int, high: int, ratio: float, exact: bool) -> float:
-        intervals = holder_intervals(least, low, high, ratio)
-        rest = [(m, c) for m, c in counts if m not in groups]
-        parts = plain + [([_one_round(m, unit, kind, tail, None)], c) for m, c in rest]
-        parts += [
-            (groups[m].profiles(intervals, exact=exact or len(intervals) <= 4), c) for m, c in counts if m in groups
-        ]
-        return _composed_epsilon(parts, delta, enough=best * (1 + _GROUPED))
-
-    # Best first: the interval with the largest bound is split until no bound exceeds the best value by more than allowed.
-    queue = [(-bound(least + 1, most, 0.1, False), least + 1, most, 0.1, False)]
-    while -queue[0][0] > best * (1 + _GROUPED):
-        if math.isinf(queue[0][0]) and delta < TINY * total:  # due to rounding: no split helps
-            return math.inf
-        value, low, high, ratio, exact = heapq.heappop(queue)
-        intervals = holder_intervals(least, low, high, ratio)
-        relaxed = not exact and any(group.relaxed for group in groups.values())
-        if len(intervals) <= 16 and relaxed:
-            children = [(low, high, ratio, True)]
-        elif low == high or (len(intervals) == 1 and ratio < 2e-3):
-            best = max(best, -value)
-            if not queue:
-                return best
-            continue
-        else:
-            middle = low + (high - low) // 2 if len(intervals) == 1 else intervals[len(intervals) // 2 - 1][1]
-            children = [(low, middle, ratio / 2, exact), (middle + 1, high, ratio / 2, exact)]
-        for child in children:
-            heapq.heappush(queue, (-bound(*child), *child))
-    return max(best, -queue[0][0])
+    parts = [(profiles.gaussian(sensitivity, std), 1) for sensitivity, std in gaussians if sensitivity]
+    return _composed_epsilon(parts + [(_one_round(m, unit, kind, tail), c) for m, c in counts], delta)
 
 
 @functools.lru_cache(maxsize=64)
-def _one_round(
-    mechanism: RoundMechanism, unit: str, kind: str, tail: float, held_by: tuple[int, int] | None
-) -> Profile:
-    return dominating.one_round(mechanism, unit, kind, tail=tail, held_by=held_by)
+def _one_round(mechanism: RoundMechanism, unit: str, kind: str, tail: float) -> Profile:
+    return dominating.one_round(mechanism, unit, kind, tail=tail)
 
 
-@functools.lru_cache(maxsize=3)
-def _holder_groups(mechanism: RoundMechanism, unit: str, kind: str, tail: float, most: int) -> HolderGroups:
-    return HolderGroups(mechanism, unit, kind, tail=tail, most=most)
-
-
-def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enough: float = 0.0) -> float:
-    """epsilon of independent parts, each (profiles whose pointwise maximum holds, count), in the larger direction.
-
-    Stops early below ``enough``: a coarse grid overstates, never understates.
-    """
+def _composed_epsilon(parts: list[tuple[Profile, int]], delta: float) -> float:
+    """epsilon of independent parts, each (profile, count), in the larger direction."""
     total = max(1, sum(count for _, count in parts))
     tail = 1e-5 * delta / total
-    reach = [_reach(profiles, tail) for profiles, _ in parts]
+    reach = [_reach(profile, tail) for profile, _ in parts]
     widest = max((max(pair) for pair in reach), default=0.0)
     if widest == 0.0:
         return 0.0
@@ -149,7 +94,7 @@ def _composed_epsilon(parts: list[tuple[list[Profile], int]], delta: float, enou
         return math.inf
     value = 0.0
     for side in (0, 1):  # the larger one first: then the other soon falls below it
-        value = max(value, _one_direction(parts, reach, side, delta, ROUNDING * total, tail, max(enough, value)))
+        value = max(value, _one_direction(parts, reach, side, delta, ROUNDING * total, tail, value))
     return value
 
 
@@ -208,21 +153,14 @@ def spanned(losses: Sequence[Losses], gap: float) -> tuple[int, int]:
 def composed_losses(
     mechanism_counts: Sequence[tuple[RoundMechanism, int]], unit: str, kind: str, delta: float
 ) -> tuple[Losses, Losses] | None:
-    """Losses of a run in both directions, on grids fine enough for epsilon at ``delta``; None where there is no bound.
-
-    Under ``reweight`` they hold for every number of holders at once.
-    """
+    """Losses of a run in both directions, on grids fine enough for epsilon at ``delta``; None where there is no bound."""
     if any(dominating.entity_part(m, unit, kind)[0] == dominating.UNBOUNDED for m, _ in mechanism_counts):
         return None
     total = max(1, sum(count for _, count in mechanism_counts))
     cut = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
-    parts = [
-        ([dominating.all_holders(mechanism, unit, kind, tail=cut)], count)
-        for mechanism, count in mechanism_counts
-        if count
-    ]
+    parts = [(_one_round(mechanism, unit, kind, cut), count) for mechanism, count in mechanism_counts if count]
     tail = 1e-5 * delta / total
-    reach = [_reach(profiles, tail) for profiles, _ in parts]
+    reach = [_reach(profile, tail) for profile, _ in parts]
     if max(map(max, reach)) > _MAX_LOSS:
         return None
     reach = [(max(add, _LEAST_REACH), max(remove, _LEAST_REACH)) for add, remove in reach]  # so that there is a grid
@@ -244,22 +182,20 @@ def composed_losses(
 
 
 def _refined(
-    parts: list[tuple[list[Profile], int]], reach: list[tuple[float, float]], side: int, rounding: float, tail: float
+    parts: list[tuple[Profile, int]], reach: list[tuple[float, float]], side: int, rounding: float, tail: float
 ) -> Iterator[tuple[pld_pmf.DensePLDPmf, float, float]]:
     """Yields the composed losses on ever finer grids, what rounding may take of them, and the work of the next grid."""
     gap = _first_gap(reach)
     delta_PG: list[np.ndarray | None] = [None] * len(parts)
     while True:
         pmf = None
-        for part, ((profiles, count), pair) in enumerate(zip(parts, reach, strict=True)):
-            deltas = delta_PG[part] = _on_grid(profiles, gap, side, pair, delta_PG[part])
+        for part, ((profile, count), pair) in enumerate(zip(parts, reach, strict=True)):
+            deltas = delta_PG[part] = _on_grid(profile, gap, side, pair, delta_PG[part])
             one = _self_composed(_pmf(deltas, gap, side, tail, pair).to_dense_pmf(), count, tail)
             pmf = one if pmf is None else pld_pmf.compose_pmfs(pmf, one, tail)
         assert pmf is not None
         dense = pmf.to_dense_pmf()
-        work = sum(
-            2 * max(r) / gap * sum(len(p.family.shifts_LJ) for p in ps) for r, (ps, _) in zip(reach, parts, strict=True)
-        )
+        work = sum(2 * max(pair) / gap * profile.size for pair, (profile, _) in zip(reach, parts, strict=True))
         yield dense, rounding * math.sqrt(len(dense._probs)), work
         gap /= 2
 
@@ -299,7 +235,7 @@ def _first_gap(reach: list[tuple[float, float]]) -> float:
 
 
 def _one_direction(
-    parts: list[tuple[list[Profile], int]],
+    parts: list[tuple[Profile, int]],
     reach: list[tuple[float, float]],
     side: int,
     delta: float,
@@ -307,7 +243,8 @@ def _one_direction(
     tail: float,
     enough: float,
 ) -> float:
-    """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``.
+    """Halves the gap of the grid until that changes epsilon little, or until epsilon is at most ``enough``: a coarse grid
+    overstates, never understates.
 
     ``rounding``: taken off delta, times the square root of the number of losses. A grid that would lose more than half of
     delta this way is not used.
@@ -337,12 +274,7 @@ def _epsilon_at(dense: pld_pmf.DensePLDPmf, delta: float) -> float:
     return max(0.0, float(eps_G[np.argmax(eps_G >= below_G)]))
 
 
-def _curve(profiles: list[Profile], eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    curves = [profile.curve(eps_G) for profile in profiles]
-    return np.maximum.reduce([c[0] for c in curves]), np.maximum.reduce([c[1] for c in curves])
-
-
-def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
+def _reach(profile: Profile, tail: float) -> tuple[float, float]:
     """The loss in each direction beyond which delta is at most ``tail``, to within a factor 1.2; 0 if there is none."""
     found = []
     for side in (0, 1):
@@ -350,7 +282,7 @@ def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
         # Coarsely first: the curve of a family of many shifts costs much at each eps.
         for log_eps in (np.arange(-24.0, 18.0), np.arange(-0.75, 0.25, 0.25)):
             eps = 2.0**log_eps * (reach or 1.0)
-            delta = _curve(profiles, np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
+            delta = profile.curve(np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
             over = np.flatnonzero(delta > tail)
             if not over.size:
                 break
@@ -360,16 +292,16 @@ def _reach(profiles: list[Profile], tail: float) -> tuple[float, float]:
 
 
 def _on_grid(
-    profiles: list[Profile], gap: float, side: int, reach: tuple[float, float], coarser_G: np.ndarray | None
+    profile: Profile, gap: float, side: int, reach: tuple[float, float], coarser_G: np.ndarray | None
 ) -> np.ndarray:
     """delta at the multiples of ``gap`` up to the reach; ``coarser_G``: at those of twice the gap, which are among them."""
     half = math.ceil(max(reach) / gap)
     if coarser_G is None or coarser_G.size == 1:
-        return _curve(profiles, np.arange(-half, half + 1) * gap)[side]
+        return profile.curve(np.arange(-half, half + 1) * gap)[side]
     size = coarser_G.size
     delta_G = np.empty(2 * size - 1)
     delta_G[::2] = coarser_G
-    delta_G[1::2] = _curve(profiles, np.arange(2 - size, size, 2) * gap)[side]
+    delta_G[1::2] = profile.curve(np.arange(2 - size, size, 2) * gap)[side]
     return delta_G[size - 1 - half : size + half]
 
 

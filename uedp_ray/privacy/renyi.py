@@ -19,7 +19,7 @@ cannot leave out labels, however rare, and rare labels (many holders drawn) may 
 the data; its complement, of probability at most ``lost``, counts against delta. Inputs are public. Units: beta = 1.
 References: Mironov, arXiv 1702.07476; Canonne, Kamath, Steinke, arXiv 2004.00010, Prop. 12 (conversion, dp_accounting).
 """
-# Shape legend: R = alternatives (rows), L = labels, J = mixture components, G = nodes, A = orders.
+# Shape legend: L = labels, J = mixture components, G = nodes, A = orders.
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from scipy import special
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
-from uedp_ray.privacy.dominating import Profile
 from uedp_ray.privacy.mechanisms.base import check_counts
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.profiles import Profile
 
 Parts = Sequence[tuple[RoundMechanism, int]]
 
@@ -81,7 +81,7 @@ def rdp(
 ) -> tuple[np.ndarray, float]:
     """Renyi divergences at ``orders``, larger direction, and the mass they leave out: about ``lost``, to be taken off delta.
 
-    Infinity where nothing is protected. Under ``reweight`` they hold for every number of holders at once.
+    Infinity where nothing is protected. Under ``reweight`` they hold whatever weights holders have.
     ``over``: the number of rounds among which ``lost`` is divided, if a run stopped early that of the whole run; None: all
     of ``parts``.
     """
@@ -104,26 +104,25 @@ def _one_round(
 ) -> tuple[np.ndarray, float]:
     if dominating.entity_part(mechanism, unit, kind)[0] == dominating.UNBOUNDED:
         return np.full(len(orders), math.inf), 0.0
-    return of_profile(dominating.all_holders(mechanism, unit, kind, tail=tail), orders)
+    return of_profile(dominating.one_round(mechanism, unit, kind, tail=tail).moments, orders)
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # with hardly any noise: NaN bounds nothing
 def of_profile(profile: Profile, orders: Sequence[float]) -> tuple[np.ndarray, float]:
-    """Renyi divergences given that nothing cut occurs, the largest over rows and directions, and the mass cut."""
+    """Renyi divergences given that nothing cut occurs, the larger of both directions, and the mass cut."""
     kept_L = profile.family.probs_LJ.sum(1)
-    weights_RL = profile.weights_RL * kept_L
-    kept_R = weights_RL.sum(1, keepdims=True)
+    weight_L = profile.weight_L * kept_L
     log_p_LJ = np.log(profile.family.probs_LJ / kept_L[:, None])
     u_LJ = profile.family.shifts_LJ / profile.family.noise_multiplier
-    used = weights_RL.any(0)
-    weights_RL = (weights_RL / kept_R)[:, used]
+    used = weight_L > 0.0
+    weight_L = weight_L[used] / min(weight_L.sum(), 1.0)
     rates = []
     for order in orders:
         log_moment_L = np.maximum(*(_log_moments(u_LJ[used], log_p_LJ[used], order, side) for side in (0, 1)))
         top = log_moment_L.max()  # is in the largest sum with a weight far above what underflows
-        log_moment = top + math.log((weights_RL @ np.exp(log_moment_L - top)).max())
+        log_moment = top + math.log(weight_L @ np.exp(log_moment_L - top))
         rates.append(max(log_moment, 0.0) / (order - 1.0) if math.isfinite(log_moment) else math.inf)
-    return np.array(rates), float(profile.cut_R.max())
+    return np.array(rates), profile.cut
 
 
 def _log_moments(u_LJ: np.ndarray, log_p_LJ: np.ndarray, order: float, side: int) -> np.ndarray:
