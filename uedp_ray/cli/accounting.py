@@ -45,7 +45,9 @@ Kind = Annotated[
     str,
     typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
 ]
-HolderBound = Annotated[str, typer.Option(help="Beyond K holders: truncate (drop) or reweight (by K/H).")]
+HolderBound = Annotated[
+    str, typer.Option(help="Beyond K holders: truncate (drop), or reweight (weights that sum to K; for fill, too).")
+]
 MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight and cautions.")]
 
 

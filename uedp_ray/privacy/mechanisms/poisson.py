@@ -86,12 +86,12 @@ class RoundMechanism(Mechanism):
     extended_clip: float = 2.0
     """How far one sentence can move its user's update, over beta."""
     holder_bound: Literal["truncate", "reweight"] = "truncate"
-    """``reweight``: the sentences of an entity's H > K holders are scaled by K/H, so H, not K, users may be drawn.
+    """``reweight``: sentences have weights, with which an entity's holders count as K or fewer, so more than K may be drawn.
 
     That bounds something only where sentences have a clip norm of their own, that is for ``entity_clip`` below 2; at 2
     the user's clip sets the bound, scaling does not lower it, and every declared user counts in full."""
     max_users: int | None = None
-    """Declared bound on the number of users, so on H; ``reweight`` needs it."""
+    """Declared bound on the number of users, so on an entity's holders; ``reweight`` needs it."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
