@@ -34,7 +34,7 @@ _NODES = 100
 """Cells over all of [0, K], and as many over the part of it where the weight that is drawn usually lies."""
 _TANGENTS = 16
 """Points from which a line is tried."""
-_STEPS = 40
+_STEPS = 24
 """Halvings of the range in which the slope of the lowest line is looked for: any slope gives a bound."""
 
 
@@ -174,7 +174,8 @@ class AnyWeights(Profile):
         beyond_XG = np.arange(len(x))[:, None] >= last_G
         by_chord = g_XG + np.where(beyond_XG, excess_X[:, None] * slack_G, 0.0)
         by_end = np.where(beyond_XG, np.concatenate([g_XG[1:], g_XG[-1:]]), g_XG)
-        least_G = np.minimum(*(self._least(x, mean, last_G, g_LG, g_XG, above) for above in (by_chord, by_end)))
+        above_XG = np.where((by_chord - g_XG).max(0) <= (by_end - g_XG).max(0), by_chord, by_end)
+        least_G = self._least(x, mean, last_G, g_LG, g_XG, above_XG)
         return np.clip(np.maximum(least_G, self.weight_L @ g_LG) + self.cut, 0.0, 1.0)
 
     def _least(
