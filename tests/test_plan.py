@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from tests.updates.tiny import TinyCorpus, tiny_config
+from uedp_ray.calibration import vocabulary_holders
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, epsilons, owned_users
@@ -238,6 +239,24 @@ def test_the_accountant_is_told_what_is_done(privacy, bounds, changed):
         "max_users": 12,
     }
     assert told.to_dict() == pytest.approx(everything | changed)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "holders"),
+    [
+        ({"mode": "none"}, 0),
+        ({"holder_bound": "reweight"}, 4),
+        ({"holder_bound": "fill"}, 8),
+        ({"mode": "declared"}, 4),
+    ],
+)
+def test_a_private_vocabulary_reckons_with_all_who_may_count_a_word(bounds, holders):
+    """Filling lets a sentence weigh 1 as long as an entity's sum to K m: of that many users, one sentence each."""
+    config = tiny_config(
+        bounds={"max_holders": 4, "max_sentences_per_entity": 2, **bounds},
+        privacy={"unit": "user"} if bounds.get("mode") == "none" else {},
+    )
+    assert vocabulary_holders(config) == holders
 
 
 @pytest.mark.parametrize(
