@@ -53,7 +53,7 @@ class Counts:
             last = int(self.count_L[-1])
             ratio = (
                 (trials - last) / (last + 1) * (prob / (1.0 - prob))
-            )  # of the next probability to this one, and falls
+            )  # of one probability to the one before: it falls
             beyond += self.cut * (last - start + 1.0 / (1.0 - ratio)) if ratio < 1.0 else math.inf
         return beyond
 
@@ -106,7 +106,10 @@ class AnyWeights(Profile):
         above_L = np.cumsum(self.rare.mass_L[::-1])[::-1] + self.rare.cut  # P(that count or more)
         last = int(np.argmax(np.append(above_L <= self.tail, True)))
         count_L, mass_L, cut = self.rare.count_L[: last + 1], self.rare.mass_L[: last + 1].copy(), 0.0
-        if last < len(above_L):
+        if len(count_L) == 1:  # a drawn holder is rarer than all that matters
+            count_L, mass_L = np.append(count_L, count_L[-1] + 1), np.append(mass_L, self.rare.cut)
+            above_L, last = mass_L, 1
+        elif last < len(above_L):
             mass_L[last] = above_L[last]
         if count_L[-1] < self.holders:
             beyond = self.rare.mean_beyond(count_L[-1], self.holders, self.draw_prob)
@@ -161,7 +164,7 @@ class AnyWeights(Profile):
         return float(max(-low_X[-1], high_X[-1]))
 
     def _bound(self, eps_G: np.ndarray, g_LG: np.ndarray, g_XG: np.ndarray, slack_G: np.ndarray) -> np.ndarray:
-        """E h(N) at each epsilon, from g at the counts and at the nodes; ``slack_G``: scales how little g is concave."""
+        """E h(N) at each epsilon, from g at the counts and at the nodes; ``slack_G``: times how concave g may be."""
         x, mean = self._node_X, self.holders * self.draw_prob
         low_X, high_X = self._first_epsilons
         convex_XG = (low_X[:, None] >= eps_G) | (high_X[:, None] <= eps_G)
