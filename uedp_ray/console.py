@@ -268,6 +268,7 @@ def _gain(answer: dict[str, Any]) -> list[str]:
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     from uedp_ray.privacy.selection import TRAINS_ANEW  # loads an optimizer
+    from uedp_ray.search.proxies import unlike_gain
 
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
     rule = answer["selection"]["rule"]
@@ -323,6 +324,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         before = best.get(metric.initial) if anew else None
         from_there = "" if before is None else f" (from {metric.show(before)} before that training)"
         lines.append(f"Best: {trained}, {_measured(best)}{from_there}, in {best['run_dir']}")
+        if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
+            lines.append(unlike)
         alone = show_epsilon(best["epsilon"][unit], "∞")
         paid_for = narrowed(unit, answer["selection"].get("categories"))
         lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
@@ -339,6 +342,10 @@ def print_sweep(answer: dict[str, Any]) -> None:
 
 
 _SHOWN = 10
+
+
+def _row_of(answer: dict[str, Any], trial: str) -> dict[str, Any]:
+    return next((row for row in answer["trials"] if row["trial"] == trial), {})
 
 
 def _scores(row: dict[str, Any], beside: str = "") -> list[str]:

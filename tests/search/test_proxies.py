@@ -23,9 +23,19 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.search.export import export
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.proxies import LEAST_TRIALS, agreement, by_seed, cautions, of_each, score_of, searched_bases
+from uedp_ray.search.proxies import (
+    LEAST_TRIALS,
+    agreement,
+    by_seed,
+    cautions,
+    of_each,
+    score_of,
+    searched_bases,
+    unlike_gain,
+)
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
+from uedp_ray.tasks.metric import PERPLEXITY
 
 pytestmark = pytest.mark.slow
 
@@ -221,3 +231,18 @@ def test_a_proxy_unlike_the_private_text_is_told(corpora, tmp_path):
     assert list(cautions(config, "one", corpus, None)) == []
     (shared,) = cautions(config, "", corpus, corpus.text_sketch)
     assert shared == "the proxy shares 100% of its text with the pre-training text, which has little left to teach"
+
+
+def test_proxies_that_gain_far_more_than_the_private_text_are_named():
+    def row(before, after):
+        return {"initial_perplexity": before, "perplexity": after}
+
+    said = unlike_gain(PERPLEXITY, row(238.9, 110.2), row(188.6, 155.1))
+    assert said.startswith(
+        "The search's text gained more by training (238.9 to 110.2) than the private text (188.6 to 155.1)"
+    )
+    assert unlike_gain(PERPLEXITY, row(238.9, 110.2), row(188.6, 195.0)), "one that lost by it, too"
+    assert unlike_gain(PERPLEXITY, row(188.6, 155.1), row(188.6, 150.0)) is None
+    assert unlike_gain(PERPLEXITY, row(188.6, 190.0), row(188.6, 190.0)) is None
+    for unknown in (row(None, 110.2), row(238.9, math.inf), {}):
+        assert unlike_gain(PERPLEXITY, unknown, row(188.6, 155.1)) is None

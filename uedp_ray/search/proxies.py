@@ -23,11 +23,14 @@ from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, within
 from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.tasks.metric import Metric
 
 LEAST_TRIALS = 5
 """Trials below which an agreement says nothing."""
 LEAST_AGREEMENT = 0.6
 """The rank correlation below which a reader is warned."""
+_MORE_GAIN = 2.0
+"""How many times as much log score a proxy gains by training, or more, for a reader to be told."""
 _UNLIKE = 1.5
 """How many times as many users, or fewer, than declared make a proxy unlike the private text."""
 
@@ -105,6 +108,25 @@ def _in_words(value: float, trials: int) -> str:
     return (
         f"{shown}: they rank settings differently, so that the best here may not be the best on the private text; compare "
         "the settings that are best on each, or name public text that is more like yours."
+    )
+
+
+def unlike_gain(metric: Metric, searched: Mapping[str, Any], winner: Mapping[str, Any]) -> str | None:
+    """Says that the search's text gained far more by training than the private text, if it did: it then asks for larger
+    steps (docs/conll2003.md). The rows hold the metric before and after; of texts without a start, or a gain, None.
+    """
+    known = [row.get(name) for row in (searched, winner) for name in (metric.initial, metric.name)]
+    numbers = [float(value) for value in known if value is not None and 0.0 < value < math.inf]
+    if not metric.ratio or len(numbers) < len(known):
+        return None
+    ends = [(numbers[0], numbers[1]), (numbers[2], numbers[3])]
+    theirs, own = (math.log(before / after) for before, after in ends)
+    if not theirs > _MORE_GAIN * max(own, 0.0):
+        return None
+    shown = [f"{metric.show(before)} to {metric.show(after)}" for before, after in ends]
+    return (
+        f"The search's text gained more by training ({shown[0]}) than the private text ({shown[1]}): of settings that "
+        "score alike, those with smaller steps may suit it better."
     )
 
 
