@@ -197,3 +197,41 @@ def test_holders_that_are_hardly_ever_drawn_have_moments(holders):
     rates, cut = renyi.rdp([(rare, 10)], lost=1e-9)
     assert cut <= 1e-9
     assert 0.0 <= rates[0] < 1e-9
+
+
+def test_where_the_mode_of_the_mixture_overflows_nothing_is_taken_to_be_convex():
+    """It was not a number, so that profiles that are concave were priced as convex ones."""
+    one = change(
+        REWEIGHT,
+        noise_multiplier=0.025,
+        user_sampling_prob=0.99996,
+        entity_sampling_prob=1.0,
+        max_holders=2,
+        entity_clip=0.4,
+    )
+    assert np.isfinite(one_round(one)._first_epsilons).all()
+    assert epsilon(one, rounds=1, delta=0.9999, kind="entity") >= 2314.0
+
+
+def test_a_line_from_where_nothing_is_drawn_covers_the_first_cell():
+    """The weight of very many holders, of whom each draws the entity rarely: it hardly varies."""
+    one = change(
+        REWEIGHT,
+        noise_multiplier=0.055,
+        user_sampling_prob=0.99,
+        entity_sampling_prob=0.00138,
+        entity_draw="per_user",
+        max_holders=2,
+        entity_clip=1.97,
+    )
+    moved = 2 * 0.99 * 0.00138 * 1.97
+    exact = Profile(Family(*with_user(np.array([[moved]]), np.ones((1, 1)), 0.99), 0.055), np.ones(1), 0.0)
+    eps = np.array([-150.6, 0.0, 150.6])
+    assert exact.curve(eps)[0][-1] == pytest.approx(0.7932, abs=1e-3)
+    for bound, found in zip(one_round(one).curve(eps), exact.curve(eps), strict=True):
+        assert (bound >= found - 1e-12).all()
+
+
+def test_a_count_that_is_rarer_than_all_that_matters_is_no_error():
+    one = change(REWEIGHT, user_sampling_prob=1e-9, entity_sampling_prob=1.0, entity_clip=0.4)
+    assert epsilon(one, rounds=300_000, delta=1e-2) < 3.0

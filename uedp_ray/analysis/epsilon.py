@@ -107,7 +107,12 @@ def epsilon_over_holders(
         axes.set_xlabel(f"K: users who hold one entity (this run: {mechanism.max_holders})")
         values = []
         for held_by in counts:
-            events = [{**event, "max_holders": held_by} if "max_holders" in event else event for event in others]
+            events = [  # a vocabulary may reckon with several times as many
+                {**event, "max_holders": event["max_holders"] // mechanism.max_holders * held_by}
+                if "max_holders" in event
+                else event
+                for event in others
+            ]
             changed = dataclasses.replace(mechanism, max_holders=held_by)
             values.append(epsilon_of_rounds(changed, rounds, delta=delta, unit=unit, others=events))
         _draw(axes, unit, delta, counts, values, mechanism.max_holders, "same noise, other K")

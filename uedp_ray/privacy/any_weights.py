@@ -32,6 +32,8 @@ from uedp_ray.privacy.profiles import Family, Profile
 
 _NODES = 100
 """Cells over all of [0, K], and as many over the part of it where the weight that is drawn usually lies."""
+_COARSE = 1e-4
+"""An excess of a chord from which on another bound is tried, too."""
 _TANGENTS = 16
 """Points from which a line is tried."""
 _STEPS = 24
@@ -106,11 +108,11 @@ class AnyWeights(Profile):
         above_L = np.cumsum(self.rare.mass_L[::-1])[::-1] + self.rare.cut  # P(that count or more)
         last = int(np.argmax(np.append(above_L <= self.tail, True)))
         count_L, mass_L, cut = self.rare.count_L[: last + 1], self.rare.mass_L[: last + 1].copy(), 0.0
-        if len(count_L) == 1:  # a drawn holder is rarer than all that matters
-            count_L, mass_L = np.append(count_L, count_L[-1] + 1), np.append(mass_L, self.rare.cut)
-            above_L, last = mass_L, 1
-        elif last < len(above_L):
+        if last < len(above_L):
             mass_L[last] = above_L[last]
+        elif count_L[-1] < self.holders:  # the next count is rarer than all that matters
+            count_L, mass_L = np.append(count_L, count_L[-1] + 1), np.append(mass_L, self.rare.cut)
+            above_L = np.append(above_L, self.rare.cut)
         if count_L[-1] < self.holders:
             beyond = self.rare.mean_beyond(count_L[-1], self.holders, self.draw_prob)
             cut = above_L[last] + beyond / (count_L[-1] - count_L[-2])
@@ -140,8 +142,7 @@ class AnyWeights(Profile):
         start_X, user = self._node_X * self.shift / noise, 1.0 / noise
         peak = user if prob else 0.0
         for _ in range(50 if 0.0 < prob < 1.0 else 0):  # falls to the largest mode of the mixture, and never below it
-            odds = prob / (1.0 - prob) * math.exp(min(user * peak - user * user / 2, 700.0))
-            peak = user * (odds / (1.0 + odds))
+            peak = user * special.expit(math.log(prob) - math.log1p(-prob) + user * (peak - user / 2))
 
         def log_ratio(x_X: np.ndarray) -> np.ndarray:
             users = [(d, p) for d, p in ((0.0, 1.0 - prob), (user, prob)) if p]
@@ -155,7 +156,12 @@ class AnyWeights(Profile):
             scale_X = (1.0 - prob) / max(prob * user, 1e-300) * np.exp((user * user - start_X * start_X) / 2)
             with np.errstate(divide="ignore", invalid="ignore"):
                 lowest_X = np.where(rest_X > 0.0, -special.lambertw(rest_X * ratio / scale_X).real / rest_X, -1e300)
-        return np.minimum.accumulate(log_ratio(lowest_X)), np.maximum.accumulate(log_ratio(start_X + peak))
+        low_X, high_X = log_ratio(lowest_X), log_ratio(start_X + peak)
+        low_X, high_X = (
+            np.nan_to_num(low_X, nan=-np.inf),
+            np.nan_to_num(high_X, nan=np.inf),
+        )  # not known: nowhere convex
+        return np.minimum.accumulate(low_X), np.maximum.accumulate(high_X)
 
     @property
     def _limit(self) -> float:
@@ -177,8 +183,10 @@ class AnyWeights(Profile):
         beyond_XG = np.arange(len(x))[:, None] >= last_G
         by_chord = g_XG + np.where(beyond_XG, excess_X[:, None] * slack_G, 0.0)
         by_end = np.where(beyond_XG, np.concatenate([g_XG[1:], g_XG[-1:]]), g_XG)
-        above_XG = np.where((by_chord - g_XG).max(0) <= (by_end - g_XG).max(0), by_chord, by_end)
-        least_G = self._least(x, mean, last_G, g_LG, g_XG, above_XG)
+        above = [by_chord]
+        if (by_chord - g_XG).max() > _COARSE:  # with little noise cells are wide, and either may be the lower
+            above.append(by_end)
+        least_G = np.minimum.reduce([self._least(x, mean, last_G, g_LG, g_XG, each) for each in above])
         return np.clip(np.maximum(least_G, self.weight_L @ g_LG) + self.cut, 0.0, 1.0)
 
     def _least(
@@ -208,13 +216,15 @@ class AnyWeights(Profile):
         beyond = self.counts.mean_beyond(self.counts.count_L[-1], self.holders, self.draw_prob)
         for share in np.linspace(0.0, 1.0, _TANGENTS):
             from_G = (share * np.maximum(last_G - 1, 0)).astype(int)
-            start_G, g_G = x[from_G], np.take_along_axis(g_XG, from_G[None], 0)[0]
+            known_G = last_G > from_G  # convex up to the next node; else the line begins above g, at node 0
+            g_G = np.take_along_axis(np.where(known_G, g_XG, above_XG), from_G[None], 0)[0]
+            start_G = x[from_G]
             after_XG = x[:, None] > start_G
             rise_XG = np.divide(above_XG - g_G, x[:, None] - start_G, where=after_XG, out=np.zeros_like(above_XG))
             slope_G = rise_XG.max(0)
-            h_LG = np.where(count_L1 <= start_G, g_LG, g_G + slope_G * (count_L1 - start_G))
+            h_LG = np.where(count_L1 < start_G, g_LG, g_G + slope_G * (count_L1 - start_G))
             mean_G = self.weight_L @ h_LG + cut * h_LG[-1] + beyond * slope_G
-            usable_G = (last_G > from_G) | (from_G == 0)
+            usable_G = known_G | (from_G == 0)
             best_G = np.where(usable_G, np.minimum(best_G, mean_G), best_G)
         return best_G
 
