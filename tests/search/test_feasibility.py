@@ -12,6 +12,7 @@ from uedp_ray.calibration import planned_charges
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.accounting import epsilon
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, budget_cautions, check_reachable, judge
 
 FREE = {"noise": "free"}
@@ -41,7 +42,7 @@ def test_a_free_point_is_refused_exactly_where_its_epsilon_exceeds_the_budget(co
         verdict = judged(free_sweep(corpora, tmp_path, target_epsilon=target), point)
         assert (verdict.config is not None) == allowed
         assert verdict.excess == pytest.approx(true - target)
-        assert allowed or f"{true:.1f}" in verdict.reason
+        assert allowed or show_epsilon(true) in verdict.reason
 
 
 @pytest.mark.parametrize("method", ["noiseless", "clip_only", "published", "user_dp"])
