@@ -170,8 +170,8 @@ training:
   passes: 10  # over the text; time grows with it, and models get better
   server_learning_rate: {rate}
   server_schedule: linear
-  evaluate_every: 10
-  checkpoint_every: 10
+  evaluate_every: 4
+  checkpoint_every: 2
 """
 _WORDS = """\
 vocabulary: {{kind: public-words, max_size: 8000}}
