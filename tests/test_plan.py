@@ -252,10 +252,8 @@ def test_the_accountant_is_told_what_is_done(privacy, bounds, changed):
 )
 def test_a_private_vocabulary_reckons_with_all_who_may_count_a_word(bounds, holders):
     """Filling lets a sentence weigh 1 as long as an entity's sum to K m: of that many users, one sentence each."""
-    config = tiny_config(
-        bounds={"max_holders": 4, "max_sentences_per_entity": 2, **bounds},
-        privacy={"unit": "user"} if bounds.get("mode") == "none" else {},
-    )
+    privacy = {"unit": "user"} if bounds.get("mode") == "none" else {}
+    config = tiny_config(bounds={"max_holders": 4, "max_sentences_per_entity": 2, **bounds}, privacy=privacy)
     assert vocabulary_holders(config) == holders
 
 

@@ -255,9 +255,9 @@ def print_comparison(answer: dict[str, Any]) -> None:
 
 def _gain(answer: dict[str, Any]) -> list[str]:
     """What the search found beyond the base's own settings, if a trial had them; both on the search's text."""
-    metric, rows = metric_in([answer["metric"]]), {row["trial"]: row for row in answer["trials"]}
-    base, best = rows.get(answer.get("base_trial")), rows.get(answer["best"]["trial"])
-    if base is None or best is None:
+    metric = metric_in([answer["metric"]])
+    base, best = _row_of(answer, answer.get("base_trial")), _row_of(answer, answer["best"]["trial"])
+    if not base or not best:
         return []
     if base is best:
         return [f"No search: trial {base['trial']} has the base's own settings, and none did better."]
@@ -344,7 +344,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
 _SHOWN = 10
 
 
-def _row_of(answer: dict[str, Any], trial: str) -> dict[str, Any]:
+def _row_of(answer: dict[str, Any], trial: str | None) -> dict[str, Any]:
+    """A trial's row; empty if there is none."""
     return next((row for row in answer["trials"] if row["trial"] == trial), {})
 
 

@@ -137,19 +137,20 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
         entity_factor_I = np.minimum(1.0, m / np.maximum(surviving_G, 1.0))[pair_I]
     else:
         assert_never(bounds.entity_bound)
+    by_entity_bound = _least(entity_factor_I, order, corpus.entity_offsets)
+
+    def also_by(holder_factor_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return _least(entity_factor_I * holder_factor_G[pair_I], order, corpus.entity_offsets)
+
     if bounds.holder_bound == "truncate":
         tie = mix64(corpus.user_hash[user_G] ^ mix64(corpus.entity_hash[entity_G]))
         by_entity = np.lexsort((corpus.user_hash[user_G], tie, entity_G))
         rank_G = np.empty(len(pair_key_G), np.int64)
         rank_G[by_entity] = np.arange(len(pair_key_G)) - (np.cumsum(holders_E) - holders_E)[entity_G[by_entity]]
-        holder_factor_G = (rank_G < most_holders).astype(np.float64)
-    elif bounds.holder_bound == "reweight" or bounds.holder_bound == "fill":
-        holder_factor_G = np.minimum(1.0, most_holders / holders_E[entity_G])
-    else:
-        assert_never(bounds.holder_bound)
-    factors = (entity_factor_I, entity_factor_I * holder_factor_G[pair_I])
-    by_entity_bound, by_both = (_least(factor, order, corpus.entity_offsets) for factor in factors)
-    if bounds.holder_bound == "fill":
+        by_both = also_by((rank_G < most_holders).astype(np.float64))
+    elif bounds.holder_bound == "reweight":
+        by_both = also_by(np.minimum(1.0, most_holders / holders_E[entity_G]))
+    elif bounds.holder_bound == "fill":
         among = alive if bounds.entity_bound == "reweight" else alive & (by_entity_bound > 0.0)
         held_U = np.bincount(sentence_user, weights=alive, minlength=num_users)
         spared = math.ceil(m * UNIT * 2.0**-51 * float(held_U @ held_U))  # for rounding of users' sums (accounting.md)
@@ -157,6 +158,8 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
         capacities = np.concatenate([np.full(num_entities, shared), np.full(len(pair_key_G), m * UNIT)])
         links_I = np.concatenate([corpus.entity_ids[order], num_entities + pair_I])
         by_both = filled(np.tile(sentence_I[order], 2), links_I, capacities=capacities, open_N=among) / UNIT
+    else:
+        assert_never(bounds.holder_bound)
     return _outcome(
         corpus,
         {

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -40,8 +41,7 @@ _STEPS = 24
 """Halvings of the range in which the slope of the lowest line is looked for: any slope gives a bound."""
 
 
-@dataclass(eq=False)
-class Counts:
+class Counts(NamedTuple):
     """The number of drawn holders, binomial, as labels: values rounded up, their probabilities, and what was cut above."""
 
     count_L: np.ndarray
@@ -90,8 +90,9 @@ class AnyWeights(Profile):
         add_G, remove_G = super().curve(eps_G)
         near_G = np.abs(eps_G) < self._limit
         if near_G.any():
+            whole = [table_LG[:, near_G] for table_LG in self.family.curves(eps_G)]
             eps_G = eps_G[near_G]
-            whole, nodes = self.family.curves(eps_G), self._nodes.curves(eps_G)
+            nodes = self._nodes.curves(eps_G)
             add_G[near_G] = self._bound(eps_G, whole[0], nodes[0], np.ones_like(eps_G))
             # delta_QP(eps) = 1 - exp(eps) + exp(eps) delta_PQ(-eps): convex where that is
             remove_G[near_G] = self._bound(-eps_G, whole[1], nodes[1], np.exp(np.minimum(eps_G, 700.0)))

@@ -128,7 +128,8 @@ def one_round(
         weighed and draw.by_each
     ):  # which of the drawn holders drew it too is made visible: that can only raise the profile
         draw, user_draw = _EntityDraw(False, 1.0), user_draw * prob
-    count_L, weight_L, cut = _counts(trials, user_draw, tail, _MAX_LABELS)
+    counts = _counts(trials, user_draw, tail, _MAX_LABELS)
+    count_L, weight_L, cut = counts
     user_prob = 0.0 if unit == "entity" else mechanism.user_sampling_prob
     if draw.by_each:
         # Components that are cut count as infinite loss, like labels.
@@ -147,8 +148,8 @@ def one_round(
         family,
         weight_L,
         cut,
-        counts=Counts(count_L, weight_L, cut),
-        rare=Counts(*_counts(trials, user_draw, _RARE * tail, _MAX_LABELS)),
+        counts=counts,
+        rare=_counts(trials, user_draw, _RARE * tail, _MAX_LABELS),
         tail=tail,
         holders=trials,
         draw_prob=user_draw,
@@ -158,10 +159,10 @@ def one_round(
     )
 
 
-def _counts(trials: int, prob: float, tail: float, limit: int) -> tuple[np.ndarray, np.ndarray, float]:
+def _counts(trials: int, prob: float, tail: float, limit: int) -> Counts:
     """Binomial(trials, prob) as at most ``limit`` (value, mass) pairs, values rounded up, and the mass cut at the top."""
     if trials == 0 or prob in (0.0, 1.0):
-        return np.array([trials if prob else 0]), np.ones(1), 0.0
+        return Counts(np.array([trials if prob else 0]), np.ones(1), 0.0)
     mean, log_tail = trials * prob, -math.log(tail)
     reach = log_tail / 3 + math.sqrt(log_tail**2 / 9 + 2 * mean * (1 - prob) * log_tail)  # by Bernstein at most tail
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
@@ -180,4 +181,4 @@ def _counts(trials: int, prob: float, tail: float, limit: int) -> tuple[np.ndarr
     mass = mass[begin:end]
     step = -(-len(mass) // limit)
     ends = np.arange(len(mass) - 1, -1, -step)[::-1]  # a bucket takes its largest value
-    return low + begin + ends, np.add.reduceat(mass, np.append(0, ends[:-1] + 1)), cut
+    return Counts(low + begin + ends, np.add.reduceat(mass, np.append(0, ends[:-1] + 1)), cut)
