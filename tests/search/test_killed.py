@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 
@@ -13,14 +12,22 @@ from tests.search.sweeps import journal_states
 from uedp_ray.search.sweep import sweep
 
 
+def trials_of(driver):
+    """The processes in which a driver's trials run."""
+    return [process for process in driver.children(recursive=True) if "ImplicitFunc" in " ".join(process.cmdline())]
+
+
 def test_a_driver_that_is_killed_and_then_interrupted_loses_nothing(corpora, tmp_path):
     path, out = long_sweep(corpora, tmp_path), tmp_path / "out"
     process = command(path, out)
     wait_until(
         lambda: len(charged(out)) >= 2 and max(charged(out).values()) > 20 if (out / "trials").exists() else False
     )
+    running = trials_of(psutil.Process(process.pid))
+    assert running
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    assert not psutil.wait_procs(running, timeout=60)[1]  # trials outlive their driver by a moment, and charge
     before = charged(out)
     assert "RUNNING" in journal_states(out)
 
@@ -46,11 +53,8 @@ def test_a_killed_trial_is_started_anew_from_its_checkpoint(corpora, tmp_path):
 
     def kill():
         wait_until(lambda: charged(out).get("0000", 0) > 25 if (out / "trials").exists() else False)
-        for process in psutil.Process().children(recursive=True):
-            if "ImplicitFunc" in " ".join(process.cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
-                return
+        killed.append(trials_of(psutil.Process())[0])
+        killed[0].kill()
 
     thread = threading.Thread(target=kill)
     thread.start()
