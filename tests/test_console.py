@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.training.runs import run_tree
-from uedp_ray.console import emit, err, sweep_screen
+from uedp_ray.console import emit, err, screen, sweep_screen
 
 STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
 KINDS = ["pipe", "terminal", "full disk"]
@@ -112,3 +112,11 @@ def test_an_answer_that_nobody_reads_ends_with_1():
 def test_an_answer_controls_no_terminal_and_keeps_to_its_lines(capsys):
     emit({"unit": "user\n\nepsilon: 0.1\x1b[8m\x9b2J", "epsilon": 2.0, "rows": ["\u202e", "é"]}, as_json=False)
     assert capsys.readouterr().out == 'unit: user  epsilon: 0.1 [8m 2J\nepsilon: 2.0\nrows: [" ", "é"]\n'
+
+
+@pytest.mark.parametrize(("evaluated", "of"), [(0, " before training"), (4, " after round 4"), (6, "")])
+def test_the_live_line_says_of_which_round_its_scores_are(capsys, evaluated, of):
+    row = {"round": 6, "num_rounds": 10, "evaluated": evaluated, "rounds_per_second": 1.0, "seconds_left": 4.0}
+    with screen() as reporter:
+        reporter.round(row | {"epsilon": 8.0, "perplexity": 109.0, "bits_per_byte": 2.282, "unk_share": 0.1})
+    assert f"perplexity 109.0 (2.282 bits/byte){of}  4 s left" in capsys.readouterr().err

@@ -123,12 +123,13 @@ class Screen(Lines):
 
     def round(self, row: dict[str, Any]) -> None:
         """Shows round, rounds per second, epsilon at the planned end, the last scores and time left."""
-        spent = row["epsilon"]
+        spent, evaluated = row["epsilon"], row["evaluated"]
+        of = "" if evaluated == row["round"] else f" after round {evaluated}" if evaluated else " before training"
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
             "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if row[metric_in(row).name] is None else _measured(row, 1),
+            "" if row[metric_in(row).name] is None else _measured(row, 1) + of,
             f"{row['seconds_left']:.0f} s left",
         ]
         self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
@@ -268,6 +269,7 @@ def _gain(answer: dict[str, Any]) -> list[str]:
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     from uedp_ray.privacy.selection import TRAINS_ANEW  # loads an optimizer
+    from uedp_ray.search.columns import shortened
     from uedp_ray.search.proxies import unlike_gain
 
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
@@ -304,6 +306,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
+    if short := ", ".join(f"{row['trial']} ({shortened(row)})" for row in done if shortened(row)):
+        lines.append(f"Caution: rounds that a crash lost were charged, and not trained again, in trials {short}.")
     for row in answer["references"]:
         if row["epsilon"] is None and on_public:
             lines.append(f"{row['name']}: trained without privacy, on the search's public text.")

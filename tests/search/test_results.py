@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.runs import TREE, crash, run_config
 from uedp_ray.errors import InputError
-from uedp_ray.search.results import best, ranked, read_columns
+from uedp_ray.search.columns import shortened
+from uedp_ray.search.results import _spent, best, ranked, read_columns
 from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.training.host import train
 
 
 def row(perplexity, epsilon=8.0, scores=None, state="done"):
@@ -55,6 +60,29 @@ def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
 def test_one_seed_tells_nothing_apart():
     rows = ranked([row(90.0), row(200.0)], PERPLEXITY)
     assert [one["tied_with_best"] for one in rows] == [None, None]
+
+
+def test_a_round_that_was_repeated_on_public_text_is_no_price_of_its_settings(corpora, tmp_path):
+    privacy = {**TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
+    config, out = run_config(corpora, privacy=privacy), tmp_path / "run"
+    crash(config, out, charges=4, public_source=True)
+    train(config, out, workers=0, resume=True, public_source=True)
+
+    def spent(rule):
+        budget = SimpleNamespace(delta=1e-4, unit="user-entity")
+        return _spent(SimpleNamespace(search=SimpleNamespace(rule=rule), budget=budget), [out])
+
+    public, private = spent("public"), spent("composition")
+    assert 5.9 < public["epsilon"] <= 6.0 < private["epsilon"]
+    assert (public["rounds"], public["planned_rounds"], public["charged"]) == (5, 5, 7)
+    assert private["charged"] == 7
+
+
+def test_a_trial_of_fewer_rounds_than_were_planned_is_named():
+    whole = {"state": "done", "rounds": 8, "planned_rounds": 8}
+    assert shortened(whole) == ""
+    assert shortened(whole | {"rounds": 1}) == "1 of 8 rounds"
+    assert shortened(whole | {"rounds": 1, "state": "stopped"}) == "", "its state says so"
 
 
 def test_a_table_of_other_types_is_none_of_ours(tmp_path):

@@ -72,6 +72,9 @@ def test_the_bases_own_point_is_tried_first_and_told_beside_the_best(corpora, tm
     print_sweep(answer)
     told = " ".join(capsys.readouterr().out.split())
     assert "No search: trial 0000 has the base's own settings" in told
+    assert "were charged, and not trained again" not in told
+    print_sweep(answer | {"trials": [own | {"rounds": 1}, other]})
+    assert "were charged, and not trained again, in trials 0000 (1 of 3 rounds)." in capsys.readouterr().out
     assert "base's own settings" in dict(summary(load_sweep(tmp_path / "sweep")))["Found"]
 
 

@@ -59,9 +59,7 @@ class Crash(BaseException):
     """The end of a process, as far as one process can play it: nothing but ``finally`` runs."""
 
 
-def crash(
-    config: RunConfig, out: Path | str, *, charges: int, resume: bool = False, part_of: str | None = None
-) -> None:
+def crash(config: RunConfig, out: Path | str, *, charges: int, resume: bool = False, **asked: Any) -> None:
     """Trains in this process until it has charged for so many rounds, and ends before it lets the last one out.
 
     Kills at any moment, of real processes, are ``tests.crashes``'.
@@ -75,7 +73,7 @@ def crash(
             raise Crash
 
     with mock.patch.object(RunDriver, "charge", charging), pytest.raises(Crash):
-        train(config, out, workers=0, resume=resume, part_of=part_of)
+        train(config, out, workers=0, resume=resume, **asked)
 
 
 def crash_amid_its_words(config: RunConfig, out: Path | str) -> None:

@@ -287,6 +287,16 @@ def test_a_target_already_spent_releases_nothing_more(corpora, tmp_path):
     assert row["perplexity"] == result["perplexity"] != result["initial_perplexity"]
 
 
+def test_rounds_lost_on_public_text_are_trained_again(corpora, tmp_path):
+    """Nobody is protected there, and a trial of fewer rounds would be ranked below its settings' worth."""
+    config, out = run_config(corpora, privacy=TARGET), tmp_path / "run"
+    crash(config, out, charges=4, public_source=True)
+    result = train(config, out, workers=0, resume=True, public_source=True)
+    assert (result["rounds"], result["planned_rounds"]) == (5, 5)
+    assert [(e["round"], e["attempt"]) for e in events(out)][4:] == [(2, 1), (3, 1), (4, 0)]
+    assert result["epsilon"]["user-entity"] > 6.0, "the ledger says what was done"
+
+
 def test_an_undisturbed_run_with_a_target_runs_all_rounds(corpora, tmp_path):
     privacy = {**runs.TREE["privacy"], "target_epsilon": 6.0, "noise_multiplier": None}
     result = train(run_config(corpora, privacy=privacy), tmp_path / "run", workers=0)

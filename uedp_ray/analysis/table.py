@@ -17,6 +17,7 @@ from uedp_ray.analysis.frames import Sweep, best_first
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
 from uedp_ray.privacy.statement import OF_ONE_RUN
+from uedp_ray.search.columns import shortened
 from uedp_ray.tasks.metric import Metric
 
 NOTHING = "–"
@@ -108,6 +109,8 @@ def _notes(sweep: Sweep, row: pd.Series) -> str:
         found.append("cannot be told apart from the best")
     if not pd.isna(row["pareto"]) and row["pareto"]:
         found.append("on the Pareto front")
+    if short := shortened(row):
+        found.append(f"{short}: those that a crash lost were charged, and not trained again")
     if not pd.isna(row["reason"]):
         found.append(row["reason"])
     return "; ".join(found)

@@ -7,6 +7,9 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 
 from uedp_ray.search.sweep_config import SweepConfig
@@ -43,3 +46,10 @@ def columns_of(sweep: SweepConfig) -> dict[str, pa.DataType]:
     """Returns the columns by name and in order, without the searched settings."""
     measured = (*sweep.metric.columns, *sweep.score_columns.values())
     return _FIRST | dict.fromkeys(measured, pa.float64()) | _LAST
+
+
+def shortened(row: Mapping[str, Any]) -> str:
+    """Says that a trial trained fewer rounds than were planned, which ranks its settings too low; empty if it did not."""
+    if row["state"] != "done" or not (row["rounds"] or 0) < (row["planned_rounds"] or 0):
+        return ""
+    return f"{int(row['rounds'] or 0)} of {int(row['planned_rounds'])} rounds"

@@ -44,6 +44,8 @@ class RunDriver:
     evaluate: Callable[[], Mapping[str, float | None]]
     """``Task.scores`` of the current parameters on the evaluation text; all None if there is none."""
     reporter: Reporter = SILENT
+    public_source: bool = False
+    """Whether the text is public, so that rounds that a crash lost are trained again beyond the budget."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,10 +116,10 @@ class RunDriver:
 
     def _affordable(self) -> int:
         """How many more rounds may run. In total, no more are charged than were planned: a crashed round that was already
-        charged takes one away.
+        charged takes one away, unless there is nobody to protect.
         """
         remaining = self._training.num_rounds - self.state.next_round
-        if not self.plan.private:
+        if not self.plan.private or self.public_source:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
@@ -238,6 +240,7 @@ class RunDriver:
             "rounds_per_second": 1 / self._seconds_a_round(),
             "epsilon": epsilons(self.plan, self._charged, [unit])[unit],
             **{name: latest[name] for name in self._metric.names},
+            "evaluated": latest["round"],
             "seconds_left": self._seconds_a_round()
             * min(self._left, self._training.num_rounds - self.state.next_round),
         }

@@ -45,7 +45,7 @@ from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.worker import run_worker
 
 _PROGRESS: dict[str, Check] = {
-    **dict.fromkeys(("round", "num_rounds"), number(0, whole=True)),
+    **dict.fromkeys(("round", "num_rounds", "evaluated"), number(0, whole=True)),
     **dict.fromkeys(("rounds_per_second", "seconds_left"), number()),
     "epsilon": number(0.0, nothing=True),
 }
@@ -79,7 +79,8 @@ def train(
       text: the record of the text that the run must be of, if several are compared (``prepare_corpora``).
       part_of: ``sweep`` or ``comparison``, if the run is one of several of which one is chosen by its results, so that its
         own epsilon is not that of a chosen model. It can be continued only as what it started as.
-      public_source: whether ``corpus.source`` is itself public text, which other public text may share.
+      public_source: whether ``corpus.source`` is itself public text, which other public text may share; rounds that a crash
+        lost are then trained again, beyond the budget.
       reporter: gets each stage and each round.
 
     Raises: InputError for what the user can fix, memory included; DeviceError, a subclass, if a GPU failed; RuntimeError

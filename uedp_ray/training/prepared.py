@@ -46,6 +46,8 @@ class Prepared:
     evaluation: TokenStore | None
     evaluation_size: TextSize | None
     vocabulary: Vocabulary
+    public_source: bool
+    """As in ``host.train``."""
 
     @classmethod
     def open(cls, run: RunDir) -> Prepared:
@@ -69,6 +71,7 @@ class Prepared:
             else encode(tokens, unchanged(run, setup, "evaluation"), vocabulary, config),
             evaluation_size=None if evaluation is None else TextSize(**setup["evaluation_size"]),
             vocabulary=vocabulary,
+            public_source=setup.get("public_source") is True,
         )
 
 

@@ -105,7 +105,7 @@ def prepare_run(
     ``tokens``: an owner-only folder of tokenised text that several runs share; by default the run has its own.
     ``text``: the record of the text that it must be of, as ``prepare_corpora`` wrote it for several runs.
     ``part_of``: as in ``host.train``; kept in the ledger's first line, so that no copy of the run can lack it.
-    ``public_source``: ``corpus.source`` is itself public text, which other public text may share.
+    ``public_source``: as in ``host.train``.
     Raises: InputError if ``out`` holds a run and ``resume`` is false, or holds a run of another config, or one of several
       that ``part_of`` does not name.
     """
@@ -252,6 +252,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "tokens": _within(run, tokens),
             "vocabulary": checksums(run.vocabulary),
             "starts": starts_of(asked.used),
+            "public_source": asked.public_source,
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "numbered": text.corpus.numbered,

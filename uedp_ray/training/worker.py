@@ -96,7 +96,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
                 return task.scores(found, size)
 
-        driver = RunDriver(run, plan, state, weights, evaluate, reporter)
+        driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         driver.resume()
     _share_state(state, reducer)
     try:
