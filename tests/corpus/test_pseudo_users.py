@@ -35,8 +35,11 @@ def test_pseudo_users_take_sentences_in_a_row_and_share_none(tmp_path: Path) -> 
     ]
     assert len(dealt(path, num_users=2, sentences_per_user=3, max_words=2)) == 6, "what is too long counts as several"
     for settings, said in (
-        ({"num_users": 4}, "too short for 0 \\+ 4 users of 2 sentences"),
-        ({"num_users": 1, "skip_users": 7}, "too short for 7 \\+ 1 users of 2 sentences"),
+        ({"num_users": 4}, r"too short: 4 users of 2 sentences \(sentences_per_user\) take 8, each of"),
+        (
+            {"num_users": 1, "skip_users": 7},
+            r"too short: 7 skipped and 1 users of 2 sentences \(sentences_per_user\) take 16,",
+        ),
     ):
         with pytest.raises(InputError, match=said):
             dealt(path, sentences_per_user=2, **settings)

@@ -20,6 +20,7 @@ from uedp_ray.analysis.report import report
 from uedp_ray.analysis.style import NothingToShow
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.synthetic import generate
 from uedp_ray.errors import InputError
 from uedp_ray.search.export import export
 from uedp_ray.search.layout import SweepDir
@@ -179,11 +180,43 @@ def test_the_file_that_is_kept_names_the_same_texts(corpora, tmp_path):
         ({"corpus.source": {"format": "text", "path": "a"}, "other": TWO["other"]}, "other"),
         ({"one": TWO["one"], "other": {"corpus.sauce": 1}}, r"search\.public\.other\.corpus\.sauce"),
         ({"one": TWO["one"], "other": {"corpus.declared_num_users": 9}}, r"search\.public\.other.*give corpus\.source"),
+        (
+            {"one": TWO["one"], "other": proxy("public", seed=5)},
+            r"search\.public\.other.*same text as search\.public\.one",
+        ),
     ],
 )
 def test_what_is_no_proxy_is_refused_by_its_name(corpora, tmp_path, public, said):
     with pytest.raises(InputError, match=said):
         searched_bases(two_texts(corpora, tmp_path, public=public))
+
+
+def cut(text: Path, **settings: Any) -> dict[str, Any]:
+    return {"format": "pseudo-users", "path": str(text), "num_users": 20, "sentences_per_user": 2} | settings
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("source", "evaluation", "said"),
+    [
+        ({}, {"path": "missing.txt"}, r"search\.public\.one\.corpus\.evaluation\.path = '.*missing\.txt'"),
+        ({}, {"skip_users": 900}, r"search\.public\.one\.corpus\.evaluation\.num_users.*too short: 900 skipped and 20"),
+        (
+            {"num_users": 900},
+            {"skip_users": 900},
+            r"search\.public\.one\.corpus\.source\.num_users.*too short: 900 users",
+        ),
+        ({}, {"skip_users": 1}, r"search\.public\.one\.corpus\.evaluation = .*trained on it.*\(skip_users\)"),
+        ({}, {"skip_users": 1, "min_words": 9}, r"search\.public\.one\.corpus\.evaluation = .*cut both texts alike"),
+    ],
+)
+def test_what_is_wrong_with_the_text_of_a_proxy_names_the_proxy(corpora, tmp_path, source, evaluation, said):
+    path = tmp_path / "public.txt"
+    path.write_text("\n".join(sentence.text for sentence in generate(60, seed=3, part="public")))
+    bad = {"corpus.source": cut(path, **source), "corpus.evaluation": cut(path, **evaluation)}
+    config = two_texts(corpora, tmp_path, public={"one": bad | {"corpus.evaluation_basis": "public"}})
+    with pytest.raises(InputError, match=said):
+        sweep(config, tmp_path / "out")
 
 
 def test_trials_on_several_texts_are_not_stopped_early(corpora, tmp_path):

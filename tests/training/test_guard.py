@@ -217,7 +217,7 @@ def test_a_text_that_is_cut_into_users_evaluates_what_others_of_them_trained(tmp
     if taken:
         check_run(config)
     else:
-        with pytest.raises(InputError, match="cannot evaluate its own model"):
+        with pytest.raises(InputError, match="no text can evaluate a model trained on it"):
             check_run(config)
 
 

@@ -54,6 +54,12 @@ def searched_bases(sweep: SweepConfig) -> dict[str, RunConfig]:
         if bases[proxy].corpus.source == sweep.base.corpus.source:
             remedy = "rule public searches on public text: give corpus.source there"
             raise InputError(setting_of(proxy), dict(settings), remedy)
+    for proxy, other in itertools.combinations(bases, 2):
+        if bases[proxy].corpus.source == bases[other].corpus.source:
+            remedy = (
+                f"trains on the same text as {setting_of(proxy)}, which says nothing more: name other text, or drop one"
+            )
+            raise InputError(setting_of(other), dict(sweep.search.proxies[other]), remedy)
     return bases or {"": sweep.base}
 
 

@@ -6,6 +6,7 @@ Which trials fail must not reveal the private text, so what could fail in one of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, dump_config, load_config
@@ -15,7 +16,7 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.finalize import pretrained
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.proxies import cautions, setting_of
+from uedp_ray.search.proxies import cautions, naming, setting_of
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import prepared
@@ -39,9 +40,7 @@ def prepare_shared(
         bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
     else:
         named = bases
-        bases = {proxy: prepared(base, folder, folder.corpora(proxy)) for proxy, base in bases.items()}
-        for base in bases.values():
-            _check_text(config, base)
+        bases = {proxy: _prepared(config, proxy, base, folder) for proxy, base in bases.items()}
         private = _private_text(config, bases, named, folder)
         check_owners(private)
         for proxy, base in bases.items():
@@ -58,6 +57,14 @@ def prepare_shared(
         start = starts[_public_model(bases[proxy], folder)]
         for caution in cautions(config, proxy, corpus, public_sketch(start)):
             reporter.say(f"caution: {caution}")
+
+
+def _prepared(config: SweepConfig, proxy: str, base: RunConfig, folder: SweepDir) -> RunConfig:
+    """Returns the base of the trials on one text with that text prepared and checked."""
+    with naming(proxy) if config.search.proxies else nullcontext():
+        base = prepared(base, folder, folder.corpora(proxy))
+        _check_text(config, base)
+    return base
 
 
 def _public_model(base: RunConfig, folder: SweepDir) -> tuple[Path, str]:

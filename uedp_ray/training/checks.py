@@ -41,6 +41,7 @@ from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_start_fits
 from uedp_ray.models.pretrained import check_fits, pretrained_config
 from uedp_ray.reporting import SILENT, Reporter
+from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
@@ -61,7 +62,7 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
         check_source("corpus.evaluation", evaluation)
         same = source.path and os.path.realpath(source.path) == os.path.realpath(evaluation.path)
         if same and not _other_users(source, evaluation):
-            remedy = "it is the text of corpus.source: the private corpus cannot evaluate its own model"
+            remedy = f"it is the text of corpus.source: {name_other_users(evaluation)}"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     kept_by(config.training)
     for note in ignored(config):

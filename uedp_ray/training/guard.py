@@ -77,8 +77,15 @@ def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) 
 
     Raises: TextError naming ``corpus.evaluation``.
     """
-    remedy = "the private corpus cannot evaluate its own model, name text of other users"
-    return check_other(private, evaluation, "corpus.evaluation", source, remedy)
+    return check_other(private, evaluation, "corpus.evaluation", source, name_other_users(source))
+
+
+def name_other_users(evaluation: SourceConfig) -> str:
+    """Returns the remedy for evaluation text that a model is trained on."""
+    skip = ", or cut both texts alike, and skip the users of corpus.source (skip_users)"
+    return "no text can evaluate a model trained on it: name text of other users" + (
+        skip if evaluation.format == "pseudo-users" else ""
+    )
 
 
 def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig, remedy: str) -> Compared:

@@ -28,8 +28,10 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
         yield dataclasses.replace(sentence, user=f"user-{index // each}")
     if index + 1 == end:
         return
+    skipped = f"{source.skip_users} skipped and " if source.skip_users else ""
     remedy = (
-        f"the text is too short for {source.skip_users} + {source.num_users} users of {each} sentences: name more of it"
+        f"the text is too short: {skipped}{source.num_users} users of {each} sentences (sentences_per_user) take {end:,}, "
+        f"each of {source.min_words} to {source.max_words} words where short ones are joined: name more text, or fewer users"
     )
     raise InputError("num_users", source.num_users, remedy)  # without its length, which may be private
 
