@@ -197,6 +197,9 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     ) as error:
         if isinstance(error, InputError):
             raise
+        if any((Path(folder) / name).exists() for name in ("sweep.yaml", "rounds.parquet")):
+            remedy = f"is a sweep or a run itself: uedp-ray export {folder} --out DIR writes what --export reads"
+            raise InputError("--export", str(folder), remedy) from error
         raise InputError(
             "--export", str(folder), "is not a folder that uedp-ray export wrote, or was changed"
         ) from None

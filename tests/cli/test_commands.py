@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -13,6 +15,8 @@ from tests.cli.files import written
 from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import run_tree
 from uedp_ray.analysis.style import score_text
+from uedp_ray.config import load_config
+from uedp_ray.search.sweep_config import load_sweep_config
 
 pytestmark = pytest.mark.whole
 
@@ -160,6 +164,43 @@ def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_pa
     refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
     refused("init", *own, "--out", "no/such/folder.yaml", parts=["--out", "create it first"])
     assert [file.name for file in tmp_path.iterdir()] == [path]
+
+
+def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held-out.jsonl").touch()
+    own = ["--text", "nots.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 150]
+    code, _, err = command("init", *own)
+    assert code == 0
+    assert [line for line in err.splitlines() if "caution" in line] == [
+        f"caution: --{flag} = {name}: there is no such file here"
+        for flag, name in (("text", "nots.jsonl"), ("public", "public.txt"))
+    ]
+
+
+def test_init_asks_for_what_to_search_on(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("plays.txt\nbooks.txt\n\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 150]
+    code, _, err = command("init", *own, "--kind", "sweep")
+    assert code == 0, err
+    assert list(load_sweep_config(tmp_path / "sweep.yaml").search.proxies) == ["proxy1", "proxy2"]
+
+
+def test_rounds_that_the_passes_of_a_file_decide_are_not_set(command, refused, run_file, corpora, tmp_path):
+    tree = run_tree(corpora) | {"training": {"passes": 2.0}}
+    file, key = written(tmp_path, tree), "training.num_rounds"
+    refused(
+        "train", file, "--out", tmp_path / "run", "--set", f"{key}=3", parts=[key, "add --set training.passes=null"]
+    )
+    loaded = load_config(file, [f"{key}=3", "training.passes=null"])
+    assert loaded.training.num_rounds == 3
+    sweep = write_sweep(
+        sweep_tree(corpora, base=tree, space={"privacy.sentence_clip_norm": {"choice": [0.2]}}), tmp_path
+    )
+    key = f"base.{key}"
+    refused("sweep", sweep, "--out", tmp_path / "s", "--set", f"{key}=3", parts=[key, "base.training.passes=null"])
 
 
 def test_init_and_plan_touch_no_file_of_the_users(answer, refused, tmp_path, monkeypatch, corpora):

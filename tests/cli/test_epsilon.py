@@ -17,7 +17,8 @@ def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, t
     assert {"out", "epsilon", "epsilon_of_run", "rule"} <= told.keys()
     assert answer("epsilon", "--export", tmp_path / "out")["epsilon"] == told["epsilon"]
     refused("export", private_run.out, "--out", tmp_path / "out", parts=["--out", "is not empty"])
-    refused("epsilon", "--export", private_run.out, parts=["--export", "is not a folder that uedp-ray export wrote"])
+    refused("epsilon", "--export", private_run.out, parts=["--export", f"uedp-ray export {private_run.out} --out DIR"])
+    refused("epsilon", "--export", tmp_path, parts=["--export", "is not a folder that uedp-ray export wrote"])
 
 
 @pytest.mark.parametrize("name", ["org\n\nepsilon: 0.001", "org\x1b]0;owned\x07", "", 3, "\u202eorg"])
@@ -86,6 +87,12 @@ def test_a_part_of_the_unit_is_no_guarantee_of_it(answer, kind):
     assert found["guarantee"] is False
     assert "alone: no guarantee" in found["text"]
     assert answer("epsilon", *PARAMETERS, "--noise-multiplier", 2, "--kind", kind, "--unit", "user")["guarantee"]
+
+
+def test_what_is_filled_costs_as_what_is_reweighted(answer):
+    parameters = [*PARAMETERS, "--max-users", 1000, "--holder-bound"]
+    filled = answer("calibrate", "--target-epsilon", 2.0, *parameters, "fill")
+    assert filled == answer("calibrate", "--target-epsilon", 2.0, *parameters, "reweight")
 
 
 def test_calibrate_never_overshoots(answer):

@@ -39,13 +39,27 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
     run = found if isinstance(found, RunConfig) else found.base
     assert run.corpus.source.path == answers.text
     assert run.corpus.declared_num_users == answers.users
-    assert run.corpus.evaluation_basis == "held_out_users", "nobody said that it is public"
+    names_users = answers.evaluation.endswith(".jsonl")
+    assert run.corpus.evaluation_basis == ("held_out_users" if names_users else "public")
     assert run.privacy.delta * answers.users <= 0.1
     assert run.training.passes == 10.0
     if kind != "compare" and (not changes or "users" in changes):  # the others differ in no figure
         planned = plan(found, trials=2)
         assert planned["target_epsilon"] == answers.epsilon
         assert not any(math.isinf(row["run_epsilon"]) for row in planned["rules"])
+        assert not any("is likely to train a better model" in said for said in planned["warnings"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("users", [50, 100, 250, 500])
+def test_plan_has_nothing_to_say_of_how_a_starter_draws(tmp_path, users):
+    (tmp_path / "run.yaml").write_text(starter("train", Answers(**OWN | {"users": users})), encoding="utf-8")
+    config = load_config(tmp_path / "run.yaml")
+    planned = plan(config, trials=2)
+    assert (planned["choice"]["rounds"], planned["choice"]["asked"]) == (config.training.num_rounds, True)
+    assert config.training.num_rounds >= 10 * config.training.evaluate_every
+    assert config.training.evaluate_every % config.training.checkpoint_every == 0
+    assert config.corpus.declared_num_tokens == users * 15 * 15
 
 
 def test_a_sweep_with_proxies_searches_on_them_cut_as_the_private_text_is(tmp_path):
@@ -95,6 +109,9 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
         ({"text": "no\udcfftes.jsonl"}, "text", "printable UTF-8"),
         ({"model": "a\nb"}, "model", "printable UTF-8"),
         ({"public": ""}, "public", "or a pretrained model"),
+        ({"model": "gpt2"}, "public", "or a pretrained model, which brings both"),
+        ({"evaluation": "./notes.jsonl"}, "evaluation", "is the private text"),
+        ({"public": "x/../notes.jsonl"}, "public", "is the private text"),
     ],
 )
 def test_what_cannot_be_a_file_is_refused(changes, field, remedy):

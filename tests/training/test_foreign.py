@@ -21,7 +21,7 @@ def refused(corpora, tmp_path):
     """A run folder whose first start was refused once its text was read."""
     tree = run_tree(corpora)
     tree["corpus"]["declared_num_users"] = 5
-    with pytest.raises(InputError, match="declare at least that"):
+    with pytest.raises(InputError, match="declare a round bound that could be known without it"):
         train(from_dict(RunConfig, tree), tmp_path / "run", workers=0)
     return tmp_path / "run"
 

@@ -46,7 +46,7 @@ Kind = Annotated[
     typer.Option(help="What is removed: entity, extended (a sentence without entities), both (the worse)."),
 ]
 HolderBound = Annotated[
-    str, typer.Option(help="Beyond K holders: truncate (drop), or reweight (weights that sum to K; for fill, too).")
+    str, typer.Option(help="Beyond K holders: truncate (drop), or reweight and fill (weights that sum to K).")
 ]
 MaxUsers = Annotated[int | None, typer.Option(help="Declared number of users, for reweight and cautions.")]
 
@@ -180,6 +180,6 @@ def _mechanism(flags: dict[str, Any]) -> Any:
         max_holders=flags["max_holders"],
         entity_clip=flags["entity_clip"],
         extended_clip=flags["entity_clip"] if extended is None else extended,
-        holder_bound=flags["holder_bound"],
+        holder_bound="reweight" if flags["holder_bound"] == "fill" else flags["holder_bound"],  # one bound for both
         max_users=flags["max_users"],
     )

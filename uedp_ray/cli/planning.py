@@ -16,7 +16,7 @@ from uedp_ray.cli.commands import NONE, Set
 from uedp_ray.config import RunConfig, dump_config, load_config, read_yaml
 from uedp_ray.config.limits import choice
 from uedp_ray.console import Lines, emit
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, one_line
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.storage.files import replacing
 from uedp_ray.target import check_name
@@ -56,11 +56,15 @@ def init(
             public=public or ("" if model else _ask("public", "Public text for vocabulary and warm start")),
             model=model,
             epsilon=epsilon,
-            proxies=tuple(proxy),
+            proxies=tuple(proxy or (_asked_proxies() if kind == "sweep" else ())),
             sentences_per_user=sentences_per_user,
             words_per_sentence=words_per_sentence,
         )
         content = starter(kind, answers)  # type: ignore[arg-type]
+    named = {"text": answers.text, "evaluation": answers.evaluation, "public": answers.public}
+    for flag, path in (*named.items(), *(("proxy", each) for each in answers.proxies)):
+        if path and not Path(path).exists():
+            Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
         _load(new, [])  # a file that its command would refuse is not written
@@ -83,6 +87,20 @@ def _ask(flag: str, question: str, of: type = str) -> Any:
     if not sys.stdin.isatty():
         raise InputError(flag, None, f"give it ({question[:1].lower()}{question[1:]})")
     return typer.prompt(question, type=of, err=True)
+
+
+def _asked_proxies() -> list[str]:
+    """Asks for public texts to search on, on a terminal; none is an answer."""
+    found: list[str] = []
+    while sys.stdin.isatty():
+        question = "Public text of another source, to search settings on (none: search on the private text)"
+        named = typer.prompt(
+            "Another one (none: no more)" if found else question, default="", err=True, show_default=False
+        )
+        if not named:
+            break
+        found.append(named)
+    return found
 
 
 def _load(path: Path, settings: list[str]) -> RunConfig | SweepConfig | Comparison:
@@ -152,7 +170,9 @@ def _print(answer: dict[str, Any]) -> None:
     for line in (*_bounding(answer), *(f"Caution: {caution}." for caution in answer["warnings"])):
         typer.echo(line)
     if "written" in answer:
-        typer.echo(f"Written, as chosen (*): {answer['written']}")
+        choice = answer["choice"]
+        draws = f"user_sampling_prob {choice['user_sampling_prob']:g}, {choice['rounds']} rounds"
+        typer.echo(f"Written, as chosen (*: {draws}), without comments: {answer['written']}")
 
 
 _OWN = " (this file)"

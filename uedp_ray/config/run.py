@@ -27,9 +27,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,7 +38,7 @@ from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, WORDS
 from uedp_ray.config.io import from_dict, of_file, parse_overrides, read_yaml, set_keys, to_dict, to_digest
 from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
 from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, one_line
 
 _MOST_ROUNDS = 10**9
 
@@ -191,6 +192,18 @@ class RunConfig:
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
+def check_rounds(training: Any, overrides: Mapping[str, Any], section: str = "training") -> None:
+    """Refuses an override of ``num_rounds`` in a file whose ``passes`` would decide it; ``training``: with all overrides.
+
+    Raises: InputError.
+    """
+    key, decides = f"{section}.num_rounds", f"{section}.passes"
+    passes = training.get("passes") if isinstance(training, Mapping) else None
+    if overrides.get(key) is not None and passes is not None and decides not in overrides:
+        remedy = f"{decides} = {one_line(str(passes), 40)} decides the rounds: add --set {decides}=null"
+        raise InputError(key, overrides[key], remedy)
+
+
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Reads a YAML run file and applies ``a.b=value`` overrides (values are YAML)."""
     tree = read_yaml(path)
@@ -199,7 +212,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise InputError("config", str(path), f"is a {kind} file: use uedp-ray {command}, or name a run file")
     settings = parse_overrides(overrides)
     with of_file(path, settings):
-        return from_dict(RunConfig, set_keys(tree, settings))
+        tree = set_keys(tree, settings)
+        check_rounds(tree.get("training"), settings)
+        return from_dict(RunConfig, tree)
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

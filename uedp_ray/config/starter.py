@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
 FileKind = Literal["train", "sweep", "compare"]
+_PASSES = 10
+_LEAST_COHORT = 20
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text", ".conll": "conll"}
 
 
@@ -32,7 +35,7 @@ class Answers:
     evaluation: str
     """Text of users outside the protected set, or public text."""
     users: int
-    """A public upper bound on the number of users in ``text``."""
+    """A public upper bound on the number of users in ``text``, which nothing here compares with it."""
     public: str = ""
     """Public text, for the vocabulary and the warm start; not needed with ``model``."""
     model: str = ""
@@ -56,15 +59,22 @@ def starter(kind: FileKind, answers: Answers) -> str:
     for name, value in (*named, *(("proxy", each) for each in answers.proxies)):
         if UNPRINTABLE.search(value):
             raise InputError(name, value, "is not one line of printable UTF-8: rename it")
-    if not answers.model and not answers.public:
-        raise InputError("public", "", "name public text for the vocabulary and the warm start, or a pretrained model")
+    if bool(answers.model) == bool(answers.public):
+        remedy = "name public text for the vocabulary and the warm start, or a pretrained model, which brings both"
+        raise InputError("public", answers.public, remedy)
+    if os.path.realpath(answers.evaluation) == os.path.realpath(answers.text):
+        raise InputError("evaluation", answers.evaluation, "is the private text: name text of other users")
+    if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.text):
+        raise InputError("public", answers.public, "is the private text: name text that anyone may read")
     if kind == "train":
         return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, budget=True)}"
     base = textwrap.indent(_run(answers, budget=kind == "compare"), "  ")
     if kind == "compare":
         return f"# Models side by side: uedp-ray compare FILE. {_PUBLIC}\nbase:\n{base}{_VARIANTS}"
     search = _PROXIES.format(proxies="".join(_proxies(answers))) if answers.proxies else _SECRET
-    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users), search=search)
+    share = _share(answers.users)
+    shares = f"{share / 2:g}, {min(1.0, 4 * share):g}"
+    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users), search=search, shares=shares)
     return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
 
 
@@ -73,7 +83,8 @@ def _run(answers: Answers, *, budget: bool) -> str:
     if _format("text", answers.text) == "text":
         remedy = "names no users, and it is users who are protected: write JSONL, a line for each text with its user"
         raise InputError("text", answers.text, f"{remedy} (docs/your-own-text.md)")
-    share = 0.1 if answers.users >= 1000 else 0.25 if answers.users >= 200 else 0.5
+    share = _share(answers.users)
+    rounds = round(_PASSES / share)
     if answers.model:
         network = (
             f"model: {{architecture: pretrained, path: {_quoted(answers.model)}, max_length: 64, trainable: lora, "
@@ -91,12 +102,22 @@ def _run(answers: Answers, *, budget: bool) -> str:
         private=private,
         users=answers.users,
         evaluation=evaluation,
+        basis=_BASIS[_format("evaluation", answers.evaluation) == "text"],
+        num_tokens=answers.users * answers.sentences_per_user * answers.words_per_sentence,
         words=words,
         target=f"{target}  # well below 1 / users" if budget else "",
         share=share,
+        passes=_PASSES,
+        evaluate_every=max(1, rounds // 10),
+        checkpoint_every=max(1, rounds // 20),
         network=network,
         rate=rate,
     )
+
+
+def _share(users: int) -> float:
+    """The q_u that ``plan`` would choose: many small rounds, of a few dozen users at least."""
+    return next((share for share in (0.05, 0.1, 0.25) if share * users >= _LEAST_COHORT), 0.5)
 
 
 def _proxies(answers: Answers) -> Iterator[str]:
@@ -154,8 +175,9 @@ name: notes
 corpus:
   source: {private}
   declared_num_users: {users}  # an upper bound that could be known without the text
+  declared_num_tokens: {num_tokens}  # a guess, for times and speeds alone
   evaluation: {evaluation}  # it must be outside the protected set
-  evaluation_basis: held_out_users  # of users who are in no private text; or public
+  evaluation_basis: {basis}
 {words}bounds:  # what one entity (a name, a company, …) may hold; more is weighed down, once, before training
   mode: enforced
   max_sentences_per_entity: 1  # of one user
@@ -167,12 +189,17 @@ privacy:
   user_sampling_prob: {share}  # of the users, in each round
 {network}
 training:
-  passes: 10  # over the text; time grows with it, and models get better
+  passes: {passes}  # over the text; time grows with it, and models get better
   server_learning_rate: {rate}
   server_schedule: linear
-  evaluate_every: 4
-  checkpoint_every: 2
+  evaluate_every: {evaluate_every}
+  checkpoint_every: {checkpoint_every}
 """
+_BASIS = {
+    False: "held_out_users  # of users who are in no private text; or public",
+    True: "public  # it names no users; held_out_users if none of its authors is in the private text",
+}
+"""By whether the evaluation text names no users."""
 _WORDS = """\
 vocabulary: {{kind: public-words, max_size: 8000}}
 pretrain:  # ordinary training on public text: the more of it, and the more like the private text, the better
@@ -181,7 +208,7 @@ pretrain:  # ordinary training on public text: the more of it, and the more like
 """
 _SPACE = """\
 space:
-  privacy.user_sampling_prob: {{log_uniform: [0.1, 0.5]}}
+  privacy.user_sampling_prob: {{log_uniform: [{shares}]}}
   privacy.sentence_clip_norm: {{log_uniform: [0.1, 0.4]}}
   training.passes: {{choice: [5, 10, 20]}}
   training.server_learning_rate: {{log_uniform: [0.003, 0.03]}}

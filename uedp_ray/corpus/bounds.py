@@ -21,7 +21,8 @@
     >>> apply_bounds(corpus, cut, declared_num_users=2)
     Traceback (most recent call last):
         ...
-    uedp_ray.errors.TextError: corpus.declared_num_users = 2: the corpus has 3 users: declare at least that
+    uedp_ray.errors.TextError: corpus.declared_num_users = 2: the text has more users (how many is private): declare a \
+round bound that could be known without it
 
 ``declared`` bounds are public promises: data that break them are refused. ``enforced`` bounds are computed ONCE, on
 the incidence graph (who holds what), before any round. A cut sentence keeps its slot and weighs zero: nothing moves up,
@@ -95,9 +96,8 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
     """
     num_users, num_sentences = len(corpus.user_hash), len(corpus.sentence_words)
     if declared_num_users is not None and num_users > declared_num_users:
-        raise TextError(
-            "corpus.declared_num_users", declared_num_users, f"the corpus has {num_users} users: declare at least that"
-        )
+        remedy = "the text has more users (how many is private): declare a round bound that could be known without it"
+        raise TextError("corpus.declared_num_users", declared_num_users, remedy)
     if bounds.mode == "none":
         return _outcome(corpus, {"max_sentences_per_user": np.ones(num_sentences)})
     sentence_counts = np.diff(corpus.user_offsets)

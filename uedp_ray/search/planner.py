@@ -281,11 +281,16 @@ def _mechanisms(run: RunConfig, tokens_per_second: float | None) -> Iterator[dic
 
 
 def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the way to draw with the most rounds whose noise is near the least, among ways of about equal passes."""
+    """Returns the way to draw with the most rounds whose noise is near the least, among ways of about equal passes.
+
+    Where there are too few users for that, the one with the largest cohort.
+    """
     least = min(row["noise_of_average"] for row in rows)
     near = [row for row in rows if row["noise_of_average"] <= _WORTH * least]
-    near = [row for row in near if row["expected_cohort"] >= _LEAST_COHORT] or near
-    return max(near, key=lambda row: row["rounds"])
+    large = [row for row in near if row["expected_cohort"] >= _LEAST_COHORT]
+    if not large:
+        return max(near, key=lambda row: row["expected_cohort"])
+    return max(large, key=lambda row: row["rounds"])
 
 
 def _binds(run: RunConfig) -> dict[str, Any]:

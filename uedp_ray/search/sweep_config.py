@@ -18,7 +18,16 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from uedp_ray.config import PrivacyConfig, RunConfig, from_dict, parse_overrides, read_yaml, set_keys, to_dict
+from uedp_ray.config import (
+    PrivacyConfig,
+    RunConfig,
+    check_rounds,
+    from_dict,
+    parse_overrides,
+    read_yaml,
+    set_keys,
+    to_dict,
+)
 from uedp_ray.config.io import of_file, renamed, to_digest
 from uedp_ray.config.limits import choice
 from uedp_ray.corpus.categories import expand
@@ -264,6 +273,7 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
         if not isinstance(tree.get(name), dict):
             raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}")
     with of_file(path, settings):
+        check_rounds(tree["base"].get("training"), settings, "base.training")
         budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")
         tree["base"]["privacy"] = _with_budget(tree["base"].get("privacy", {}), budget)
         return from_dict(SweepConfig, tree)

@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 import torch
 
-from uedp_ray.config import ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
+from uedp_ray.config import BoundsConfig, ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
 from uedp_ray.config.choices import LocalUpdateName
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
@@ -239,6 +239,9 @@ def ignored(config: RunConfig) -> Iterator[str]:
         plain = SourceConfig(path=config.corpus.source.path)
         reason = "the text is prepared: its detectors are those of uedp-ray prepare"
         unused.append(("corpus.source", config.corpus.source, plain, ("detector",), reason))
+    if config.bounds.mode != "enforced":
+        surplus = ("entity_bound", "holder_bound")
+        unused.append(("bounds", config.bounds, BoundsConfig(), surplus, f"bounds.mode is {config.bounds.mode}"))
     for section, given, default, names, reason in unused:
         for name in names:
             if getattr(given, name) != getattr(default, name):

@@ -21,6 +21,7 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.config import (
     RunConfig,
+    check_rounds,
     dump_config,
     from_dict,
     load_config,
@@ -70,7 +71,9 @@ class Comparison:
             raise InputError("config", str(path), "a comparison file has the two keys base and variants, both mappings")
         settings = parse_overrides(overrides)
         with of_file(path, {f"base.{key}": value for key, value in settings.items()}):
-            base = from_dict(RunConfig, set_keys(tree["base"], settings), "base.")
+            tree["base"] = set_keys(tree["base"], settings)
+            check_rounds(tree["base"].get("training"), settings)
+            base = from_dict(RunConfig, tree["base"], "base.")
         variants, folders = {}, {"", "corpora", "pretrained"}
         for name, variant in ((str(key), value) for key, value in tree["variants"].items()):
             if not isinstance(variant, dict) or "method" not in variant or set(variant) - {"method", "set"}:

@@ -58,7 +58,7 @@ def copies_told(folder: Path, reporter: Reporter, *names: str, unless: Callable[
     except InputError:
         if any((folder / name).exists() for name in names) and not unless():
             reporter.say(
-                f"refused; {folder} holds a copy of the private text for the next start: delete it if there is none"
+                f"refused; {folder} holds a copy of the private text for the next start: delete it if you do not start again"
             )
         raise
 
