@@ -225,7 +225,10 @@ def test_trials_on_several_texts_are_not_stopped_early(corpora, tmp_path):
 
 
 def rows(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
-    done = [{"state": "done", "one.perplexity": one, "other.perplexity": other} for one, other in pairs]
+    done = [
+        {"trial": f"{number:04d}", "state": "done", "one.perplexity": one, "other.perplexity": other}
+        for number, (one, other) in enumerate(pairs)
+    ]
     return [*done, {"state": "failed", "one.perplexity": None, "other.perplexity": None}]
 
 
@@ -239,6 +242,9 @@ def test_agreement_is_the_correlation_of_ranks(corpora, tmp_path):
     expected = pd.Series([1, 2, 3, 4, 5]).corr(pd.Series([4, 3, 2, 1, 5]), method="spearman")
     assert unlike["rank_correlation"] == pytest.approx(expected)
     assert "they rank settings differently" in unlike["text"]
+    assert "best on each (trial 0000 on one, trial 0003 on other)" in unlike["text"]
+    (none,) = agreement(config, [])
+    assert none["text"] == "Agreement of one and other: not known from 0 trials."
     few = [(float(n), float(n)) for n in range(LEAST_TRIALS - 1)]
     for known in (few, [(1.0, float(n)) for n in range(LEAST_TRIALS)]):
         (unknown,) = agreement(config, rows(*known))

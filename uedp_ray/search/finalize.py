@@ -208,7 +208,8 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
         rows["public-only"] = [beside.run(scored, base, folder) for base in bases.values()]
     settings = config.references.noiseless
     if settings is not None:
-        reporter.say("training without privacy, for reference (its scores are private)")
+        of = "on the search's public text" if config.search.rule == "public" else "its scores are private"
+        reporter.say(f"training without privacy, for reference ({of})")
         for proxy, base in bases.items():
             run, out = methods.apply(base, "noiseless", settings), folder.noiseless(proxy)
             done = _train(dataclasses.replace(run, name=out.name), folder, out, beside, config, reporter)

@@ -99,13 +99,19 @@ def agreement(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]]) -> list[dic
         value = math.nan
         if len(done) >= LEAST_TRIALS and min(len(set(one)), len(set(other))) > 1:
             value = float(stats.spearmanr(one, other).statistic)
-        text = f"Agreement of {' and '.join(pair)}: {_in_words(value, len(done))}"
+        bests = [f"{_best_on(sweep, proxy, done)} on {proxy}" for proxy in pair if done]
+        text = f"Agreement of {' and '.join(pair)}: {_in_words(value, len(done), bests)}"
         known = None if math.isnan(value) else value
         found.append({"proxies": list(pair), "rank_correlation": known, "trials": len(done), "text": text})
     return found
 
 
-def _in_words(value: float, trials: int) -> str:
+def _best_on(sweep: SweepConfig, proxy: str, done: Sequence[Mapping[str, Any]]) -> str:
+    column = sweep.score_columns[proxy]
+    return str(min(done, key=lambda row: sweep.metric.cost(row[column]))["trial"])
+
+
+def _in_words(value: float, trials: int, bests: Sequence[str]) -> str:
     if math.isnan(value):
         return f"not known from {trials} trials."
     shown = f"rank correlation {value:.2f} over {trials} trials"
@@ -113,7 +119,7 @@ def _in_words(value: float, trials: int) -> str:
         return f"{shown}."
     return (
         f"{shown}: they rank settings differently, so that the best here may not be the best on the private text; compare "
-        "the settings that are best on each, or name public text that is more like yours."
+        f"the settings that are best on each (trial {', trial '.join(bests)}), or name public text that is more like yours."
     )
 
 
