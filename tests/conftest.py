@@ -21,6 +21,8 @@ from uedp_ray.interrupts import handlers_kept
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they bring
 
+os.environ.setdefault("RAY_enable_worker_prestart", "0")  # most tests need fewer workers than there are CPUs
+
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 

@@ -52,10 +52,13 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("users", [50, 100, 250, 500])
-def test_plan_has_nothing_to_say_of_how_a_starter_draws(tmp_path, users):
+def test_plan_has_nothing_to_say_of_how_a_starter_draws(tmp_path, monkeypatch, users):
+    for slow in ("_rules", "_binds", "_bounds"):
+        monkeypatch.setattr(f"uedp_ray.search.planner.{slow}", lambda asked: [])
     (tmp_path / "run.yaml").write_text(starter("train", Answers(**OWN | {"users": users})), encoding="utf-8")
     config = load_config(tmp_path / "run.yaml")
     planned = plan(config, trials=2)
+    assert not planned["warnings"]
     assert (planned["choice"]["rounds"], planned["choice"]["asked"]) == (config.training.num_rounds, True)
     assert config.training.num_rounds >= 10 * config.training.evaluate_every
     assert config.training.evaluate_every % config.training.checkpoint_every == 0
