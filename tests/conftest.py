@@ -146,6 +146,15 @@ def uninterrupted(fixed: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.fixture
+def here(tmp_path: Path) -> Iterator[None]:
+    """Trials run in this process: what a sweep says and charges is the same, in a tenth of the time."""
+    from tests.crashes.commands import Sweep
+
+    with Sweep(tmp_path / "here").played():
+        yield
+
+
+@pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Makes this process one of another node, with nothing of what others kept: called with a name, or on its own."""
 

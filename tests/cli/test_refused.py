@@ -196,6 +196,7 @@ def test_unknown_flags_and_commands_exit_with_2(command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_a_sweep_of_which_nothing_came_fails_and_nobody_adds_a_run_to_it(command, refused, run_file, tmp_path, corpora):
     tree = sweep_tree(corpora, space={"training.server_learning_rate": {"choice": [1e30]}})
     tree["search"] = {"searcher": "grid"}

@@ -124,7 +124,7 @@ def sweep_file(corpora: Path, folder: Path, *, rates: list[float], workers_per_t
         corpora,
         space={"training.server_learning_rate": {"choice": rates}},
         search={"searcher": "grid", "trials": None},
-        resources={"workers_per_trial": workers_per_trial},
+        resources={"workers_per_trial": workers_per_trial, "max_concurrent": None},
     )
     tree["base"]["training"] |= {"num_rounds": NUM_ROUNDS, "evaluate_every": 1000, "checkpoint_every": 1000}
     folder.mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ from uedp_ray.training.host import train
 )
 def test_gpus_are_divided_among_the_trials_that_run_at_once(corpora, tmp_path, sizes, resources, wanted, gpus):
     base = {"training": {"num_rounds": 2, "device": "auto"}}
-    config = sweep_config(corpora, tmp_path, resources=resources, base=base)
+    config = sweep_config(corpora, tmp_path, resources={"max_concurrent": None} | resources, base=base)
     found = gpus_of_worker(config, nodes_of(*sizes), wanted)
     assert found == gpus
     if 0 < found < 1:
