@@ -354,7 +354,7 @@ def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, expor
         export(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(InputError, match="is not empty"):
         export(private_run.out, exported[0])
-    with pytest.raises(InputError, match="not a folder that uedp-ray export wrote"):
+    with pytest.raises(InputError, match="is a sweep or a run itself"):
         export_epsilon(private_run.out)
     held = folder_locked(tmp_path / "held", wait=0, busy=InputError("", "", "mine"))
     with held, pytest.raises(InputError, match="another process is at work in this folder"):
