@@ -25,7 +25,9 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.published import published_epsilon, published_unit
 from uedp_ray.privacy.selection import (
+    PILOTS,
     PRICING_POINTS,
+    SECRET,
     accountant_of,
     candidates_of,
     epsilon_of_choosing,
@@ -181,7 +183,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
         rule, delta, unit = terms["rule"], float(terms["delta"]), str(terms["unit"])
         events = _exported(folder, "ledger.jsonl", terms)
         alone = epsilon_of_events(events, delta=delta, unit=unit)
-        if rule == "repeat_and_select":
+        if rule in SECRET:
             reporter.say(PRICING_POINTS)
         total = max(alone, _choosing(terms, folder, delta, unit))
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
@@ -233,9 +235,11 @@ def _choosing(terms: Mapping[str, Any], folder: Path, delta: float, unit: str) -
     if rule in ("none", "public"):
         return 0.0
     settings: dict[str, Any] = {name: terms[name] for name in ("searcher", "early_stopping")}
-    if rule == "repeat_and_select":
+    if rule in SECRET:
         settings["candidates"] = candidates_of(terms["candidates"])
         settings |= {name: terms[name] for name in ("mean", "law")} | {"by": priced_by(terms)}
+        if rule in PILOTS:
+            settings |= {"finals": candidates_of(terms["finals"]), "final": _exported(folder, "ledger.jsonl", terms)}
     else:
         ledgers = folder / "ledgers"
         found = {file.name: file for file in ledgers.iterdir()} if ledgers.is_dir() else {}

@@ -9,17 +9,16 @@ import pytest
 
 from tests.privacy.mechanisms import BASE, REWEIGHT, change
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, best_of, selection
+from uedp_ray.privacy import accounting, best_of, laws, selection, sequence
 from uedp_ray.privacy.composition import Losses
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
-LAWS = selection.LAWS
+LAWS = laws.LAWS
 CALL = {"delta": 1e-5, "unit": "user-entity", "kind": "entity"}
 
 
 def price(candidates, *, mean, law, **call):
-    halting = selection._halting(mean, law)
-    return best_of.epsilon(candidates, mean=mean, law=law, halting=halting, **{**CALL, **call})
+    return best_of.epsilon(candidates, mean=mean, law=law, **{**CALL, **call})
 
 
 # mu of a Gaussian pair, law, mean; the theorem's bound, and what the worst order of scores attains.
@@ -43,7 +42,7 @@ def test_check_values_of_the_theorem(mu, law, mean, bound, attained):
 
 def probability_of(law, mean):
     """s -> E s^J."""
-    gamma = selection._halting(mean, law)
+    gamma = laws.halting(mean, law)
     if law == "poisson":
         return lambda s: np.exp(mean * (s - 1.0))
     if law == "geometric" or mean == 1.0:
@@ -89,8 +88,7 @@ def pairs(seed, count):
 def test_no_small_mechanism_is_above_the_bound(law):
     ratios, tried = [], 0
     for P, Q, mean, delta in pairs(LAWS.index(law), 400):
-        weight = best_of.derivative(law, mean, selection._halting(mean, law))
-        eps = best_of._one_direction(losses_of(P, Q), losses_of(Q, P), weight, mean, delta)
+        eps = best_of._one_direction(losses_of(P, Q), losses_of(Q, P), mean, law, delta)
         if eps < 20.0:  # beyond it the exact value is lost in the differences of the generating function
             tried += 1
             exact = exact_delta(P, Q, eps, law, mean)
@@ -100,15 +98,42 @@ def test_no_small_mechanism_is_above_the_bound(law):
     assert max(ratios) > 0.9, "a bound that is far from every mechanism would prove little"
 
 
+def profile(losses, eps):
+    """Of a pair of losses, at any epsilon."""
+    return losses.infinite + float(np.maximum(0.0, -np.expm1(eps - losses.loss_G)) @ losses.mass_G)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_no_small_mechanism_is_above_the_profile_that_is_composed_with_others(law):
+    """At every epsilon, negative ones too, in both directions."""
+    ratios = []
+    for P, Q, mean, _ in pairs(10 + LAWS.index(law), 250):
+        best = best_of.Best([], mean, law)
+        for (one, other), losses in zip(((P, Q), (Q, P)), best.of_pair(losses_of(P, Q), losses_of(Q, P)), strict=True):
+            for eps in np.linspace(-6.0, 8.0, 29):
+                exact, bound = exact_delta(one, other, eps, law, mean), profile(losses, eps)
+                assert exact <= bound + 1e-11 * (1.0 + math.exp(eps))
+                ratios.append(exact / bound if 1e-6 < exact < 0.2 else 0.0)
+    assert max(ratios) > 0.9, "some order of scores attains it"
+
+
+def test_alone_it_has_the_epsilon_of_the_best_run():
+    for law, mean in (("logarithmic", 8.0), ("geometric", 32.0), ("poisson", 4.0)):
+        best = best_of.Best([[(BASE, 50)], [(BASE, 20)]], mean, law)
+        pair = best.losses("user-entity", "entity", 1e-5)
+        composed = max(sequence.composed_epsilon([([losses], 1)], 1e-5) for losses in pair)
+        assert composed == pytest.approx(price(best.candidates, mean=mean, law=law), rel=5e-3)
+
+
 def test_the_profile_of_the_other_direction_is_the_one_that_counts():
     """With the same profile in both places the bound is false: the trap of the theorem."""
     P, Q, mean = np.array([0.991, 0.0, 0.009]), np.array([0.2837, 0.0283, 0.688]), 29.68
     exact = exact_delta(P, Q, 2.5, "logarithmic", mean)
     assert exact == pytest.approx(0.0255, abs=1e-3)
-    weight = best_of.derivative("logarithmic", mean, selection._halting(mean, "logarithmic"))
     forward, reverse = losses_of(P, Q), losses_of(Q, P)
-    assert best_of._one_direction(forward, reverse, weight, mean, exact) >= 2.5
-    assert best_of._one_direction(forward, forward, weight, mean, exact) < 2.5
+    assert best_of._one_direction(forward, reverse, mean, "logarithmic", exact) >= 2.5
+    assert best_of._one_direction(forward, forward, mean, "logarithmic", exact) < 2.5
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric"])
@@ -178,6 +203,6 @@ def test_a_candidate_that_tells_hardly_anything_has_a_price_alone_and_in_a_pool(
 )
 def test_what_it_does_not_price_is_refused(change, field):
     """``both`` was priced as the entity alone, and a delta of 2 at 0."""
-    settings = {"mean": 8.0, "law": "geometric", "halting": 1 / 8, "delta": 1e-5, "unit": "user-entity"}
+    settings = {"mean": 8.0, "law": "geometric", "delta": 1e-5, "unit": "user-entity"}
     with pytest.raises(InputError, match=field):
         best_of.epsilon([[(BASE, 20)]], **(settings | {"kind": "entity"} | change))

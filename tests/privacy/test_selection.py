@@ -11,8 +11,9 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import accounting, renyi, selection
+from uedp_ray.privacy import accounting, laws, renyi, selection
 from uedp_ray.privacy.events import Charges, UnsupportedEvent, charges, epsilon_of_events
+from uedp_ray.privacy.laws import draw_trials
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.selection import (
@@ -20,7 +21,6 @@ from uedp_ray.privacy.selection import (
     check_rule,
     check_trial,
     default_rule,
-    draw_trials,
     epsilon_of_choosing,
     is_adaptive,
 )
@@ -63,7 +63,7 @@ def test_the_example_of_the_specification():
     assert epsilon_of_choosing("public", **GRID, delta=1e-5) == 0.0
 
 
-@pytest.mark.parametrize("law", selection.LAWS)
+@pytest.mark.parametrize("law", laws.LAWS)
 @pytest.mark.parametrize("mean", [1, 2.5, 32, 1000])
 def test_selected_is_the_librarys(law, mean):
     one = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.0)), 500)
@@ -77,7 +77,7 @@ def test_selected_is_the_librarys(law, mean):
         assert ours == pytest.approx(best.get_epsilon(1e-5), rel=3e-3)
 
 
-@pytest.mark.parametrize("law", selection.LAWS)
+@pytest.mark.parametrize("law", laws.LAWS)
 @pytest.mark.parametrize(("p", "q"), [(0.5, 0.4), (0.1, 0.2), (0.03, 0.01)])
 def test_best_of_coin_flips_is_within_the_bound(law, p, q):
     """The best of K coins is heads unless all are tails, which has the probability generating function of K at 1 - p."""
@@ -93,7 +93,7 @@ def test_best_of_coin_flips_is_within_the_bound(law, p, q):
     def all_tails(x: float, mean: float) -> float:
         if law == "poisson":
             return math.exp(mean * (x - 1))
-        gamma = selection._halting(mean, law)
+        gamma = laws.halting(mean, law)
         return (
             gamma * x / (1 - (1 - gamma) * x) if law == "geometric" else math.log(1 - (1 - gamma) * x) / math.log(gamma)
         )
@@ -103,11 +103,11 @@ def test_best_of_coin_flips_is_within_the_bound(law, p, q):
         assert (renyi_of(1 - all_tails(1 - p, mean), 1 - all_tails(1 - q, mean)) <= bound).all()
 
 
-@pytest.mark.parametrize("law", selection.LAWS)
+@pytest.mark.parametrize("law", laws.LAWS)
 def test_trials_are_drawn_from_the_law_that_is_charged(law):
     mean, size = 4.0, 20_000
     draws = np.array([draw_trials(mean=mean, law=law) for _ in range(size)])
-    gamma = None if law == "poisson" else selection._halting(mean, law)
+    gamma = None if law == "poisson" else laws.halting(mean, law)
     first, variance = {
         "poisson": (lambda: mean * math.exp(-mean), lambda: mean),
         "geometric": (lambda: gamma, lambda: (1 - gamma) / gamma**2),

@@ -13,7 +13,7 @@ from uedp_ray.analysis.report import report
 from uedp_ray.answers import export_epsilon
 from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
-from uedp_ray.privacy import sequence
+from uedp_ray.privacy import best_of, sequence
 from uedp_ray.privacy.selection import candidates_of
 from uedp_ray.search.export import export
 from uedp_ray.search.layout import SweepDir
@@ -56,7 +56,7 @@ def test_the_answer_with_its_pilots_stays_within_the_budget(searched):
 
 def test_the_total_is_that_of_every_pilot_and_of_the_dearest_run_that_may_follow(searched):
     config, out, answer = searched
-    planned = {name: candidates_of(runs) for name, runs in read_pilots(SweepDir(out)).items()}
+    planned = {name: candidates_of(runs) for name, runs in read_pilots(config, SweepDir(out)).items()}
     assert (len(planned["pilots"]), len(planned["finals"])) == (3, 3)
     steps = [*([pilot] for pilot in planned["pilots"]), planned["finals"]]
     found = sequence.epsilon(steps, delta=config.budget.delta, unit="user-entity")
@@ -134,9 +134,88 @@ def test_a_search_by_pilots_ends_resumes_and_trains_one_winner(corpora, tmp_path
         sweep(config, tmp_path / "out", resume=True)
 
 
+SECRET = {"selection": "selected_pilots", "trials": 2, "pool_size": 3, "pilot_epsilon": 1.0}
+
+
+@pytest.fixture(scope="module")
+def drawn(corpora, tmp_path_factory):
+    """A secret number of pilots."""
+    folder = tmp_path_factory.mktemp("drawn")
+    config = pilots(corpora, folder, **SECRET)
+    return config, folder / "out", search_here(config, folder / "out")
+
+
+def test_a_secret_number_of_pilots_costs_what_choosing_and_the_dearest_run_after_them_cost(drawn):
+    config, out, answer = drawn
+    pool, terms = (json.loads(path.read_text()) for path in (SweepDir(out).pool, SweepDir(out).terms))
+    assert len(answer["trials"]) == len(pool["draws"]) >= 1
+    assert all(row["epsilon"] <= 1.0 for row in answer["trials"])
+    candidates, finals = candidates_of(pool["candidates"]), candidates_of(pool["finals"])
+    assert len(candidates) == len(finals) == 3
+    best = best_of.Best(candidates, terms["mean"], terms["law"])
+    found = sequence.epsilon([finals], delta=config.budget.delta, unit="user-entity", best=best)
+    assert answer["selection"]["epsilon"] == answer["best"]["epsilon_with_choice"] == found
+    assert 0.95 * 8 < found <= 8
+    own = answer["best"]["epsilon"]["user-entity"]
+    assert 7 < own == json.loads((out / "winner" / "result.json").read_text())["epsilon"]["user-entity"] < found
+
+
+def test_of_secret_pilots_the_run_after_them_alone_is_handed_on(drawn, tmp_path):
+    _, out, answer = drawn
+    exported = export(out, tmp_path / "handed-on")
+    assert (exported["epsilon"], exported["rule"]) == (answer["best"]["epsilon_with_choice"], "selected_pilots")
+    assert not (tmp_path / "handed-on" / "ledgers").exists()
+    again = export_epsilon(tmp_path / "handed-on")
+    assert (again["epsilon"], again["guarantee"]) == (pytest.approx(exported["epsilon"]), True)
+    terms = (tmp_path / "handed-on" / "selection.json").read_text()
+    assert "draws" not in terms, "their number is secret"
+    with pytest.raises(InputError, match="pays for the winner alone"):
+        export(out / "trials" / "0000", tmp_path / "a-pilot")
+    with pytest.raises(InputError, match="rule selected_pilots pays for the winner alone"):
+        report([out], publish=True)
+    assert "This page itself is private" in report([out]).read_text()
+
+
+@pytest.mark.parametrize("name", ["candidates", "finals"])
+def test_secret_pilots_that_spent_more_than_planned_have_no_total(drawn, tmp_path, name):
+    config, out, answer = drawn
+    shutil.copytree(out, tmp_path / "out")
+    folder = SweepDir(tmp_path / "out")
+    pool = json.loads(folder.pool.read_text())
+    for parts in pool[name]:
+        parts[0]["rounds"] = 1  # the ledger holds more
+    folder.pool.write_text(json.dumps(pool))
+    priced = cost_of_selection(config, folder, answer["trials"])
+    assert priced["epsilon"] == float("inf")
+    assert "spent more than" in priced["text"]
+    with pytest.raises(InputError, match="cannot be priced"):
+        export(tmp_path / "out", tmp_path / "handed-on")
+
+
+@pytest.mark.parametrize("missing", ["candidates", "finals"])
+def test_an_export_that_leaves_out_what_might_have_been_drawn_has_no_smaller_price(drawn, tmp_path, missing):
+    _, out, _ = drawn
+    export(out, tmp_path / "handed-on")
+    path = tmp_path / "handed-on" / "selection.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {missing: []}))
+    with pytest.raises(InputError):
+        export_epsilon(tmp_path / "handed-on")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_search_by_secret_pilots_ends_and_resumes_and_is_the_owners(corpora, tmp_path):
+    config = pilots(corpora, tmp_path, **SECRET)
+    answer = sweep(config, tmp_path / "out")
+    assert sweep(config, tmp_path / "out", resume=True) == answer
+    assert (tmp_path / "out").stat().st_mode & 0o077 == 0
+    assert f"Price of choosing (selected_pilots): {answer['selection']['text']}".endswith("pilots included.")
+
+
 @pytest.mark.parametrize(
     ("search", "budget", "said"),
     [
+        ({"selection": "selected_pilots", "searcher": "grid", "trials": None}, BUDGET, "independent draws"),
+        ({"selection": "selected_pilots"}, {"covers": "each_trial"}, "rule selected_pilots divides one budget"),
         ({"searcher": "tpe"}, BUDGET, r"search\.selection|selection.*pilots are fixed beforehand"),
         ({"early_stopping": "median"}, BUDGET, "early stopping compares trials, and pilots"),
         ({}, {"covers": "each_trial"}, r"budget\.covers = 'each_trial'"),

@@ -12,10 +12,10 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
-from uedp_ray.privacy import accounting, sequence
+from uedp_ray.privacy import accounting, best_of, sequence
 from uedp_ray.privacy.events import epsilon_of_charges, together
 from uedp_ray.privacy.odometer import filter_of
-from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
+from uedp_ray.privacy.selection import PILOTS, PROFILES, SECRET, epsilon_of_choosing
 from uedp_ray.search.planner import chosen, plan
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.sweep_config import SweepConfig
@@ -50,7 +50,7 @@ def no_rules(monkeypatch):
 
 def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(planned):
     by = {(row["rule"], row["how"].rpartition(", ")[2]): row for row in planned["rules"]}
-    assert len(by) == len(planned["rules"]) == 7
+    assert len(by) == len(planned["rules"]) == 8
     totals = []
     for (rule, how), row in by.items():
         if row["how"].endswith("by results"):
@@ -67,6 +67,10 @@ def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(pl
         elif rule == "pilots":
             pilot = parts_of(methods.overlay(RUN, {"privacy.target_epsilon": 6.0 / 16}), 1)
             totals.append(sequence.epsilon([*[[pilot]] * 4, [parts_of(run, 1)]], **LEFT))
+        elif rule == "selected_pilots":
+            pilot = parts_of(methods.overlay(RUN, {"privacy.target_epsilon": 6.0 / 16}), 1)
+            best = best_of.Best([pilot], 4.0, "geometric")
+            totals.append(sequence.epsilon([[parts_of(run, 1)]], **LEFT, best=best))
         elif rule == "composition":
             totals.append(accounting.epsilon(Plan.of(run).mechanism, rounds=4 * 20, **LEFT))
         else:
@@ -75,7 +79,7 @@ def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(pl
     assert min(totals) > 5.0, "the filter's shares cost more than what was fixed beforehand"
     noise = [row["noise_ratio"] for row in planned["rules"]]
     assert noise[:2] == [1.0, 1.0]
-    assert 1.0 < noise[2] < noise[4] < noise[5]
+    assert 1.0 < max(noise[2], noise[3]) < noise[5] < noise[6]
 
 
 def test_an_adaptive_searchs_runs_have_the_noise_of_its_filter(planned):
@@ -198,9 +202,9 @@ def test_a_rule_that_does_not_cover_the_file_says_why():
         "vocabulary.threshold_delta": 1e-7,
     }
     found = plan(methods.overlay(RUN, words), trials=2)
-    why = {row["why"] for row in found["rules"] if row["rule"] in ("pilots", "repeat_and_select")}
+    why = {row["why"] for row in found["rules"] if row["rule"] in PILOTS | SECRET}
     assert why == {"does not cover a vocabulary of private text"}
-    assert all(row["run_epsilon"] for row in found["rules"] if row["rule"] not in ("pilots", "repeat_and_select"))
+    assert all(row["run_epsilon"] for row in found["rules"] if row["rule"] not in PILOTS | SECRET)
 
 
 @pytest.mark.parametrize("settings", [{"privacy.noise": "none", "privacy.target_epsilon": None}])

@@ -19,7 +19,7 @@ from uedp_ray.analysis.frames import Sweep, check_comparable
 from uedp_ray.analysis.style import NothingToShow, svg
 from uedp_ray.analysis.summary import shown, terms
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.selection import TRAINS_ANEW
+from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _in_total(sweep: Sweep) -> str:
     if rule in TRAINS_ANEW:
         how = "on public text, at no cost" if rule == "public" else "as pilots, at a small part of the budget"
         return f"Trials ran {how}; the model trained by the best one's settings costs ε = {total} in total ({terms(sweep)})."
-    which = "The winner alone may be handed on, and" if rule == "repeat_and_select" else "Whichever is handed on"
+    which = "The winner alone may be handed on, and" if rule in SECRET else "Whichever is handed on"
     return f"{which} costs ε = {total} in total ({terms(sweep)})."
 
 

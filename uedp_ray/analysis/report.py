@@ -33,6 +33,7 @@ from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import SECRET
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, replacing
 from uedp_ray.storage.locks import lock_beside, locked
@@ -135,7 +136,7 @@ def _check_figures(folder: Path) -> None:
 def _published(sweep: Sweep) -> Sweep:
     """Returns what others may see of a sweep. Raises: InputError if that is nothing, or not known yet."""
     if _is_private(sweep):
-        remedy = "rule repeat_and_select pays for the winner alone: hand on what uedp-ray export writes"
+        remedy = f"rule {sweep.selection['rule']} pays for the winner alone: hand on what uedp-ray export writes"
         raise InputError("--publish", str(sweep.path), remedy)
     if not sweep.finished:
         raise InputError("--publish", str(sweep.path), "is not finished, and its price is not settled: finish it first")
@@ -145,7 +146,7 @@ def _published(sweep: Sweep) -> Sweep:
 
 
 def _is_private(sweep: Sweep) -> bool:
-    return sweep.selection["rule"] == "repeat_and_select"
+    return sweep.selection["rule"] in SECRET
 
 
 def _write(path: Path, text: str, *, private: bool, publish: bool) -> None:

@@ -15,7 +15,7 @@ from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number, score_text
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
-from uedp_ray.privacy.selection import TRAINS_ANEW
+from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Dimension
 
@@ -77,10 +77,10 @@ def warnings(sweep: Sweep) -> list[str]:
     found = []
     if not sweep.finished:
         found.append("The sweep is not finished. Nothing here is final, and the price of choosing is not settled.")
-    if sweep.selection["rule"] == "repeat_and_select":
+    if sweep.selection["rule"] in SECRET:
         found.append(
-            "This page itself is private. Under the rule repeat_and_select only the winner may be released (its model, "
-            "score, configuration and ledger): other trials, their scores and their number are not paid for."
+            f"This page itself is private. Under the rule {sweep.selection['rule']} only the winner may be released (its "
+            "model, score, configuration and ledger): other trials, their scores and their number are not paid for."
         )
     if "noiseless" in set(sweep.references["name"]):
         found.append(f"The noiseless reference on this page: {noiseless(sweep)}.")
@@ -116,8 +116,8 @@ def _trials(sweep: Sweep) -> str:
     states = [f"{sweep.counts[state]} {words}" for state, words in _WORDS.items() if sweep.counts[state]]
     planned = sweep.sweep_config.num_trials
     asked = f"{planned} asked for"
-    if sweep.sweep_config.search.rule == "repeat_and_select":  # whatever it was priced by in the end
-        secret = "secret " if sweep.selection["rule"] == "repeat_and_select" else ""
+    if sweep.sweep_config.search.rule in SECRET:  # whatever it was priced by in the end
+        secret = "secret " if sweep.selection["rule"] in SECRET else ""
         asked = f"a {secret}random number, {planned} on average"
     return f"{asked}; {', '.join(states) or 'none started'}"
 

@@ -1,14 +1,14 @@
 """The price of choosing: what it costs to report the best of several private trials.
 
     search = {"searcher": "random", "early_stopping": False}
-    trials = draw_trials(mean=32, law="logarithmic")
     epsilon_of_choosing("repeat_and_select", **search, candidates=[[(mechanism, 500)]], mean=32, delta=1e-5)
 
 ``public`` charges nothing for the choice: trials are trained and scored on public data, and the winner's training is
 charged by its own ledger. Under the other two rules the answer includes the winner's training. ``repeat_and_select``
 pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of
 trials and which of them won stay secret. ``pilots`` pays for cheap runs and for one more by the settings of the best of
-them (``sequence``). ``composition`` pays for everything that any trial released. Scores are public
+them (``sequence``); ``selected_pilots`` does so where the pilots are a secret, random number, and pays for the run after
+them alone. ``composition`` pays for everything that any trial released. Scores are public
 functions of a trial's released model: scoring on protected data is a further event. Inputs are public.
 References: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6), for Renyi divergences; ``best_of`` for profiles; for
 adaptive searches see ``odometer``.
@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
-from scipy import optimize
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import best_of, dominating, renyi, sequence
@@ -37,16 +35,19 @@ from uedp_ray.privacy.events import (
     together,
     union,
 )
+from uedp_ray.privacy.laws import check_law, halting
 from uedp_ray.privacy.mechanisms.base import check_counts, check_of_one_run
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
-RULES = ("public", "pilots", "repeat_and_select", "composition")
-TRAINS_ANEW = frozenset({"public", "pilots"})
+RULES = ("public", "pilots", "selected_pilots", "repeat_and_select", "composition")
+TRAINS_ANEW = frozenset({"public", "pilots", "selected_pilots"})
 """Rules whose winner is a run of its own, by the settings of the best trial."""
-Law = Literal["logarithmic", "geometric", "poisson"]
-LAWS: tuple[str, ...] = get_args(Law)
+SECRET = frozenset({"repeat_and_select", "selected_pilots"})
+"""Rules that pay for the winner alone: the other trials and their number stay private."""
+PILOTS = frozenset({"pilots", "selected_pilots"})
+"""Rules whose trials are cheap runs of their own epsilon, and whose winner has the rest of the budget."""
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 SEARCHERS: tuple[str, ...] = get_args(Searcher)
 PROFILES, RENYI = "profiles", "renyi"
@@ -76,10 +77,10 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
     possible = default_rule(searcher, early_stopping=early_stopping)
     if rule not in RULES:
         raise InputError("selection", rule, f"choose one of {', '.join(RULES)}")
-    if rule == "pilots" and is_adaptive(searcher, early_stopping=early_stopping):
+    if rule in PILOTS and is_adaptive(searcher, early_stopping=early_stopping):
         why = "early stopping compares trials" if early_stopping else f"{searcher} looks at earlier results"
         raise InputError("selection", rule, f"{why}, and pilots are fixed beforehand: use searcher random or grid")
-    if rule == "repeat_and_select" and possible != rule:
+    if rule in SECRET and possible != "repeat_and_select":
         if early_stopping:
             why = "early stopping compares trials"
         elif searcher == "grid":
@@ -119,6 +120,8 @@ def accountant_of(rule: str, *, odometer: Odometer | None, by: str = PROFILES) -
         )
     if rule == "pilots":
         return "composition of all pilots and of the largest profile of the runs that may follow them"
+    if rule == "selected_pilots":
+        return "repeat and select, by privacy profiles, composed with the largest profile of the runs that may follow"
     if odometer is None:
         return "composition of all planned runs and their ledgers"
     return f"Renyi {'odometer' if odometer.target is None else 'filter'} over all ledgers"
@@ -150,10 +153,10 @@ def epsilon_of_choosing(
       planned: ``composition`` of a search that is not adaptive: for each ledger what its whole run charges, all fixed
         before the first one started.
       odometer: ``composition`` of an adaptive search: what was fixed before its first run.
-      candidates: ``repeat_and_select``: (mechanism, rounds) of every trial that could have been drawn, over all its seeds.
-        ``pilots``: of every pilot, one for each of ``ledgers``.
-      finals, final: ``pilots``: (mechanism, rounds) of every run that may follow them, and the events of the one that did.
-      mean, law: ``repeat_and_select``: those of ``draw_trials``.
+      candidates: ``repeat_and_select``, ``selected_pilots``: (mechanism, rounds) of every trial that could have been drawn,
+        over all its seeds. ``pilots``: of every pilot, one for each of ``ledgers``.
+      finals, final: (mechanism, rounds) of every run that may follow pilots, and the events of the one that did.
+      mean, law: those of ``draw_trials``.
       by: ``repeat_and_select``: ``profiles`` of the candidates, or their Renyi divergences (``renyi``), as earlier versions
         priced it. Profiles need each trial within its own candidate, divergences within the largest of all.
 
@@ -175,7 +178,13 @@ def epsilon_of_choosing(
         return odometer.epsilon(ledgers)
     if rule == "pilots":
         return _of_pilots(ledgers, candidates, list(final), finals, {"delta": delta, "unit": unit, "kind": kind})
-    _check_law(mean, law)
+    check_law(mean, law)
+    if rule == "selected_pilots":
+        if not candidates:
+            raise InputError("candidates", [], "needs at least one")
+        check_final(list(final), finals)
+        best = best_of.Best(candidates, mean, law)
+        return sequence.epsilon([list(finals)], delta=delta, unit=unit, kind=kind, best=best)
     if by not in (PROFILES, RENYI):
         raise InputError("by", by, f"choose one of {PROFILES}, {RENYI}")
     if not candidates:
@@ -184,7 +193,7 @@ def epsilon_of_choosing(
     for each in dominating.kinds(kind):
         if by == PROFILES:
             settings: dict[str, Any] = {"mean": mean, "law": law, "delta": delta, "unit": unit, "kind": each}
-            found = max(found, best_of.epsilon(candidates, halting=_halting(mean, law), **settings))
+            found = max(found, best_of.epsilon(candidates, **settings))
             continue
         rates_A, lost = common_bound(candidates, mean=mean, delta=delta, unit=unit, kind=each)
         chosen_A = selected(rates_A, mean=mean, law=law)
@@ -210,9 +219,14 @@ def _of_pilots(
             raise InputError("ledgers", "charges", "a pilot without a ledger is charged as planned: leave it empty")
         if events := list(ledger):
             check_own(events, pilot)
+    check_final(final, finals)
+    return sequence.epsilon([*([pilot] for pilot in pilots), list(finals)], **settings)
+
+
+def check_final(final: Sequence[Event], finals: Sequence[Parts]) -> None:
+    """Raises: InputError if the run after pilots, whose events these are, spent more than each that may follow them."""
     if final and not any(_stays_within(final, one) for one in finals):
         raise InputError("final", len(final), "the run after the pilots spent more than it may")
-    return sequence.epsilon([*([pilot] for pilot in pilots), list(finals)], **settings)
 
 
 def _stays_within(events: Sequence[Event], candidate: Parts) -> bool:
@@ -331,59 +345,12 @@ def selected(rates_A: np.ndarray, *, mean: float, law: str) -> np.ndarray:
         logarithmic 1.732
         poisson 1.783
     """
-    _check_law(mean, law)
+    check_law(mean, law)
     orders_A = np.array(renyi.ORDERS)
     if law == "poisson":
         ends = [compute_delta(renyi.ORDERS, rates_A, math.log1p(1 / (order - 1)))[0] for order in renyi.ORDERS]
         return rates_A + mean * np.array(ends) + math.log(mean) / (orders_A - 1)
     shape = {"logarithmic": 0.0, "geometric": 1.0}[law]
-    spread = (1 + shape) * np.min((1 - 1 / orders_A) * rates_A - math.log(_halting(mean, law)) / orders_A)
+    spread = (1 + shape) * np.min((1 - 1 / orders_A) * rates_A - math.log(halting(mean, law)) / orders_A)
     found_A = rates_A + math.log(mean) / (orders_A - 1) + spread
     return np.minimum.accumulate(found_A[::-1])[::-1]  # divergences increase in the order
-
-
-def draw_trials(*, mean: float, law: str = "geometric") -> int:
-    """The random number of trials, from 128 bits of operating-system entropy; to be kept secret, and run to the end.
-
-    At least 1 for ``logarithmic`` and ``geometric``; ``poisson`` may give 0: then nothing is run or reported. Never
-    truncated: the logarithmic law often gives 1, and sometimes many times the mean.
-
-    Edge cases:
-
-        >>> from uedp_ray.privacy.selection import draw_trials
-        >>> draw_trials(mean=1), draw_trials(mean=1, law="geometric")    # always
-        (1, 1)
-        >>> min(draw_trials(mean=8) for _ in range(1000)), min(draw_trials(mean=1, law="poisson") for _ in range(1000))
-        (1, 0)
-        >>> draw_trials(mean=0.5)
-        Traceback (most recent call last):
-            ...
-        uedp_ray.errors.InputError: mean = 0.5: a mean number of trials lies in [1, 1000000]
-    """
-    _check_law(mean, law)
-    generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-    if law == "poisson":
-        return int(generator.poisson(mean))
-    if law == "geometric":
-        return int(generator.geometric(_halting(mean, law)))
-    return int(generator.logseries(1.0 - _halting(mean, law)))
-
-
-def _halting(mean: float, law: str) -> float:
-    """gamma of the truncated negative binomial law with this mean; 0 for Poisson, which has none."""
-    if law == "poisson":
-        return 0.0
-    if law == "geometric" or mean == 1.0:
-        return 1.0 / mean
-
-    def excess(log_gamma: float) -> float:
-        return math.log(math.expm1(-log_gamma) / -log_gamma / mean)
-
-    return math.exp(optimize.brentq(excess, -2.0 * math.log(mean) - 10.0, -1e-12, xtol=1e-14, rtol=1e-14))
-
-
-def _check_law(mean: float, law: str) -> None:
-    if law not in LAWS:
-        raise InputError("law", law, f"choose one of {', '.join(LAWS)}")
-    if isinstance(mean, bool) or not isinstance(mean, int | float) or not 1.0 <= mean <= 1e6:
-        raise InputError("mean", mean, "a mean number of trials lies in [1, 1000000]")

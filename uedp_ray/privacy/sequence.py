@@ -27,6 +27,7 @@ import numpy as np
 from dp_accounting.pld import pld_pmf
 
 from uedp_ray.privacy import composition
+from uedp_ray.privacy.best_of import Best
 from uedp_ray.privacy.composition import MAX_ROUNDS, ROUNDING, Losses, common_gap, composed_losses, spanned
 from uedp_ray.privacy.dominating import check_arguments, kinds
 from uedp_ray.privacy.mechanisms.base import check_counts
@@ -37,12 +38,15 @@ _TAIL = 1e-5
 """Share of delta that each composition may cut."""
 
 
-def epsilon(steps: Sequence[Sequence[Parts]], *, delta: float, unit: str, kind: str = "both") -> float:
+def epsilon(
+    steps: Sequence[Sequence[Parts]], *, delta: float, unit: str, kind: str = "both", best: Best | None = None
+) -> float:
     """epsilon at ``delta`` of all steps together; infinity where it cannot be computed.
 
     Args:
       steps: for each, the (mechanism, rounds) of every run that may be carried out there; one run makes a fixed step. Which
         one it is may depend on everything that earlier steps released.
+      best: a step before them that releases the best of a random number of runs, and nothing else.
 
     Raises: InputError for values out of range.
 
@@ -69,7 +73,7 @@ def epsilon(steps: Sequence[Sequence[Parts]], *, delta: float, unit: str, kind: 
     sets = Counter(filter(None, (frozenset(filter(None, map(_key, candidates))) for candidates in steps)))
     if max((sum(count for _, count in run) for runs in sets for run in runs), default=0) > MAX_ROUNDS:
         return math.inf
-    return max((_of_kind(sets, delta, unit, each) for each in kinds(kind)), default=0.0) if sets else 0.0
+    return max(_of_kind(sets, delta, unit, each, best) for each in kinds(kind)) if sets or best else 0.0
 
 
 _Run = tuple[tuple[RoundMechanism, int], ...]
@@ -80,16 +84,22 @@ def _key(parts: Parts) -> _Run:
     return tuple(sorted(((m, count) for m, count in counted(parts).items() if count), key=repr))
 
 
-def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str) -> float:
-    steps = sets.total()
+def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str, best: Best | None) -> float:
+    steps = sets.total() + (best is not None)
     losses: dict[_Run, tuple[Losses, Losses]] = {}
-    for run in frozenset.union(*sets):
+    for run in frozenset[_Run]().union(*sets):
         found = _losses(run, unit, kind, delta / steps)
         if found is None:
             return math.inf
         losses[run] = found
+    chosen = best.losses(unit, kind, delta / steps) if best else None
+    if best and chosen is None:
+        return math.inf
+    first = [[([chosen[side]], 1)] if chosen else [] for side in (0, 1)]
     return max(
-        composed_epsilon([([losses[run][side] for run in runs], count) for runs, count in sets.items()], delta)
+        composed_epsilon(
+            [*first[side], *(([losses[run][side] for run in runs], count) for runs, count in sets.items())], delta
+        )
         for side in (0, 1)
     )
 

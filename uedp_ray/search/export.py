@@ -17,7 +17,7 @@ from typing import Any
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of
 from uedp_ray.privacy.events import Charges
-from uedp_ray.privacy.selection import priced_by
+from uedp_ray.privacy.selection import PILOTS, SECRET, TRAINS_ANEW, priced_by
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
@@ -96,6 +96,9 @@ _RECOMPUTE = {
     "before the first of them in `selection.json`.",
     "pilots": "Recompute: `uedp-ray epsilon --export .`, from the runs that were planned in `selection.json`; no ledger in "
     "`ledgers/` may hold more.",
+    "selected_pilots": "Recompute: `uedp-ray epsilon --export .`, from the pilots that could be drawn, the law of their "
+    "number and the runs that might follow them in `selection.json`, all fixed before the first pilot. That the number was "
+    "drawn by that law, and that every pilot stayed within its own bound, only the owner can check.",
     "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
     "in `selection.json`, both fixed before the first trial. That the number was drawn by that law, and that every trial "
     "stayed within its own candidate's bound, only the owner can check.",
@@ -125,7 +128,7 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
         remedy = f"rule {rule} pays for the winner alone: export the sweep, {folder.root}"
         raise InputError("RUN", str(run), remedy)
     else:
-        run = folder.winner if rule == "public" else best_run
+        run = folder.winner if rule in TRAINS_ANEW else best_run
     return export_best(config, folder, rows, cost_of_selection(config, folder, rows, reporter), run, out)
 
 
@@ -152,16 +155,11 @@ def _terms(
     fixed, search = read_json(folder.terms, {}, "restore the sweep's copy"), config.search
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     terms["categories"] = config.common_categories
-    if rule == "repeat_and_select":
-        candidates = read_json(folder.pool, {"candidates": list_of(list_of(PART))}, "restore the sweep's copy")[
-            "candidates"
-        ]
-        return terms | {
-            "candidates": candidates,
-            "mean": fixed["mean"],
-            "law": fixed["law"],
-            "by": priced_by(fixed),
-        }, {}
+    if rule in SECRET:
+        names = ("candidates", "finals") if rule in PILOTS else ("candidates",)
+        pool = read_json(folder.pool, dict.fromkeys(names, list_of(list_of(PART))), "restore the sweep's copy")
+        drawn = {"mean": fixed["mean"], "law": fixed["law"], "by": priced_by(fixed)}
+        return terms | {name: pool[name] for name in names} | drawn, {}
     runs = [run for row in rows for run in folder.runs(row["number"], config.suffixes)]
     if rule == "pilots":
         runs.append(folder.winner)
@@ -173,7 +171,7 @@ def _terms(
         if position not in ledgers
     }
     if rule == "pilots":
-        terms |= read_pilots(folder)
+        terms |= read_pilots(config, folder)
     elif "odometer" in fixed:
         terms["odometer"] = fixed["odometer"]
     else:

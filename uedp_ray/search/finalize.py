@@ -155,7 +155,7 @@ def _winner(
     beside: Beside,
     reporter: Reporter,
 ) -> dict[str, Any] | None:
-    """Makes ``winner/`` and returns what is in it: a run on private text (``public``), an export (``repeat_and_select``)."""
+    """Makes ``winner/`` and returns what is in it: a run on private text, or an export (``repeat_and_select``)."""
     found = best(rows, config.metric)
     if found is None or config.search.rule == "composition":
         return None

@@ -94,6 +94,13 @@ class _Asked:
         privacy, pilot = self.privacy, parts_of(self.at(self.pilot_epsilon), 1)
         return sequence.epsilon([*[[pilot]] * self.runs, [parts_of(run, 1)]], delta=privacy.delta, unit=privacy.unit)
 
+    def after_selected(self, run: RunConfig) -> float:
+        """What a choice among a secret number of pilots costs together with this run, all alike but for their noise."""
+        privacy, pilots = self.privacy, [parts_of(self.at(self.pilot_epsilon), self.seeds)]
+        settings: dict[str, Any] = {"searcher": "random", "early_stopping": False, "mean": float(self.trials)}
+        settings |= {"law": self.law, "delta": privacy.delta, "unit": privacy.unit}
+        return epsilon_of_choosing("selected_pilots", candidates=pilots, finals=[parts_of(run, 1)], **settings)
+
     def composed(self, run: RunConfig) -> float:
         """What as many runs like this one cost together."""
         one = whole_run(run)
@@ -222,6 +229,10 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
         refuse_others()
         return shared(asked.after_pilots, likely_rest(asked.target, asked.pilot_epsilon, asked.runs))
 
+    def selected_pilots() -> tuple[float, float]:
+        refuse_others()
+        return shared(asked.after_selected)
+
     def selected(law: str) -> tuple[float, float]:
         refuse_others()
         return shared(lambda run: asked.selected(run, law))
@@ -239,6 +250,8 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
     yield row("public", "trials on public text, then one run", asked.rule == "public", whole)
     each = f"{asked.runs} pilots at {asked.pilot_epsilon:g} each, then one run"
     yield row("pilots", each, asked.rule == "pilots", pilots)
+    drawn = f"secret pilots at {asked.pilot_epsilon:g} each, mean {asked.trials}, then one run"
+    yield row("selected_pilots", drawn, asked.rule == "selected_pilots", selected_pilots)
     for law in sorted({"geometric", "logarithmic", asked.law}):
         own = asked.rule == "repeat_and_select" and asked.law == law
         how = f"a secret number of trials, mean {asked.trials}, {law}"

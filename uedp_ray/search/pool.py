@@ -21,6 +21,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
+from uedp_ray.privacy.laws import draw_trials
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.renyi import Parts
 from uedp_ray.privacy.selection import (
@@ -28,7 +29,6 @@ from uedp_ray.privacy.selection import (
     candidates_of,
     check_own,
     check_trial,
-    draw_trials,
     epsilon_of_choosing,
     priced_by,
 )
@@ -45,7 +45,7 @@ from uedp_ray.storage.files import read_json, write_json
 PART = record({"mechanism": record({}), "rounds": number(0, whole=True)})
 """The check of what a run of a candidate was planned to release, as JSON."""
 RESTORE = "restore the sweep's copy, or search in another folder"
-_FEW = 4
+FEW = 4
 """Points by which a pool's allowance is guessed."""
 _POINTS_TRIED = 50
 """Points drawn per point wanted before the space counts as exhausted."""
@@ -56,7 +56,7 @@ def fixed_points(sweep: SweepConfig) -> list[Point]:
     if sweep.search.searcher == "grid":
         return sweep.parsed_space.grid()
     first = [point for point in sweep.first_points if judge(sweep, point, alone(sweep)).config]
-    drawn = [point for point in _draw(sweep, sweep.num_trials) if point not in first]
+    drawn = [point for point in draw_points(sweep, sweep.num_trials) if point not in first]
     return [*first, *drawn][: sweep.num_trials]
 
 
@@ -132,7 +132,7 @@ def parts_of(config: RunConfig, seeds: int) -> list[tuple[RoundMechanism, int]]:
 def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Draws the pool and, in secret, the trials from it; returns the terms, including the price."""
     search, budget, mean = sweep.search, sweep.budget, float(sweep.num_trials)
-    points = _draw(sweep, search.pool_size)
+    points = draw_points(sweep, search.pool_size)
 
     @functools.cache
     def at(run_epsilon: float, size: int = search.pool_size) -> tuple[list[Any], float]:
@@ -145,13 +145,23 @@ def fix_pool(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[s
     each = budget.target_epsilon
     if budget.covers == "answer":
         solved = budget.noise == "calibrated"
-        guess = largest(lambda epsilon: at(epsilon, _FEW)[1], each) if solved else None
+        guess = largest(lambda epsilon: at(epsilon, FEW)[1], each) if solved else None
         each = most(sweep, lambda epsilon: at(epsilon)[1], reporter, guess)
     candidates, epsilon = at(each)
-    draws = [secrets.randbelow(len(points)) for _ in range(draw_trials(mean=mean, law=search.law))]
-    write_json(folder.pool, {"points": points, "candidates": as_values(candidates), "draws": draws}, private=True)
-    terms = {"mean": mean, "law": search.law, "by": PROFILES, "pool_size": len(points), "epsilon": epsilon}
-    return terms | {"run_epsilon": each}
+    kept = {"points": points, "candidates": as_values(candidates), "draws": drawn_from(sweep, points)}
+    write_json(folder.pool, kept, private=True)
+    return law_of(sweep, points) | {"epsilon": epsilon, "run_epsilon": each}
+
+
+def drawn_from(sweep: SweepConfig, points: Sequence[Point]) -> list[int]:
+    """Draws, in secret, how many trials there are and the point of each."""
+    number = draw_trials(mean=float(sweep.num_trials), law=sweep.search.law)
+    return [secrets.randbelow(len(points)) for _ in range(number)]
+
+
+def law_of(sweep: SweepConfig, points: Sequence[Point]) -> dict[str, Any]:
+    """The terms that say how trials were drawn."""
+    return {"mean": float(sweep.num_trials), "law": sweep.search.law, "by": PROFILES, "pool_size": len(points)}
 
 
 def as_values(candidates: Sequence[Parts]) -> list[list[dict[str, Any]]]:
@@ -169,7 +179,7 @@ def with_slack(parts: list[tuple[RoundMechanism, int]]) -> list[tuple[RoundMecha
     ]
 
 
-def _draw(sweep: SweepConfig, size: int) -> list[Point]:
+def draw_points(sweep: SweepConfig, size: int) -> list[Point]:
     """Returns distinct points that the budget allows; fewer than ``size`` if the space holds no more, or hardly any."""
     points: list[Point] = []
     for point in itertools.islice(random_points(sweep), _POINTS_TRIED * size):

@@ -17,13 +17,14 @@ from uedp_ray.config.choices import ADDED
 from uedp_ray.config.limits import at_least, check_choices, positive
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
-from uedp_ray.privacy.selection import Law, Searcher
+from uedp_ray.privacy.laws import Law
+from uedp_ray.privacy.selection import Searcher
 from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.units import Unit
 
-Selection = Literal["default", "public", "pilots", "repeat_and_select", "composition"]
+Selection = Literal["default", "public", "pilots", "selected_pilots", "repeat_and_select", "composition"]
 MAX_SEEDS = 1_000
 _SECTIONS = {section.name for section in dataclasses.fields(RunConfig)}
 _PROXY_NAME = r"[a-z][a-z0-9_]{0,31}|"
@@ -60,7 +61,7 @@ class SearchConfig:
     searcher: Searcher = "tpe"
     """How points are chosen: an entry of ``samplers.SAMPLERS``."""
     trials: int | None = None
-    """Points to train (none: 32); under ``repeat_and_select`` their mean number. ``grid`` trains all of its points."""
+    """Points to train (none: 32); of a secret number the mean. ``grid`` trains all of its points."""
     seeds_per_trial: int = 1
     """Runs of every point; they differ in initial parameters, samples and noise."""
     early_stopping: EarlyStopping = "none"
@@ -71,12 +72,13 @@ class SearchConfig:
     """``default``: ``public`` where ``public`` names text; else ``repeat_and_select`` for ``random`` without early stopping,
     and ``composition``."""
     law: Law = "geometric"
-    """``repeat_and_select`` only: the law of the secret number of trials."""
+    """``repeat_and_select`` and ``selected_pilots`` only: the law of the secret number of trials."""
     pool_size: int = 64
-    """``repeat_and_select`` only: points drawn from the space beforehand, among which trials are drawn."""
+    """``repeat_and_select`` and ``selected_pilots`` only: points drawn from the space beforehand, among which trials are
+    drawn."""
     pilot_epsilon: float | None = field(default=None, metadata=ADDED)
-    """``pilots`` only: epsilon of each trial by itself (none: a sixteenth of the budget). The run by the best one's settings
-    takes the rest."""
+    """``pilots`` and ``selected_pilots`` only: epsilon of each trial by itself (none: a sixteenth of the budget). The run by
+    the best one's settings takes the rest."""
     public: Mapping[str, Any] = field(default_factory=dict)
     """Rule ``public`` only: settings applied over the base while searching, such as public text as ``corpus.source``; or
     several proxies, each with a name and such settings, on all of which every trial trains."""

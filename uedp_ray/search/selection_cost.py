@@ -22,7 +22,9 @@ from uedp_ray.privacy.events import Charges, UnsupportedEvent, epsilon_of_charge
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS, Odometer
 from uedp_ray.privacy.selection import (
+    PILOTS,
     PRICING_POINTS,
+    SECRET,
     accountant_of,
     odometer_of,
     priced_by,
@@ -55,6 +57,8 @@ RELEASABLE = {
     "epsilon, as `export` writes it",
     "pilots": "models, scores and settings of all pilots and of the run that followed them, as `report --publish` and "
     "`export` write them",
+    "selected_pilots": "the run after the pilots alone, as `export` writes it: pilots, their scores and their number, and "
+    "so this table and its report, are private",
     "repeat_and_select": "the winner alone, as `export` writes it (model, configuration, ledger, score): other trials, "
     "their scores and their number, and so this table and its report, are private",
     "composition": "models, scores and settings of all trials, as `report --publish` and `export` write them (the sweep's "
@@ -64,6 +68,7 @@ _NOTHING_TRAINED = "nothing: no trial was trained to its end"
 COVERS = {
     "public": "the choice alone, which read no protected text; what the winner costs is its own epsilon",
     "pilots": "all pilots and the run by the settings of the best of them",
+    "selected_pilots": "the run after the pilots, and the choice of its settings by a random, secret number of them",
     "repeat_and_select": "the winner and the choice of it among a random, secret number of trials",
     "composition": "all runs of the sweep together, and so any choice among them",
 }
@@ -98,7 +103,7 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT)
     }
     if search.rule == "repeat_and_select":
         terms |= fix_pool(sweep, folder, reporter)
-    elif search.rule == "pilots":
+    elif search.rule in PILOTS:
         terms |= fix_pilots(sweep, folder, reporter)
     elif search.searcher == "grid" or not search.adaptive:
         terms |= fix_points(sweep, folder, reporter)
@@ -115,7 +120,7 @@ def fix_terms(sweep: SweepConfig, folder: SweepDir, reporter: Reporter = SILENT)
 def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     """Returns the terms. Raises: InputError if they are damaged, or not this sweep's."""
     search, fields = sweep.search, _TERMS
-    if search.rule == "repeat_and_select":
+    if search.rule in SECRET:
         fields = fields | _DRAWN
     answer = sweep.budget.covers == "answer" and search.rule != "public"
     if answer:
@@ -171,9 +176,11 @@ def cost_of_selection(
             check_trials(sweep, folder, rows, ledgers, terms)
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
-    elif rule == "pilots":
+    elif rule in PILOTS:
         try:
-            epsilon = cost_of_pilots(sweep, folder, ledgers)
+            if rule in SECRET:
+                check_trials(sweep, folder, rows, ledgers, terms)
+            epsilon = cost_of_pilots(sweep, folder, terms, ledgers)
         except (InputError, UnsupportedEvent) as error:
             epsilon, note = math.inf, f" Not covered by what was planned: {error}."
     planned = planned_charges_of(sweep, folder) if rule == "composition" else []
@@ -210,7 +217,7 @@ def announced(sweep: SweepConfig, folder: SweepDir) -> str:
     delta, each = sweep.budget.delta, f"each run alone is at most {show_epsilon(allowance_of(sweep, folder).epsilon)}"
     if rule == "repeat_and_select":
         epsilon = terms["epsilon"]
-    elif rule == "pilots":
+    elif rule in PILOTS:
         epsilon, left = terms["epsilon"], show_epsilon(final_allowance(sweep, folder).epsilon)
         each = f"each pilot alone is {show_epsilon(terms['run_epsilon'])}, and the run after them at most {left}"
     elif odometer is None:
@@ -252,6 +259,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         )
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
+    if rule == "selected_pilots":
+        return f"The run after the pilots costs {shown}, the choice among a random, secret number of pilots included."
     if rule == "pilots":
         return f"All pilots and the run by the settings of the best of them together cost {shown}."
     if runs == 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
-from uedp_ray.privacy.selection import TRAINS_ANEW
+from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.checks import check_sweep
 from uedp_ray.search.disk import too_full
@@ -68,7 +68,7 @@ def sweep(
     """
     storage = open_storage(out)
     folder = SweepDir(storage.root, storage)
-    secret = config.search.rule == "repeat_and_select"  # all but the winner is private, even the number of trials
+    secret = config.search.rule in SECRET  # all but the winner is private, even the number of trials
     with owner_only() if secret else nullcontext(), storage.exclusive():
         if storage.is_copy and storage.exists() and not resume:  # before this node's copy goes: its trials may run here
             raise InputError("--out", folder.address, _ADD_RESUME)

@@ -32,6 +32,7 @@ from uedp_ray.config.io import of_file, renamed, to_digest
 from uedp_ray.config.limits import choice
 from uedp_ray.corpus.categories import expand
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.selection import PILOTS, SECRET
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.sections import BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
@@ -94,13 +95,17 @@ class SweepConfig:
 
     def _check_pilots(self) -> None:
         """Refuses pilots that leave nothing to solve for the run that follows them."""
-        if self.search.rule != "pilots":
+        if self.search.rule not in PILOTS:
             return
         if self.budget.covers != "answer":
-            raise InputError("budget.covers", self.budget.covers, "rule pilots divides one budget: use answer")
+            raise InputError(
+                "budget.covers", self.budget.covers, f"rule {self.search.rule} divides one budget: use answer"
+            )
         if self.budget.noise != "calibrated":
             raise InputError(
-                "budget.noise", self.budget.noise, "rule pilots solves the noise of each run: use calibrated"
+                "budget.noise",
+                self.budget.noise,
+                f"rule {self.search.rule} solves the noise of each run: use calibrated",
             )
         if self.pilot_epsilon >= self.budget.target_epsilon:
             remedy = (
@@ -116,7 +121,7 @@ class SweepConfig:
         remedy = ""
         if self.base.pretrain.text:
             remedy = "the model trained on base.pretrain.text brings its vocabulary: use public-words"
-        elif search.rule in ("repeat_and_select", "pilots"):
+        elif search.rule in SECRET | PILOTS:
             remedy = f"{search.rule} does not cover a vocabulary from private text: use public-words, or composition"
         if remedy:
             part = "space" if _PRIVATE_WORDS in self.choices("vocabulary.kind") else "base"
