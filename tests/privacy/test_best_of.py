@@ -108,7 +108,7 @@ def profile(losses, eps):
 def test_no_small_mechanism_is_above_the_profile_that_is_composed_with_others(law):
     """At every epsilon, negative ones too, in both directions."""
     ratios = []
-    for P, Q, mean, _ in pairs(10 + LAWS.index(law), 250):
+    for P, Q, mean, _ in pairs(10 + LAWS.index(law), 120):
         best = best_of.Best([], mean, law)
         for (one, other), losses in zip(((P, Q), (Q, P)), best.of_pair(losses_of(P, Q), losses_of(Q, P)), strict=True):
             for eps in np.linspace(-6.0, 8.0, 29):
