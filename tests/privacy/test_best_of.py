@@ -118,6 +118,26 @@ def test_no_small_mechanism_is_above_the_profile_that_is_composed_with_others(la
     assert max(ratios) > 0.9, "some order of scores attains it"
 
 
+@pytest.mark.parametrize(
+    ("noise", "law", "mean"),
+    [(0.032, "logarithmic", 8.0), (0.2, "poisson", 673.0), (0.22, "poisson", 699.0), (1.0, "poisson", 10_000.0)],
+)
+def test_what_is_beyond_floating_point_is_infinite_and_never_free(noise, law, mean):
+    """exp of its largest losses overflows: a NaN on the way came out as 0."""
+    one = [(RoundMechanism(noise_multiplier=noise, user_sampling_prob=1.0, max_holders=0), 1)]
+    chosen = sequence.epsilon([], delta=1e-5, unit="user", best=best_of.Best([one], mean, law))
+    assert chosen >= 0.99 * accounting.epsilon(one[0][0], rounds=1, delta=1e-5, unit="user")
+
+
+def test_a_poisson_number_of_a_mean_of_thousands_has_a_price():
+    one = [(RoundMechanism(noise_multiplier=60.0, user_sampling_prob=1.0, max_holders=0), 1)]
+    found = [
+        sequence.epsilon([], delta=1e-5, unit="user", best=best_of.Best([one], mean, "poisson"))
+        for mean in (30.0, 700.0, 800.0, 10_000.0)
+    ]
+    assert 0.0 < found[0] < found[1] <= found[2] <= found[3] < math.inf
+
+
 def test_alone_it_has_the_epsilon_of_the_best_run():
     for law, mean in (("logarithmic", 8.0), ("geometric", 32.0), ("poisson", 4.0)):
         best = best_of.Best([[(BASE, 50)], [(BASE, 20)]], mean, law)

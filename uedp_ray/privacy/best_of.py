@@ -41,6 +41,8 @@ Parts = Sequence[tuple[RoundMechanism, int]]
 _CELLS = 1500
 _SLACK = 1e-12
 """Relative error of floating-point arithmetic in the lines below, and more."""
+_NEGLIGIBLE = 1e-13
+"""Weights below it, in the largest: what runs of such ranks add to any profile is at most that."""
 _LEAST_SHARE = 1e-7
 """The end of the first cell: probabilities below it are bounded together."""
 
@@ -134,13 +136,16 @@ class Best:
         pair = _of_a_draw(_pool(self.candidates), unit, kind, delta / self.mean)
         return None if pair is None else self.of_pair(*pair)
 
-    def of_pair(self, *pair: Losses) -> tuple[Losses, Losses]:
+    def of_pair(self, *pair: Losses) -> tuple[Losses, Losses] | None:
         """The same from the losses of one run that is drawn, in both directions."""
         gap = max(_coarse_gap(each) for each in pair)
         one, other = (_coarser(each, gap) for each in pair)
         cells = [_Cells.of(reverse, self) for reverse in (other, one)]
         reach = max(abs(loss) for each in (one, other) for loss in (each.loss_G[0], each.loss_G[-1]))
-        last = math.ceil((reach + max(each.log_ratio for each in cells)) / gap) + 1
+        reach += max(each.log_ratio for each in cells)
+        if not reach <= _MOST_REACH:
+            return None
+        last = math.ceil(reach / gap) + 1
         bound_G, reverse_G = (each.profile_G(losses, last) for each, losses in zip(cells, (one, other), strict=True))
         return _pair_of(bound_G, reverse_G, gap, last), _pair_of(reverse_G, bound_G, gap, last)
 
@@ -173,6 +178,8 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
     return (other[1] - one[1]) / (other[0] - one[0])
 
 
+_MOST_REACH = 600.0
+"""A loss beyond which exp of it, and of its opposite, come near the ends of floating-point numbers."""
 _MOST_POINTS = 1 << 13
 """Losses of one run, which are multiplied with as many: those of a finer grid are rounded up."""
 
@@ -193,13 +200,16 @@ class _Cells:
 
     lines: _Lines
     log_ratio: float
-    """At least log sup_t w(t) / b(t)."""
+    """At least log sup_t w(t) / b(t) where w is not negligible."""
     best: Best
 
     @classmethod
     def of(cls, reverse: Losses, best: Best) -> _Cells:
         slope_C, fall_C = _cells(reverse, best.mean, best.law)
-        return cls(_upper(slope_C, fall_C), math.log(float(np.max(slope_C / fall_C))) + _SLACK, best)
+        counted_C = slope_C > _NEGLIGIBLE * best.mean
+        with np.errstate(divide="ignore"):
+            ratio = float(np.max(slope_C[counted_C] / fall_C[counted_C]))
+        return cls(_upper(slope_C, fall_C), math.log(ratio) + _SLACK, best)
 
     def profile_G(self, losses: Losses, last: int) -> np.ndarray:
         """A bound of the best run's profile at multiples of the gap from -``last`` to ``last``: parts (b) and (c)."""
@@ -223,7 +233,7 @@ class _Cells:
         wanted = np.arange(-last - moved, last - moved + 1) - losses.first
         below, found_G = float(weighted.mass_G.sum()), np.append(weighted.profile_G(), 0.0)
         at_G = found_G[np.clip(wanted, 0, len(losses.mass_G))]
-        return np.where(wanted < 0, below, at_G) + 1e-11 * self.best.mean
+        return np.where(wanted < 0, below, at_G) + (1e-11 + _NEGLIGIBLE) * self.best.mean
 
 
 _Run = tuple[tuple[RoundMechanism, int], ...]

@@ -271,7 +271,8 @@ def _epsilon_at(dense: pld_pmf.DensePLDPmf, delta: float) -> float:
         log_other_G = np.logaddexp.accumulate(np.log(np.maximum(mass_G, 0.0)) - loss_G)
         eps_G = np.where(excess_G > 0.0, np.log(excess_G) - log_other_G, -np.inf)
     below_G = np.append(loss_G[1:], -np.inf)  # no further loss is above eps
-    return max(0.0, float(eps_G[np.argmax(eps_G >= below_G)]))
+    value = float(eps_G[np.argmax(eps_G >= below_G)])
+    return math.inf if math.isnan(value) else max(0.0, value)
 
 
 def _reach(profile: Profile, tail: float) -> tuple[float, float]:

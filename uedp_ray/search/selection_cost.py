@@ -260,7 +260,7 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
     if rule == "repeat_and_select":
         return f"The winner costs {shown}, the choice among a random, secret number of trials included."
     if rule == "selected_pilots":
-        return f"The run after the pilots costs {shown}, the choice among a random, secret number of pilots included."
+        return f"The outcome costs {shown}: the run after the pilots, and the choice among a random, secret number of them."
     if rule == "pilots":
         return f"All pilots and the run by the settings of the best of them together cost {shown}."
     if runs == 1:

@@ -87,6 +87,11 @@ def sweep(
         check_reachable(config, alone(config))
         for caution in budget_cautions(config):
             reporter.say(f"caution: {caution}")
+        if secret and config.trackers:
+            reporter.say(
+                f"caution: {', '.join(config.trackers)} will hold every trial, which rule {config.search.rule} keeps "
+                "secret: whoever sees that server may see what the price does not cover"
+            )
         make_folder(folder.root)
         if secret:
             storage.seclude()
