@@ -4,9 +4,9 @@
       --set base.model.hidden_size=32 --set base.model.num_layers=1 --set base.vocabulary.max_size=2000 \
       --set base.pretrain.num_steps=300
 
-Trains the sweep's first points once at each epsilon by itself, in this process, and again at the first one. Prints for each
-Spearman's correlation with the scores at the first, and by how much its best setting is worse there than the best of all.
-The second round at the first epsilon says what one seed leaves of either. An experiment: no epsilon pays for reading so
+Trains the sweep's first points once at each epsilon by itself, in this process, and again at the first of several. Prints
+for each Spearman's correlation with the scores at the first, and by how much its best setting is worse there than the best
+of all. The second round at the first epsilon says what one seed leaves of either. An experiment: no epsilon pays for reading so
 many runs, so it is for public and research text (``--text``: one of the sweep's proxies, by name; else its private text).
 """
 
@@ -44,7 +44,10 @@ def main() -> None:
     base = dataclasses.replace(base, model=dataclasses.replace(base.model, warm_start=started))
     proxy = {"public_source": bool(arguments.text)}
     points, found = fixed_points(sweep), pd.DataFrame()
-    for column, epsilon in [(f"{each:g}", each) for each in arguments.epsilon] + [("again", arguments.epsilon[0])]:
+    columns = [(f"{each:g}", each) for each in arguments.epsilon]
+    if len(columns) > 1:
+        columns.append(("again", arguments.epsilon[0]))
+    for column, epsilon in columns:
         for number, point in enumerate(points):
             run = at_epsilon(laid_over(base, sweep, point), epsilon)
             result = train(
