@@ -6,8 +6,8 @@
 
 Trains the sweep's first points once at each epsilon by itself, in this process, and again at the first of several. Prints
 for each Spearman's correlation with the scores at the first, and by how much its best setting is worse there than the best
-of all. The second round at the first epsilon says what one seed leaves of either. An experiment: no epsilon pays for reading so
-many runs, so it is for public and research text (``--text``: one of the sweep's proxies, by name; else its private text).
+of all. The second round at the first epsilon says what one seed leaves of either. An experiment: no epsilon pays for reading
+so many runs, so it is for public and research text (``--text``: one of the sweep's proxies, by name; else its private text).
 """
 
 from __future__ import annotations
