@@ -244,6 +244,20 @@ def test_nothing_is_ranked_across_scales(small, overrides, field):
         check_comparable([sweep, _changed(sweep, *overrides)])
 
 
+def test_trials_on_public_text_are_not_ranked_with_others(small):
+    """The best of one sweep had perplexity 70 on the search's text, of the other 94 on the private text's."""
+    sweep = load_sweep(small)
+    public = {"corpus.source": {"format": "synthetic", "num_users": 9, "part": "public"}}
+    public["corpus.evaluation"] = public["corpus.source"] | {"seed": 2}
+    search = dataclasses.replace(sweep.sweep_config.search, selection="public", public=public)
+    config = dataclasses.replace(sweep.sweep_config, search=search)
+    other = dataclasses.replace(sweep, sweep_config=config)
+    check_comparable([sweep, other])  # what they hand on is
+    with pytest.raises(InputError, match=r"trials of small.*have other text than those of small"):
+        rank([sweep, other])
+    assert len(rank([other, other])) == 2 * len(rank([other]))
+
+
 def _changed(sweep, *overrides):
     return dataclasses.replace(sweep, sweep_config=load_sweep_config(sweep.path / "sweep.yaml", overrides))
 

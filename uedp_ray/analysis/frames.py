@@ -230,8 +230,16 @@ def join(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 
 def rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """Returns finished, feasible trials of all sweeps, best first. Raises: InputError as ``check_comparable`` does."""
+    """Returns finished, feasible trials of all sweeps, best first.
+
+    Raises: InputError as ``check_comparable`` does, and for trials that were scored on other text, as under rule ``public``.
+    """
     check_comparable(sweeps)
+    first, *others = sweeps
+    for other in others:
+        if _scored_on(other) != _scored_on(first):
+            remedy = f"have other text than those of {first.name}: compare what each may hand on (figures.joint_pareto)"
+            raise InputError(f"trials of {other.name}", _scored_on(other), remedy)
     return best_first(finished_trials(join(sweeps)))
 
 
@@ -243,6 +251,12 @@ def check_comparable(sweeps: Sequence[Sweep]) -> None:
             if theirs != ours:
                 remedy = f"{first.name} has {ours}; sweeps that differ in {what} are joined for reading, never ranked"
                 raise InputError(f"{what} of {other.name}", theirs, remedy)
+
+
+def _scored_on(sweep: Sweep) -> list[dict[str, Any]]:
+    """The evaluation text of the trials, where it is not that of the answer."""
+    each = sweep.sweep_config.search.proxies.values()
+    return [{key: value for key, value in one.items() if key.startswith("corpus.evaluation")} for one in each]
 
 
 _SCALES = ("task", "unit", "relation", "protected categories", "delta", "evaluation text", "vocabulary", "max_length")
