@@ -253,7 +253,7 @@ def test_trials_on_public_text_are_not_ranked_with_others(small):
     config = dataclasses.replace(sweep.sweep_config, search=search)
     other = dataclasses.replace(sweep, sweep_config=config)
     check_comparable([sweep, other])  # what they hand on is
-    with pytest.raises(InputError, match=r"trials of small.*have other text than those of small"):
+    with pytest.raises(InputError, match=r"trials of small.*are of other text than those of small"):
         rank([sweep, other])
     assert len(rank([other, other])) == 2 * len(rank([other]))
 

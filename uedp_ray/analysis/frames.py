@@ -238,8 +238,10 @@ def rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     first, *others = sweeps
     for other in others:
         if _scored_on(other) != _scored_on(first):
-            remedy = f"have other text than those of {first.name}: compare what each may hand on (figures.joint_pareto)"
-            raise InputError(f"trials of {other.name}", _scored_on(other), remedy)
+            remedy = (
+                f"are of other text than those of {first.name}: compare what each may hand on (figures.joint_pareto)"
+            )
+            raise InputError(f"trials of {other.name}", f"rule {other.sweep_config.search.rule}", remedy)
     return best_first(finished_trials(join(sweeps)))
 
 
