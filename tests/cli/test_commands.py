@@ -147,6 +147,11 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     code, out, _ = command("plan", file, "--trials", 2)
     assert (code, out.count("(this file)")) == (0, 1)
     assert "composition" in out
+    code, out, _ = command("plan", file, "--trials", 800)
+    pilots = next(line for line in out.splitlines() if line.startswith("pilots"))
+    assert code == 0
+    assert "800 pilots" in pilots, "the reason why it cannot keep the budget leaves the other columns their room"
+    assert re.search(r"^none +\d\.\d{3} ", out, re.M)
     refused("plan", file, "--write", written_file, parts=["--write", "exists"])
     refused("plan", file, "--tokens-per-second", -1, parts=["--tokens-per-second", "above 0"])
 

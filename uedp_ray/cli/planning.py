@@ -181,7 +181,7 @@ _OWN = " (this file)"
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, show_edge=False)
     for name in columns:
-        table.add_column(name, justify="left" if name in ("rule", "of") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("rule", "of") else "right", no_wrap=name != "of")
     return table
 
 
