@@ -306,7 +306,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
-    if short := ", ".join(f"{row['trial']} ({shortened(row)})" for row in done if shortened(row)):
+    if short := ", ".join(f"{row['trial']} ({fewer})" for row in done if (fewer := shortened(row))):
         lines.append(f"Caution: rounds that a crash lost were charged, and not trained again, in trials {short}.")
     for row in answer["references"]:
         if row["epsilon"] is None and on_public:

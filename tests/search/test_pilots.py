@@ -75,14 +75,19 @@ def test_what_each_run_may_spend_is_said_before_the_first(searched):
     assert "each pilot alone is 0.500, and the run after them at most 7." in said
 
 
+def handed_on(searched, folder, rule):
+    """Exports the answer of a sweep, whose total is recomputed from what is there."""
+    _, out, answer = searched
+    exported, again = export(out, folder), export_epsilon(folder)
+    assert (exported["epsilon"], exported["rule"]) == (answer["best"]["epsilon_with_choice"], rule)
+    assert (again["epsilon"], again["guarantee"]) == (pytest.approx(exported["epsilon"]), True)
+    return folder
+
+
 def test_the_export_holds_every_ledger_and_its_total_is_recomputed(searched, tmp_path):
     _, out, answer = searched
     total = answer["best"]["epsilon_with_choice"]
-    exported = export(out, tmp_path / "handed-on")
-    assert (exported["epsilon"], exported["rule"]) == (total, "pilots")
-    assert len(list((tmp_path / "handed-on" / "ledgers").iterdir())) == 4
-    again = export_epsilon(tmp_path / "handed-on")
-    assert (again["epsilon"], again["guarantee"]) == (pytest.approx(total), True)
+    assert len(list((handed_on(searched, tmp_path / "handed-on", "pilots") / "ledgers").iterdir())) == 4
     assert export(out / "trials" / "0001", tmp_path / "a-pilot")["epsilon"] == total, "a pilot costs as much"
     assert export_epsilon(tmp_path / "a-pilot")["epsilon"] == pytest.approx(total)
     shutil.copytree(out / "winner", tmp_path / "copied")
@@ -162,14 +167,10 @@ def test_a_secret_number_of_pilots_costs_what_choosing_and_the_dearest_run_after
 
 
 def test_of_secret_pilots_the_run_after_them_alone_is_handed_on(drawn, tmp_path):
-    _, out, answer = drawn
-    exported = export(out, tmp_path / "handed-on")
-    assert (exported["epsilon"], exported["rule"]) == (answer["best"]["epsilon_with_choice"], "selected_pilots")
-    assert not (tmp_path / "handed-on" / "ledgers").exists()
-    again = export_epsilon(tmp_path / "handed-on")
-    assert (again["epsilon"], again["guarantee"]) == (pytest.approx(exported["epsilon"]), True)
-    terms = (tmp_path / "handed-on" / "selection.json").read_text()
-    assert "draws" not in terms, "their number is secret"
+    _, out, _ = drawn
+    exported = handed_on(drawn, tmp_path / "handed-on", "selected_pilots")
+    assert not (exported / "ledgers").exists()
+    assert "draws" not in (exported / "selection.json").read_text(), "their number is secret"
     with pytest.raises(InputError, match="pays for the winner alone"):
         export(out / "trials" / "0000", tmp_path / "a-pilot")
     with pytest.raises(InputError, match="rule selected_pilots pays for the winner alone"):

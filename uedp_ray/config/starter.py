@@ -22,7 +22,8 @@ from uedp_ray.fields import UNPRINTABLE
 
 FileKind = Literal["train", "sweep", "compare"]
 _PASSES = 10
-_LEAST_COHORT = 20
+LEAST_COHORT = 20
+"""Users in a round; with fewer nothing was measured."""
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text", ".conll": "conll"}
 
 
@@ -117,7 +118,7 @@ def _run(answers: Answers, *, budget: bool) -> str:
 
 def _share(users: int) -> float:
     """The q_u that ``plan`` would choose: many small rounds, of a few dozen users at least."""
-    return next((share for share in (0.05, 0.1, 0.25) if share * users >= _LEAST_COHORT), 0.5)
+    return next((share for share in (0.05, 0.1, 0.25) if share * users >= LEAST_COHORT), 0.5)
 
 
 def _proxies(answers: Answers) -> Iterator[str]:

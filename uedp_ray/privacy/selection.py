@@ -4,12 +4,12 @@
     epsilon_of_choosing("repeat_and_select", **search, candidates=[[(mechanism, 500)]], mean=32, delta=1e-5)
 
 ``public`` charges nothing for the choice: trials are trained and scored on public data, and the winner's training is
-charged by its own ledger. Under the other two rules the answer includes the winner's training. ``repeat_and_select``
-pays for the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of
-trials and which of them won stay secret. ``pilots`` pays for cheap runs and for one more by the settings of the best of
-them (``sequence``); ``selected_pilots`` does so where the pilots are a secret, random number, and pays for the run after
-them alone. ``composition`` pays for everything that any trial released. Scores are public
-functions of a trial's released model: scoring on protected data is a further event. Inputs are public.
+charged by its own ledger. Under the other rules the answer includes the winner's training. ``repeat_and_select`` pays for
+the winner, its score and its configuration, and for nothing else: other trials, their scores, the number of trials and
+which of them won stay secret. ``pilots`` pays for cheap runs and for one more by the settings of the best of them
+(``sequence``); ``selected_pilots`` does so where the pilots are a secret, random number, and pays for the run after them
+alone. ``composition`` pays for everything that any trial released. Scores are public functions of a trial's released model:
+scoring on protected data is a further event. Inputs are public.
 References: Papernot and Steinke, arXiv 2110.03620 (theorems 2 and 6), for Renyi divergences; ``best_of`` for profiles; for
 adaptive searches see ``odometer``.
 """
@@ -42,12 +42,12 @@ from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
 RULES = ("public", "pilots", "selected_pilots", "repeat_and_select", "composition")
-TRAINS_ANEW = frozenset({"public", "pilots", "selected_pilots"})
-"""Rules whose winner is a run of its own, by the settings of the best trial."""
 SECRET = frozenset({"repeat_and_select", "selected_pilots"})
 """Rules that pay for the winner alone: the other trials and their number stay private."""
 PILOTS = frozenset({"pilots", "selected_pilots"})
 """Rules whose trials are cheap runs of their own epsilon, and whose winner has the rest of the budget."""
+TRAINS_ANEW = PILOTS | {"public"}
+"""Rules whose winner is a run of its own, by the settings of the best trial."""
 Searcher = Literal["random", "grid", "tpe", "nsga2", "gp"]
 SEARCHERS: tuple[str, ...] = get_args(Searcher)
 PROFILES, RENYI = "profiles", "renyi"
@@ -179,16 +179,14 @@ def epsilon_of_choosing(
     if rule == "pilots":
         return _of_pilots(ledgers, candidates, list(final), finals, {"delta": delta, "unit": unit, "kind": kind})
     check_law(mean, law)
+    if not candidates:
+        raise InputError("candidates", [], "needs at least one")
     if rule == "selected_pilots":
-        if not candidates:
-            raise InputError("candidates", [], "needs at least one")
-        check_final(list(final), finals)
+        _check_final(list(final), finals)
         best = best_of.Best(candidates, mean, law)
         return sequence.epsilon([list(finals)], delta=delta, unit=unit, kind=kind, best=best)
     if by not in (PROFILES, RENYI):
         raise InputError("by", by, f"choose one of {PROFILES}, {RENYI}")
-    if not candidates:
-        raise InputError("candidates", [], "needs at least one")
     found = 0.0
     for each in dominating.kinds(kind):
         if by == PROFILES:
@@ -219,11 +217,11 @@ def _of_pilots(
             raise InputError("ledgers", "charges", "a pilot without a ledger is charged as planned: leave it empty")
         if events := list(ledger):
             check_own(events, pilot)
-    check_final(final, finals)
+    _check_final(final, finals)
     return sequence.epsilon([*([pilot] for pilot in pilots), list(finals)], **settings)
 
 
-def check_final(final: Sequence[Event], finals: Sequence[Parts]) -> None:
+def _check_final(final: Sequence[Event], finals: Sequence[Parts]) -> None:
     """Raises: InputError if the run after pilots, whose events these are, spent more than each that may follow them."""
     if final and not any(_stays_within(final, one) for one in finals):
         raise InputError("final", len(final), "the run after the pilots spent more than it may")

@@ -95,13 +95,12 @@ def _of_kind(sets: Counter[frozenset[_Run]], delta: float, unit: str, kind: str,
     chosen = best.losses(unit, kind, delta / steps) if best else None
     if best and chosen is None:
         return math.inf
-    first = [[([chosen[side]], 1)] if chosen else [] for side in (0, 1)]
-    return max(
-        composed_epsilon(
-            [*first[side], *(([losses[run][side] for run in runs], count) for runs, count in sets.items())], delta
-        )
-        for side in (0, 1)
-    )
+
+    def of_side(side: int) -> list[tuple[Collection[Losses], int]]:
+        first: list[tuple[Collection[Losses], int]] = [([chosen[side]], 1)] if chosen else []
+        return first + [([losses[run][side] for run in runs], count) for runs, count in sets.items()]
+
+    return max(composed_epsilon(of_side(side), delta) for side in (0, 1))
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
-from uedp_ray.fields import list_of
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.selection import PILOTS, SECRET, TRAINS_ANEW, priced_by
 from uedp_ray.privacy.statement import part_of
@@ -23,7 +22,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.layout import SweepDir, sweep_above
 from uedp_ray.search.pilots import read_pilots
-from uedp_ray.search.pool import PART
+from uedp_ray.search.pool import read_pool
 from uedp_ray.search.results import Row, best, read_columns, read_rows
 from uedp_ray.search.selection_cost import charged_runs, cost_of_selection, planned_charges_of
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
@@ -156,10 +155,8 @@ def _terms(
     terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
     terms["categories"] = config.common_categories
     if rule in SECRET:
-        names = ("candidates", "finals") if rule in PILOTS else ("candidates",)
-        pool = read_json(folder.pool, dict.fromkeys(names, list_of(list_of(PART))), "restore the sweep's copy")
-        drawn = {"mean": fixed["mean"], "law": fixed["law"], "by": priced_by(fixed)}
-        return terms | {name: pool[name] for name in names} | drawn, {}
+        released = read_pilots(config, folder) if rule in PILOTS else {"candidates": read_pool(folder)["candidates"]}
+        return terms | released | {"mean": fixed["mean"], "law": fixed["law"], "by": priced_by(fixed)}, {}
     runs = [run for row in rows for run in folder.runs(row["number"], config.suffixes)]
     if rule == "pilots":
         runs.append(folder.winner)

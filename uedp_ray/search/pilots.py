@@ -1,13 +1,12 @@
 """Rules ``pilots`` and ``selected_pilots``: cheap private trials, and one run by the settings of the best of them with the
 rest of the budget.
 
-    likely_rest(8.0, 0.5, 8)        # what eight pilots of epsilon = 0.5 leave of 8, about
+    likely_rest(8.0, 2.0)        # what pilots that cost 2 together leave of 8, about
 
 ``fix_pilots`` solves for it before the first of them, ``cost_of_pilots`` prices what they and the last run were charged.
 
 Pilots are fixed beforehand, or drawn in secret from a pool that is; which settings the last run has depends on them.
-docs/accounting.md, "Pilots", has the proofs.
-Inputs are public.
+docs/accounting.md, "Pilots", has the proofs. Inputs are public.
 """
 
 from __future__ import annotations
@@ -50,16 +49,18 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
     Raises: InputError if the pilots leave nothing.
     """
     search, each, target = sweep.search, sweep.pilot_epsilon, sweep.budget.target_epsilon
-    secret = search.rule in SECRET
-    points = draw_points(sweep, search.pool_size) if secret else fixed_points(sweep)
-    seeds = search.seeds_per_trial
-    if secret:
-        pilots = _runs(sweep, points, each, seeds)
-        of: dict[str, Any] = {"mean": float(sweep.num_trials), "law": search.law}
-        what = f"a secret number of pilots, {sweep.num_trials} on average,"
+    of: dict[str, Any]
+    if search.rule in SECRET:
+        points = draw_points(sweep, search.pool_size)
+        pilots = _runs(sweep, points, each, search.seeds_per_trial)
+        name, what = "candidates", f"a secret number of pilots, {sweep.num_trials} on average,"
+        of, drawn = {"mean": float(sweep.num_trials), "law": search.law}, {"draws": drawn_from(sweep, points)}
+        terms = law_of(sweep, points)
     else:
-        pilots = [pilot for pilot in _runs(sweep, points, each) for _ in range(seeds)]
-        of, what = {"ledgers": [[]] * len(pilots)}, f"{len(pilots)} pilots"
+        points = fixed_points(sweep)
+        pilots = [pilot for pilot in _runs(sweep, points, each) for _ in range(search.seeds_per_trial)]
+        name, what = "pilots", f"{len(pilots)} pilots"
+        of, drawn, terms = {"ledgers": [[]] * len(pilots)}, {}, {}
 
     def together(finals: Sequence[Any]) -> float:
         return cost_by(search.rule, sweep, candidates=pilots, finals=finals, **of)
@@ -67,21 +68,19 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
     if (spent := together([])) >= target:
         alone = f"{what} of epsilon = {each:g} alone cost {show_epsilon(spent, 'infinitely much')}"
         raise InputError("budget.target_epsilon", target, f"{alone}: train fewer, or lower search.pilot_epsilon")
-    guess, words = math.sqrt(max(target**2 - spent**2, target**2 / 16)), "a run of epsilon = {:.3f} after the pilots"
+    guess, words = likely_rest(target, spent), "a run of epsilon = {:.3f} after the pilots"
     if len(points) > FEW:
         guess = largest(lambda rest: together(_runs(sweep, points[:FEW], rest)), target, guess)
     rest = most(sweep, lambda rest: together(_runs(sweep, points, rest)), reporter, guess, words)
     finals = _runs(sweep, points, rest)
-    kept = {"points": points, "candidates" if secret else "pilots": as_values(pilots), "finals": as_values(finals)}
-    kept |= {"draws": drawn_from(sweep, points)} if secret else {}
-    write_json(folder.pool, kept, private=True)
-    terms = {"run_epsilon": each, "final_epsilon": rest, "epsilon": together(finals)}
-    return terms | (law_of(sweep, points) if secret else {})
+    kept = {"points": points, name: as_values(pilots), "finals": as_values(finals)}
+    write_json(folder.pool, kept | drawn, private=True)
+    return terms | {"run_epsilon": each, "final_epsilon": rest, "epsilon": together(finals)}
 
 
-def likely_rest(target: float, each: float, pilots: int) -> float:
-    """About what so many pilots leave the run after them: losses add up in squares. Where to begin to solve for it."""
-    return math.sqrt(max(target**2 - 2 * pilots * each**2, target**2 / 16))
+def likely_rest(target: float, spent: float) -> float:
+    """About what pilots leave the run after them: losses add up in squares. Where to begin to solve for it."""
+    return math.sqrt(max(target**2 - spent**2, target**2 / 16))
 
 
 def _runs(sweep: SweepConfig, points: Sequence[Point], epsilon: float, seeds: int = 1) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from uedp_ray import methods
 from uedp_ray.calibration import planned_charges, planned_releases
 from uedp_ray.config import PrivacyConfig, RunConfig
+from uedp_ray.config.starter import LEAST_COHORT
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy import sequence
@@ -42,8 +43,6 @@ _TIMES = (1, 4)
 _WORTH = 1.75
 """Many small rounds were seen to train better than few large ones at equal passes, up to this much more noise
 (docs/sweeps.md, "What a budget buys")."""
-_LEAST_COHORT = 20
-"""Users in a round; with fewer nothing was measured."""
 _MOST_SHARED = 1.5
 """Noise, in that of one run, beyond which sharing the budget costs more than most searches gain."""
 _MOST_EPSILON = 1000.0
@@ -84,10 +83,13 @@ class _Asked:
 
     def selected(self, run: RunConfig, law: str) -> float:
         """What ``repeat_and_select`` costs, all candidates being like this run."""
-        privacy, candidates = self.privacy, [parts_of(run, self.seeds)]
+        return self._drawn("repeat_and_select", run, law, by=PROFILES)
+
+    def _drawn(self, rule: str, run: RunConfig, law: str, **of: Any) -> float:
+        """What a rule of a secret number of trials costs, all that may be drawn being like this run."""
         settings: dict[str, Any] = {"searcher": "random", "early_stopping": False, "mean": float(self.trials)}
-        settings |= {"law": law, "by": PROFILES, "delta": privacy.delta, "unit": privacy.unit}
-        return epsilon_of_choosing("repeat_and_select", candidates=candidates, **settings)
+        settings |= {"law": law, "delta": self.privacy.delta, "unit": self.privacy.unit}
+        return epsilon_of_choosing(rule, candidates=[parts_of(run, self.seeds)], **settings, **of)
 
     def after_pilots(self, run: RunConfig) -> float:
         """What pilots cost together with this run, all being alike but for their noise."""
@@ -96,10 +98,7 @@ class _Asked:
 
     def after_selected(self, run: RunConfig) -> float:
         """What a choice among a secret number of pilots costs together with this run, all alike but for their noise."""
-        privacy, pilots = self.privacy, [parts_of(self.at(self.pilot_epsilon), self.seeds)]
-        settings: dict[str, Any] = {"searcher": "random", "early_stopping": False, "mean": float(self.trials)}
-        settings |= {"law": self.law, "delta": privacy.delta, "unit": privacy.unit}
-        return epsilon_of_choosing("selected_pilots", candidates=pilots, finals=[parts_of(run, 1)], **settings)
+        return self._drawn("selected_pilots", self.at(self.pilot_epsilon), self.law, finals=[parts_of(run, 1)])
 
     def composed(self, run: RunConfig) -> float:
         """What as many runs like this one cost together."""
@@ -227,7 +226,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     def pilots() -> tuple[float, float]:
         refuse_others()
-        return shared(asked.after_pilots, likely_rest(asked.target, asked.pilot_epsilon, asked.runs))
+        return shared(asked.after_pilots, likely_rest(asked.target, math.sqrt(2 * asked.runs) * asked.pilot_epsilon))
 
     def selected_pilots() -> tuple[float, float]:
         refuse_others()
@@ -300,7 +299,7 @@ def _choice(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """
     least = min(row["noise_of_average"] for row in rows)
     near = [row for row in rows if row["noise_of_average"] <= _WORTH * least]
-    large = [row for row in near if row["expected_cohort"] >= _LEAST_COHORT]
+    large = [row for row in near if row["expected_cohort"] >= LEAST_COHORT]
     if not large:
         return max(near, key=lambda row: row["expected_cohort"])
     return max(large, key=lambda row: row["rounds"])
