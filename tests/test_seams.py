@@ -407,7 +407,10 @@ def test_a_user_that_is_given_another_weight_is_none_that_was_drawn(file):
         summed(file, Heavy)
 
 
-@pytest.mark.parametrize("kept_in", ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer"])
+KEPT_IN = ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer", "the round's parameters"]
+
+
+@pytest.mark.parametrize("kept_in", KEPT_IN)
 def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     class Keeps(Ones):
         def __post_init__(self):
@@ -422,6 +425,8 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
                     tensor.grad = torch.full_like(tensor, size)
                 self.optimizer.step()
                 return (self.params.get() - parameters).double()
+            if kept_in == "the round's parameters":  # as FedAvg is often written
+                return parameters.neg_().add_(self.params.get()).add_(size).double()
             self.last, self.counts["last"] = self.last + size, self.counts.get("last", 0.0) + size
             self.tensor.data += size
             self.array += size
@@ -433,12 +438,33 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
     plan = Plan.of(config)
     update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: None, CPU)
-    selections = list(worker.selections.values())
+    selections, before = list(worker.selections.values()), worker.parameters.clone()
     whole = update.sum_updates(worker.parameters, selections, 0)
+    assert torch.equal(worker.parameters, before), "they are released next"
     alone = [update.sum_updates(worker.parameters, [each], 0) for each in selections]
     assert whole.any()
     assert torch.equal(sum(alone), whole)
     assert torch.equal(update.sum_updates(worker.parameters, selections[::-1], 0), whole)
+
+
+def test_one_that_takes_over_and_writes_into_the_rounds_parameters_is_refused(file):
+    class Writes(Ones):
+        keeps_users_apart = True
+
+        def each_update(self, parameters, selections, round_index):
+            for selection in selections:
+                yield selection, torch.ones_like(parameters, dtype=torch.float64)
+            parameters.data += 1.0
+
+    with pytest.raises(RuntimeError, match="Writes writes into the round's parameters"):
+        summed(file, Writes)
+
+
+def test_a_class_that_only_looks_like_a_local_update_is_refused(file):
+    """It would state nothing, and nothing of it would be read as unsafe."""
+    file("uedp_ray.updates.ones", Update=type("Update", (), {"each_update": lambda self, *_: iter(())}))
+    with pytest.raises(TypeError, match=r"the Update of updates\.ones is no LocalUpdate"):
+        update_class("ones")
 
 
 def test_a_server_optimizer(monkeypatch):

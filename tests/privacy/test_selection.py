@@ -219,6 +219,9 @@ def test_a_trial_must_stay_within_the_candidate_that_was_drawn_for_it():
     for events in (ledger(ENTITY, 6), ledger(less, 1), ledger(more, 1), ledger(ROUND, 1)):
         with pytest.raises(InputError, match="spent more than its candidate may"):
             check_own(events, candidate)
+    quieter = dataclasses.replace(ENTITY, noise_multiplier=3.0)
+    with pytest.raises(InputError, match="spent more than its candidate may"):
+        check_own([*ledger(ENTITY, 5), *ledger(quieter, 5)], candidate)  # each fits, and both do not
     for event in ({"kind": "vocabulary"}, {"kind": "unprotected"}, {"kind": "open", "header": {"private": False}}):
         with pytest.raises(UnsupportedEvent):
             check_own([event], candidate)

@@ -41,7 +41,8 @@ from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 from uedp_ray.privacy.odometer import Odometer
 from uedp_ray.privacy.renyi import Parts
 
-RULES = ("public", "pilots", "selected_pilots", "repeat_and_select", "composition")
+Rule = Literal["public", "pilots", "selected_pilots", "repeat_and_select", "composition"]
+RULES: tuple[str, ...] = get_args(Rule)
 SECRET = frozenset({"repeat_and_select", "selected_pilots"})
 """Rules that pay for the winner alone: the other trials and their number stay private."""
 PILOTS = frozenset({"pilots", "selected_pilots"})

@@ -18,13 +18,13 @@ from uedp_ray.config.limits import at_least, check_choices, positive
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.laws import Law
-from uedp_ray.privacy.selection import Searcher
+from uedp_ray.privacy.selection import Rule, Searcher
 from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.units import Unit
 
-Selection = Literal["default", "public", "pilots", "selected_pilots", "repeat_and_select", "composition"]
+Selection = Literal["default", Rule]
 MAX_SEEDS = 1_000
 _SECTIONS = {section.name for section in dataclasses.fields(RunConfig)}
 _PROXY_NAME = r"[a-z][a-z0-9_]{0,31}|"

@@ -133,8 +133,9 @@ class LocalUpdate(ABC):
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
 
-        It is called once on an object of its own, made for this user: what it keeps in ``self`` reaches no other. It must
-        keep nothing elsewhere, in a class, a module or what it was given: nothing would undo that, and no bound would hold.
+        It is called once on an object of its own, made for this user, with a copy of the parameters: what it keeps in
+        either reaches no other. It must keep nothing elsewhere, in a class or a module: nothing would undo that, and no
+        bound would hold.
         """
 
     def each_update(
@@ -148,7 +149,7 @@ class LocalUpdate(ABC):
             self.params.set(parameters)
             own = type(self)(self.plan, self.model, self.params, self.task, self.sentence, self.device)
             with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
-                update = own.update_of(parameters, selection, round_index)
+                update = own.update_of(parameters.clone(), selection, round_index)
             yield selection, update
         self.params.set(parameters)
 
@@ -162,9 +163,13 @@ class LocalUpdate(ABC):
     ) -> torch.Tensor:
         """(P,) sum over ``selections`` of w_u times the clipped update; zeros for an empty cohort.
 
-        Raises: RuntimeError if a user is added twice, or one that was not drawn: the clip is one user's.
+        ``parameters`` are what is released next, and no update gets hold of them.
+
+        Raises: RuntimeError if a user is added twice, or one that was not drawn: the clip is one user's; and if an
+        ``each_update`` writes into the parameters that it was given: its next user would not start from the round's.
         """
         self.probe()
+        given = parameters.clone()
         self.params.set(parameters)
         total = self.plan.zeros(self.params.num, self.device)
         drawn: dict[int, UserSelection] = {}
@@ -175,10 +180,12 @@ class LocalUpdate(ABC):
                 yield selection
 
         with self.passing():
-            for selection, update in type(self).each_update(self, parameters, seen(), round_index):
+            for selection, update in type(self).each_update(self, given, seen(), round_index):
                 if drawn.pop(selection.user, None) is not selection:
                     raise RuntimeError(f"{type(self).__name__} adds a user twice, or one that was not drawn")
                 self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
+        if not torch.equal(given.view(torch.uint8), parameters.view(torch.uint8)):  # bits: some may be no numbers
+            raise RuntimeError(f"{type(self).__name__} writes into the round's parameters")
         return total
 
     @property
@@ -206,8 +213,13 @@ def local_update(
 
 
 def update_class(name: str) -> type[LocalUpdate]:
-    """The class in the module of this room that the name says."""
+    """The class in the module of this room that the name says.
+
+    Raises: TypeError for one that is no ``LocalUpdate``: what it leaves out would not be read as unsafe.
+    """
     found: type[LocalUpdate] = in_module("updates", name, "Update")
+    if not issubclass(found, LocalUpdate):
+        raise TypeError(f"the Update of updates.{name} is no LocalUpdate: derive it from that")
     return found
 
 
