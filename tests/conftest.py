@@ -67,6 +67,20 @@ def _shared(variable: str, folder: str) -> Path:
     return Path(os.environ.get(variable, Path(__file__).parents[2] / "shared" / folder))
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device a worker may compute on; what must hold to the bit must hold on all."""
+    if request.param == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+        from uedp_ray.updates.base import exact_arithmetic
+
+        exact_arithmetic(torch.device("cuda"))
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real corpora (``UEDP_DATA``, else ``../shared/data``)."""

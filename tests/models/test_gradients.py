@@ -25,7 +25,7 @@ def formed(gradients: SentenceGradients) -> Tensor:
 
 def assert_exact(model: nn.Module, batch: Batch, seed: int = 5) -> Tensor:
     """Gradients and norms against one backward pass per sentence; returns the reference (B, P)."""
-    params = FlatParameters(model)
+    params, batch = FlatParameters(model), batch.to(next(model.parameters()).device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         expected = reference_gradients(model, params, TASK, batch)
@@ -49,35 +49,35 @@ def prepare(model: nn.Module, part: str = "full") -> nn.Module:
     "network",
     ["gpt2", "gpt2 untied", "awd_lstm", "awd_lstm untied", "llama", "llama untied"],
 )
-def test_equal_to_one_backward_pass_per_sentence(network: str, part: str) -> None:
+def test_equal_to_one_backward_pass_per_sentence(network: str, part: str, device: str) -> None:
     name, tied = network.split()[0], "untied" not in network
     model = tiny_llama(tied=tied) if name == "llama" else tiny(name, tie_embeddings=tied)
     batch = TASK.collate(sentences())
-    expected = assert_exact(prepare(model, part), batch)
+    expected = assert_exact(prepare(model, part).to(device), batch)
     norms = expected.norm(dim=1)
     assert norms[1] == 0  # the sentence without words
     assert (norms[[0, 2, 3, 4, 5]] > 1e-3).all()
 
 
 @pytest.mark.parametrize("part", ["full", "lora"])
-def test_awd_lstm_with_every_dropout(part: str) -> None:
+def test_awd_lstm_with_every_dropout(part: str, device: str) -> None:
     dropouts = {f"dropout_{name}": 0.3 for name in ("embedding", "input", "hidden", "weight", "output")}
-    model = prepare(tiny("awd_lstm", num_layers=3, **dropouts), part).train()
+    model = prepare(tiny("awd_lstm", num_layers=3, **dropouts), part).train().to(device)
     batch = TASK.collate(sentences())
     first = assert_exact(model, batch, seed=5)
     assert (first - assert_exact(model, batch, seed=6)).norm() > 1e-2  # the masks were on
 
 
-def test_gpt2_with_dropout() -> None:
-    model = prepare(tiny(dropout_embedding=0.2, dropout_hidden=0.2, dropout_output=0.2)).train()
+def test_gpt2_with_dropout(device: str) -> None:
+    model = prepare(tiny(dropout_embedding=0.2, dropout_hidden=0.2, dropout_output=0.2)).train().to(device)
     assert_exact(model, TASK.collate(sentences()))
 
 
 @pytest.mark.parametrize("size", [1, 5000, 1 << 21])
-def test_rows_are_formed_a_few_at_a_time(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = prepare(tiny())
-    monkeypatch.setitem(module_under_test._CHUNK, "cpu", size)
-    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+def test_rows_are_formed_a_few_at_a_time(size: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepare(tiny()).to(device)
+    monkeypatch.setitem(module_under_test._CHUNK, device, size)
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(sentences()).to(device))
     num = [len(rows) for _, rows in found.chunks()]
     assert sum(num) == len(LENGTHS)
     assert [x for x, _ in found.chunks(2)] == [0, 1][: 1 if max(num) > 1 else 2]
@@ -102,17 +102,17 @@ def test_filling_a_batch_up_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
-def test_nan_stays_in_its_sentence(network: str) -> None:
+def test_nan_stays_in_its_sentence(network: str, device: str) -> None:
     """Word 22 has a NaN embedding: only the sentence that holds it is lost."""
-    model = prepare(tiny_llama(tied=False) if network == "llama" else tiny(network, tie_embeddings=False))
+    model = prepare(tiny_llama(tied=False) if network == "llama" else tiny(network, tie_embeddings=False)).to(device)
     rows = [row[row != 22] for row in sentences()]
-    clean = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
+    clean = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows).to(device))
     embedding = model.embedding if network == "awd_lstm" else model.get_input_embeddings()  # type: ignore[operator]
     with torch.no_grad():
         embedding.weight[22] = torch.nan  # type: ignore[index, operator, union-attr]
     rows[3] = rows[3].copy()
     rows[3][1] = 22
-    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows))
+    found = sentence_gradients(model, FlatParameters(model), TASK, TASK.collate(rows).to(device))
     others = [0, 1, 2, 4, 5]
     assert not found.norms()[3].isfinite()
     torch.testing.assert_close(formed(found)[others], formed(clean)[others], rtol=1e-12, atol=1e-14)
@@ -120,9 +120,9 @@ def test_nan_stays_in_its_sentence(network: str) -> None:
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm", "llama"])
 @pytest.mark.parametrize("part", ["full", "lora"])
-def test_bf16_autocast(network: str, part: str) -> None:
-    model = prepare(tiny_llama() if network == "llama" else tiny(network), part).float()
-    params, batch = FlatParameters(model), TASK.collate(sentences())
+def test_bf16_autocast(network: str, part: str, device: str) -> None:
+    model = prepare(tiny_llama() if network == "llama" else tiny(network), part).float().to(device)
+    params, batch = FlatParameters(model), TASK.collate(sentences()).to(device)
     exact = sentence_gradients(model, params, TASK, batch)
     rounded = sentence_gradients(model, params, TASK, batch, autocast_dtype=torch.bfloat16)
     assert formed(rounded).dtype == rounded.losses.dtype == torch.float32
@@ -206,11 +206,15 @@ def test_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("part", ["full", "lora"])
-def test_real_model(real_models: Path, part: str) -> None:
+def test_real_model(real_models: Path, part: str, device: str) -> None:
     config = ModelConfig(architecture="pretrained", path=str(real_models / "stories260k" / "hf"), trainable=part)  # type: ignore[arg-type]
-    model = select_trainable(build_model(config, vocab_size=512, bos_id=1, eos_id=1, seed=0), config, seed=0).double()
+    model = (
+        select_trainable(build_model(config, vocab_size=512, bos_id=1, eos_id=1, seed=0), config, seed=0)
+        .double()
+        .to(device)
+    )
     params, task = FlatParameters(model), NextWord(bos_id=1, eos_id=1, pad_id=0, max_length=16)
-    batch = task.collate(sentences((9, 0, 15, 30), vocab_size=512))
+    batch = task.collate(sentences((9, 0, 15, 30), vocab_size=512)).to(device)
     expected = reference_gradients(model, params, task, batch)
     found = sentence_gradients(model, params, task, batch)
     # LlamaRMSNorm and the rotary tables compute in float32 even here.
@@ -219,13 +223,13 @@ def test_real_model(real_models: Path, part: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 33), (33, 2), (65, 1), (2, 33, 3)])
-def test_equal_sentences_have_equal_bits_wherever_they_stand(sizes: tuple[int, ...]) -> None:
+def test_equal_sentences_have_equal_bits_wherever_they_stand(sizes: tuple[int, ...], device: str) -> None:
     """Products that are written to rows at odd places are added up in another order, by MKL."""
-    model = nn.Sequential(nn.Linear(sizes[1], sizes[0], bias=False), nn.Linear(1, sizes[-1], bias=False))
+    model = nn.Sequential(nn.Linear(sizes[1], sizes[0], bias=False), nn.Linear(1, sizes[-1], bias=False)).to(device)
     params, made_up = FlatParameters(model), torch.Generator().manual_seed(0)
     for _ in range(40):
-        left, right = (torch.randn(1, 12, n, generator=made_up).repeat(9, 1, 1) for n in sizes[:2])
+        left, right = (torch.randn(1, 12, n, generator=made_up).repeat(9, 1, 1).to(device) for n in sizes[:2])
         factors = _Factors(params.shapes[0], left=[left], right=[right])
-        gradients = SentenceGradients(torch.zeros(9), params, {"0.weight": factors})
+        gradients = SentenceGradients(torch.zeros(9, device=device), params, {"0.weight": factors})
         for _, rows in gradients.chunks():
             assert torch.equal(rows, rows[:1].expand_as(rows))

@@ -35,8 +35,6 @@ from uedp_ray.updates.shapes import balanced, padded_length, padded_lengths, row
 
 pytestmark = pytest.mark.whole
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-
 
 def assert_own(worker: Worker, seed: int = 0) -> dict[int, torch.Tensor]:
     """What each user gives alone; any cohort, in any order and split, gives the sum of it."""
@@ -58,7 +56,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_users_update_is_its_own(network, precision, device, llama):
@@ -75,11 +72,11 @@ def test_a_users_update_is_its_own(network, precision, device, llama):
 
 
 @pytest.mark.parametrize(("network", "precision"), [("llama", "float32"), ("llama lora", "bf16")])
-def test_so_it_is_of_a_published_model(network, precision, real_models):
-    assert_own(Worker(make(network, real_models / "stories260k" / "hf", {"precision": precision}), sentences()))
+def test_so_it_is_of_a_published_model(network, precision, device, real_models):
+    config = make(network, real_models / "stories260k" / "hf", {"precision": precision})
+    assert_own(Worker(config, sentences(), device))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_so_it_is_under_local_sgd(network, precision, device, llama):
@@ -97,19 +94,19 @@ def test_so_it_is_under_local_sgd(network, precision, device, llama):
         (Gemma3TextConfig, Gemma3ForCausalLM),
     ],
 )
-def test_so_it_is_with_an_embedding_of_the_networks_own_kind(settings, network, tmp_path):
+def test_so_it_is_with_an_embedding_of_the_networks_own_kind(settings, network, device, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     torch.manual_seed(0)
     network(settings(vocab_size=VOCABULARY, **sizes, **heads)).save_pretrained(tmp_path)
-    worker = Worker(make("llama", tmp_path), sentences())
+    worker = Worker(make("llama", tmp_path), sentences(), device)
     assert_own(worker)
     update = worker.update()
     update.probe()
     assert any(len(rows) > 1 for rows in update._rows.values())
 
 
-def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(tmp_path):
+def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(device, tmp_path):
     """Fresh layers add little to what passes by them, whose last bit hides theirs: on made-up sentences, not on all."""
     sizes = {"hidden_size": 2, "intermediate_size": 33, "num_hidden_layers": 2, "head_dim": 2}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 64}
@@ -118,7 +115,8 @@ def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(tmp_
     config = make("llama", tmp_path, {"batch_tokens": 1000})
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_length=13, trainable="head"))
     made_up = np.random.default_rng(1)
-    worker = Worker(config, {u: [made_up.integers(1, VOCABULARY, made_up.integers(0, 16))] for u in range(120)})
+    said = {u: [made_up.integers(1, VOCABULARY, made_up.integers(0, 16))] for u in range(120)}
+    worker = Worker(config, said, device)
     alone = sum(worker.steps(u) for u in range(120))
     assert torch.equal(worker.steps(*range(120)), alone)
 
@@ -174,12 +172,12 @@ def test_so_it_is_on_many_cores(tmp_path):
 
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
-def test_neither_batches_nor_groups_of_users_matter(network, monkeypatch):
-    whole = Worker(make(network), sentences()).steps(*range(7))
-    monkeypatch.setattr(gradient, "_HELD", 1)  # a user at a time
-    assert torch.equal(Worker(make(network), sentences()).steps(*range(7)), whole)
+def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch):
+    whole = Worker(make(network), sentences(), device).steps(*range(7))
+    monkeypatch.setattr(gradient.Update, "_users_at_once", lambda self: 1)
+    assert torch.equal(Worker(make(network), sentences(), device).steps(*range(7)), whole)
     monkeypatch.undo()
-    worker = Worker(make(network), sentences())
+    worker = Worker(make(network), sentences(), device)
     update = worker.update()
     update.probe()
     assert network != "gpt2" or any(len(rows) > 1 for rows in update._rows.values()), (
@@ -208,9 +206,9 @@ def tables(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm dropout", "llama"])
-def test_so_it_is_with_spoilt_weights(network, precision, llama):
+def test_so_it_is_with_spoilt_weights(network, precision, device, llama):
     """Large, infinite and NaN values in any kind of table; entities still move an update by no more than their bound."""
-    worker = Worker(make(network, llama, {"precision": precision}), sentences(1))
+    worker = Worker(make(network, llama, {"precision": precision}), sentences(1), device)
     chosen, holder = np.random.default_rng(0), 2
     nulled = list(worker.texts)
     nulled[worker.selections[holder].sentences[0]] = np.zeros(0, np.int64)
@@ -238,8 +236,8 @@ def test_so_it_is_with_spoilt_weights(network, precision, llama):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout", "llama"])
-def test_so_it_is_with_spoilt_weights_under_local_sgd(network, precision, llama):
-    worker = Worker(make(network, llama, {**LOCAL_SGD, "precision": precision}), sentences(1))
+def test_so_it_is_with_spoilt_weights_under_local_sgd(network, precision, device, llama):
+    worker = Worker(make(network, llama, {**LOCAL_SGD, "precision": precision}), sentences(1), device)
     worker.update().probe()  # of sound weights
     for value, (kind, table) in zip(itertools.cycle([1e18, -1e20, math.inf, math.nan]), tables(worker.model).items()):
         worker.params.set(worker.parameters)
@@ -256,11 +254,11 @@ def test_so_it_is_with_spoilt_weights_under_local_sgd(network, precision, llama)
 
 
 @pytest.mark.parametrize("row", [10, 19])
-def test_one_huge_position_does_not_reach_short_sentences_through_padding(row):
+def test_one_huge_position_does_not_reach_short_sentences_through_padding(row, device):
     """Short sentences beside a long one used to be padded to its length, and read the position."""
     users = {u: [np.array([5, 7, 9])] for u in range(12)}
     users[12] = [np.arange(1, 20)]
-    worker = Worker(make("gpt2"), users)
+    worker = Worker(make("gpt2"), users, device)
     with torch.no_grad():
         worker.params.set(worker.parameters)
         worker.model.transformer.wpe.weight[row] = 1e20
@@ -271,24 +269,25 @@ def test_one_huge_position_does_not_reach_short_sentences_through_padding(row):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision):
+def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision, device):
     """A bf16 batch as long as the longest sentence of one user moved everybody's gradient the same way."""
     users = {u: [np.array([5, 7, 9])] for u in range(300)}
     users[300] = [np.arange(1, 20)]
     config = make("gpt2", training={"precision": precision, "batch_tokens": 65536}, sentence_clip_norm=1.0)
-    worker = Worker(config, users)
+    worker = Worker(config, users, device)
     moved = worker.norm(worker.steps(*range(301)) - worker.steps(*range(300)))
     assert 0.8 < moved <= 1.0
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm"])
-def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(network, precision):
+def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(network, precision, device):
     """m sentences of one direction, clipped; the user's own clip does not bind."""
     m, c = 6, 0.001
     worker = Worker(
         make(network, training={"precision": precision}, sentence_clip_norm=c),
         {0: [np.arange(3, 14)] * m + [np.arange(2)]},
+        device,
     )
     nulled = [np.zeros(0, np.int64) if x < m else text for x, text in enumerate(worker.texts)]
     moved = worker.norm(worker.steps(0) - worker.steps(0, texts=nulled))

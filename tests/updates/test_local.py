@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.updates.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
+from tests.updates.tiny import TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.updates.base import local_update
@@ -62,7 +62,7 @@ def total(worker, corpus, users=None, round_index=0):
 
 
 def update_of(worker, corpus):
-    return local_update(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, CPU)
+    return local_update(worker.plan, worker.model, worker.params, worker.task, corpus.tokens.__getitem__, worker.device)
 
 
 def relative(a, b):
@@ -70,16 +70,17 @@ def relative(a, b):
 
 
 def sentence_gradient(worker, corpus, sentence):
-    loss = worker.task.losses(worker.model, worker.task.collate([corpus.tokens[sentence]])).sum()
+    batch = worker.task.collate([corpus.tokens[sentence]]).to(worker.device)
+    loss = worker.task.losses(worker.model, batch).sum()
     gradients = torch.autograd.grad(loss, worker.params.tensors, allow_unused=True)
-    pieces = [torch.zeros(p.numel()).double() if g is None else g.flatten().double()
+    pieces = [(torch.zeros_like(p) if g is None else g).flatten().double()
               for g, p in zip(gradients, worker.params.tensors, strict=True)]  # fmt: skip
     return torch.cat(pieces)
 
 
 def naive_gradient_sum(worker, corpus):
     privacy = worker.plan.config.privacy
-    result = torch.zeros(worker.params.num, dtype=torch.float64)
+    result = torch.zeros(worker.params.num, dtype=torch.float64, device=worker.device)
     clipped = {"sentence": 0, "user": 0}
     for selection in selections(worker, corpus):
         update = torch.zeros_like(result)
@@ -97,9 +98,9 @@ def naive_gradient_sum(worker, corpus):
 
 @pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 100_000])
-def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, model, batch_tokens):
+def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, device, model, batch_tokens):
     config = config_of(model=model, privacy={"l2_clip_norm": 0.4}, batch_tokens=batch_tokens)
-    worker = TinyWorker(config, dtype=torch.float64)
+    worker = TinyWorker(config, dtype=torch.float64, device=device)
     expected, clipped = naive_gradient_sum(worker, corpus)
     assert clipped["user"]
     assert relative(total(worker, corpus), expected) < 3e-6  # clipping shrinks by 1e-6 for safety
@@ -111,9 +112,9 @@ def test_gradient_sum_is_that_of_one_sentence_at_a_time(corpus, model, batch_tok
     [{**AWD, **DROPOUT, "dropout_weight": 0.0}, {**AWD, "dropout_weight": 0.3}, {"dropout_output": 0.3}],
     ids=["awd_lstm", "awd_lstm weights", "gpt2"],
 )
-def test_dropout_is_drawn_by_round_and_sentence(corpus, model, local_update):
+def test_dropout_is_drawn_by_round_and_sentence(corpus, device, model, local_update):
     config = local_sgd() if local_update == "local_sgd" else config_of()
-    worker = TinyWorker(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)))
+    worker = TinyWorker(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)), device=device)
     update, chosen = update_of(worker, corpus), selections(worker, corpus)
     whole = update.sum_updates(worker.parameters, chosen, 0)
     torch.rand(5)  # whatever else draws from the default generator
@@ -121,15 +122,15 @@ def test_dropout_is_drawn_by_round_and_sentence(corpus, model, local_update):
     assert relative(update.sum_updates(worker.parameters, chosen, 1), whole) > 1e-3
 
 
-def test_dropout_is_on_in_local_updates(corpus):
-    dropped = total(TinyWorker(config_of(model={"dropout_output": 0.5})), corpus)
-    assert relative(dropped, total(TinyWorker(config_of()), corpus)) > 0.05
+def test_dropout_is_on_in_local_updates(corpus, device):
+    dropped = total(TinyWorker(config_of(model={"dropout_output": 0.5}), device=device), corpus)
+    assert relative(dropped, total(TinyWorker(config_of(), device=device), corpus)) > 0.05
 
 
 def naive_local_sgd(worker, corpus, epochs):
     training, privacy = worker.plan.config.training, worker.plan.config.privacy
     start = worker.params.get()
-    result = torch.zeros(worker.params.num, dtype=torch.float64)
+    result = torch.zeros(worker.params.num, dtype=torch.float64, device=worker.device)
     for selection in selections(worker, corpus):
         here = start.clone()
         for _ in range(epochs):
@@ -146,10 +147,10 @@ def naive_local_sgd(worker, corpus, epochs):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_local_sgd_is_a_loop_of_small_steps(corpus, epochs):
+def test_local_sgd_is_a_loop_of_small_steps(corpus, device, epochs):
     config = local_sgd(local_epochs=epochs)
     config = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, l2_clip_norm=0.8))
-    worker = TinyWorker(config, dtype=torch.float64)
+    worker = TinyWorker(config, dtype=torch.float64, device=device)
     expected = naive_local_sgd(worker, corpus, epochs)
     assert relative(total(worker, corpus), expected) < 3e-6
     assert torch.equal(worker.params.get(), worker.parameters), "the round's parameters are put back"
@@ -173,13 +174,13 @@ class Poisoned:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_counts_as_zero_and_no_other_is_touched(corpus, value):
-    worker = TinyWorker(config_of(privacy={"user_sampling_prob": 1.0}))
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_no_other_is_touched(corpus, device, value):
+    worker = TinyWorker(config_of(privacy={"user_sampling_prob": 1.0}), device=device)
     chosen = selections(worker, corpus)
     token = int(corpus.tokens[chosen[2].sentences[0]][0])
     hit = [x for s in chosen for x in s.sentences if corpus.tokens[x][0] == token]
     task = Poisoned(worker.task, token, value)
-    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, worker.device)
     summed = update.sum_updates(worker.parameters, chosen, 0)
     rest = [without(s, [i for i, x in enumerate(s.sentences) if corpus.tokens[x][0] == token]) for s in chosen]
     clean = update_of(worker, corpus)
@@ -196,12 +197,12 @@ def without(selection, gone):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, value):
-    worker = TinyWorker(local_sgd())
+def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, device, value):
+    worker = TinyWorker(local_sgd(), device=device)
     chosen = selections(worker, corpus)
     token = int(corpus.tokens[chosen[1].sentences[0]][0])
     task = Poisoned(worker.task, token, value)
-    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, worker.device)
     summed = update.sum_updates(worker.parameters, chosen, 0)
     untouched = [s for s in chosen if all(corpus.tokens[x][0] != token for x in s.sentences)]
     clean = update_of(worker, corpus)
@@ -210,10 +211,10 @@ def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, value):
 
 
 @pytest.mark.parametrize("holders", ["truncate", "reweight"])
-def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpus, holders):
+def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpus, device, holders):
     """Of 12 declared users 3 may hold an entity: reweighted, a sentence may weigh as little as 3 / 12."""
     bounds = {**BOUNDS, "holder_bound": holders}
-    worker = TinyWorker(tiny_config(privacy={"sentence_clip_norm": 0.3}, bounds=bounds))
+    worker = TinyWorker(tiny_config(privacy={"sentence_clip_norm": 0.3}, bounds=bounds), device=device)
     one = UserSelection(0, np.array([2]), np.ones(1, np.float32), num_held=1)
     few, many = (
         update_of(worker, corpus).sum_updates(worker.parameters, [one._replace(num_held=held)], 0).double().norm()
@@ -223,23 +224,24 @@ def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpu
     assert float(many / few) == pytest.approx(1 - lowered, abs=1e-9)
 
 
-def test_nobody_drawn_gives_zeros(corpus):
-    worker = TinyWorker(config_of())
+def test_nobody_drawn_gives_zeros(corpus, device):
+    worker = TinyWorker(config_of(), device=device)
     assert total(worker, corpus, users=np.arange(0)).tolist() == [0.0] * worker.params.num
 
 
-def test_bf16_stays_close(corpus):
-    exact = total(TinyWorker(config_of()), corpus)
-    rounded = total(TinyWorker(config_of(precision="bf16")), corpus)
+def test_bf16_stays_close(corpus, device):
+    exact = total(TinyWorker(config_of(), device=device), corpus)
+    rounded = total(TinyWorker(config_of(precision="bf16"), device=device), corpus)
     assert 0 < relative(rounded, exact) < 0.05
 
 
 @pytest.mark.parametrize("part", ["full", "lora", "bias_norm", "head"])
 @pytest.mark.parametrize("model", [{}, AWD], ids=["gpt2", "awd_lstm"])
-def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, model, part):
+def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, device, model, part):
     worker = TinyWorker(
         config_of(model={**model, "trainable": part, "lora_rank": 2}, privacy={"sentence_clip_norm": 0.002}),
         dtype=torch.float64,
+        device=device,
     )
     expected, _ = naive_gradient_sum(worker, corpus)
     assert relative(total(worker, corpus), expected) < 3e-6
@@ -248,9 +250,9 @@ def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, model, par
 
 
 @pytest.mark.parametrize("how", ["gradient", "local_sgd"])
-def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus, how):
+def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus, device, how):
     """A run that stopped for want of memory would tell how many were drawn, or how long their sentences are."""
-    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of())
+    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of(), device=device)
     shapes, task = [], Mock(wraps=worker.task)
 
     def collate(sentences, *shape):
@@ -258,7 +260,7 @@ def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus
         return worker.task.collate(sentences, *shape)
 
     task.collate = collate
-    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, CPU)
+    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, worker.device)
     update.probe()
     most, held = (
         max(shapes, default=(0, 0)),

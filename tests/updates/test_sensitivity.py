@@ -33,7 +33,7 @@ BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
 SETTINGS = list(itertools.product(["all", "any"], ["global", "per_user"], ["truncate", "reweight"]))
 
 
-def worker_and_bounds(rule="all", draw="global", surplus="truncate", local_update="gradient", **bounds):
+def worker_and_bounds(rule="all", draw="global", surplus="truncate", local_update="gradient", device="cpu", **bounds):
     privacy = {
         "l2_clip_norm": BETA,
         "selection_rule": rule,
@@ -54,7 +54,7 @@ def worker_and_bounds(rule="all", draw="global", surplus="truncate", local_updat
         },
         training={"local_update": local_update, "local_learning_rate": 2.0, "local_batch_size": 3},
     )
-    return TinyWorker(config), config
+    return TinyWorker(config, device=device), config
 
 
 def drawn_users(config, corpus, round_index):
@@ -70,12 +70,12 @@ def moved(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
 @pytest.mark.parametrize(("rule", "draw", "surplus"), SETTINGS)
-def test_slots_kept(rule, draw, surplus, local_update):
+def test_slots_kept(rule, draw, surplus, local_update, device):
     if local_update == "local_sgd" and surplus == "reweight":
         with pytest.raises(InputError, match="local_sgd"):
             worker_and_bounds(rule, draw, surplus, local_update)
         return
-    worker, config = worker_and_bounds(rule, draw, surplus, local_update)
+    worker, config = worker_and_bounds(rule, draw, surplus, local_update, device)
     largest_user = largest_entity = 0.0
     for seed in range(3):
         corpus = TinyCorpus.random(seed)

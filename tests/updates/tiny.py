@@ -124,11 +124,11 @@ def tiny_config(**sections: dict) -> RunConfig:
 class TinyWorker:
     """Sums updates of a tiny corpus outside any run directory."""
 
-    def __init__(self, config: RunConfig, *, dtype: torch.dtype = torch.float32):
-        self.plan = Plan.of(config)
+    def __init__(self, config: RunConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+        self.plan, self.device = Plan.of(config), torch.device(device)
         self.model = select_trainable(
             build_model(config.model, vocab_size=VOCABULARY, bos_id=0, eos_id=0, seed=1), config.model, seed=1
-        ).to(dtype)
+        ).to(self.device, dtype)
         self.params = FlatParameters(self.model)
         self.task = NextWord(0, 0, 1, config.model.max_length)
         self.parameters = self.params.get()
@@ -155,7 +155,7 @@ class TinyWorker:
         round_index: int = 0,
         key: bytes = b"sampling key of a test",
     ) -> torch.Tensor:
-        update = local_update(self.plan, self.model, self.params, self.task, corpus.tokens.__getitem__, CPU)
+        update = local_update(self.plan, self.model, self.params, self.task, corpus.tokens.__getitem__, self.device)
         selections = self.plan.select(
             corpus,
             np.arange(corpus.num_users) if users is None else users,
