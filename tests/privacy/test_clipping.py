@@ -58,14 +58,19 @@ def test_bound_must_be_positive():
         clip_factors(torch.ones(1), 0.0)
 
 
-def test_norms_do_not_depend_on_where_a_row_stands():
-    row = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 131_071, 300_001])  # of one part, and of several
+def test_norms_do_not_depend_on_where_a_row_stands(length):
+    row = torch.randn(length, generator=torch.Generator().manual_seed(0))
     alone = wide_norms(row[None])
     assert float(alone) == pytest.approx(float(row.double().norm()), rel=1e-12)
     for shift in (1, 3, 8):
         block = torch.cat([torch.full((shift,), 1e30), row, torch.full((7,), torch.nan), row])
         assert torch.equal(wide_norms(block[shift : shift + len(row)][None]), alone)
         assert torch.equal(wide_norms(torch.stack([row] * shift)), alone.expand(shift))
+        assert torch.equal(
+            wide_norms(torch.stack([*[1e30 * row] * shift, row, torch.nan * row]))[shift : shift + 1], alone
+        )
+    assert wide_norms(row[None][:0]).tolist() == []
 
 
 def test_rounding_of_sums_is_covered_by_what_is_taken_off():

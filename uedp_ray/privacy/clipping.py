@@ -61,13 +61,21 @@ def clip_factors(norms: torch.Tensor, bound: float | None) -> torch.Tensor:
 
 
 def wide_norms(rows: torch.Tensor) -> torch.Tensor:
-    """(B, P) -> (B,) float64 L2 norms, without a copy of the whole.
+    """(B, P) -> (B,) float64 L2 norms.
 
-    A norm has the same bits wherever the row is: kernels order their sums by shape and alignment, so each part of a row
-    is squared into a vector of its own before it is added up.
+    A norm has the same bits wherever the row is, and however many there are: kernels order their sums by shape and
+    alignment. So rows of one part are added up by halves, number by number, and of longer ones each part is squared into a
+    vector of its own first.
     """
-    squares = [[part.to(torch.float64, copy=True).square_().sum() for part in parts(row)] for row in rows]
-    return torch.stack([torch.stack(row).sum() for row in squares]).sqrt() if squares else rows.new_zeros(0).double()
+    if not len(rows) or len(parts(rows[0])) > 1:
+        long = [[part.to(torch.float64, copy=True).square_().sum() for part in parts(row)] for row in rows]
+        return torch.stack([torch.stack(row).sum() for row in long]).sqrt() if long else rows.new_zeros(0).double()
+    squares = rows.to(torch.float64, copy=True).square_()
+    while (width := squares.shape[1]) > 1:
+        half = (width + 1) // 2
+        squares[:, : width - half] += squares[:, half:]
+        squares = squares[:, :half]
+    return squares.sum(1).sqrt()
 
 
 def summation_shrink(num: int, share: float = 1.0) -> float:

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 import torch
 
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.updates.base import UNORDERED
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 _BROKEN = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "device-side assert")
@@ -57,6 +58,9 @@ def _users_error(error: Exception, setting: str, value: object) -> InputError | 
         said = text.splitlines()[0] if text else type(error).__name__  # the driver's message: no private text
         remedy = f"the GPU failed ({said}): check it, or use another; --resume continues"
         return DeviceError("training.device", "cuda", remedy)
+    if isinstance(error, RuntimeError) and UNORDERED in text:
+        remedy = "a kernel of this network adds in no fixed order on a GPU, so no bound holds: train on cpu"
+        return InputError("training.device", "cuda", remedy)
     return None
 
 

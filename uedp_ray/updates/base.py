@@ -55,6 +55,9 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.tasks.base import Task
 
+UNORDERED = "does not have a deterministic implementation"
+"""What torch says of a kernel that knows no fixed order (``exact_arithmetic``)."""
+
 
 @dataclass
 class LocalUpdate(ABC):
@@ -224,14 +227,18 @@ def update_class(name: str) -> type[LocalUpdate]:
 
 
 def exact_arithmetic(device: torch.device) -> None:
-    """Sets full float32 products (NVIDIA containers may have switched TF32 on) and GPU kernels that add in a fixed order."""
+    """Sets full float32 products (NVIDIA containers may have switched TF32 on) and GPU kernels that add in a fixed order.
+
+    From then on, a kernel of a GPU that knows no fixed order raises a RuntimeError. Were it only to warn, attention would
+    keep to its faster kernel, and gradients would differ from pass to pass.
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
 
 
 def seed_of(*address: int) -> int:

@@ -135,12 +135,19 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
             with _spoilt(model, spoilt):
                 gradients = run(filled, number.tolist(), (rows, length))
             for first, formed in gradients.chunks():
-                for n, own, each in zip(which[first:], mine[first:], formed, strict=False):
-                    if own:
-                        integers = each.view(torch.int32 if each.dtype == torch.float32 else torch.int64)
-                        if int(n) not in bits:
-                            bits[int(n)] = integers.clone()
-                        same = same and bool(each.isfinite().all()) and torch.equal(integers, bits[int(n)])
+                here = slice(first, first + len(formed))
+                for n in range(_SENTENCES):
+                    own = formed[
+                        np.flatnonzero(mine[here] & (which[here] == n))
+                    ]  # all at once: a GPU would wait for each
+                    if same and len(own):
+                        same = bool(own.isfinite().all())
+                        integers = own.view(torch.int32 if own.dtype == torch.float32 else torch.int64)
+                        same = same and torch.equal(
+                            integers, bits.setdefault(n, integers[0].clone()).expand_as(integers)
+                        )
+            if not same:
+                break
         if same:
             found.append(rows)
             agreed = bits
