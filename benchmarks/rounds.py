@@ -18,12 +18,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.tasks.base import IGNORED
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates.base import exact_arithmetic, local_update
 
@@ -65,10 +67,12 @@ class Workload:
             tree["bounds"] = {"holder_bound": "truncate", "entity_bound": "truncate"}
         return from_dict(RunConfig, tree)
 
-    def losses(self, numbers: np.ndarray) -> torch.Tensor:
+    def loss(self, numbers: np.ndarray) -> torch.Tensor:
+        """The mean over tokens, as a script would write it."""
         batch = self.task.collate([self.sentences[x] for x in numbers]).to(self.device)
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            return self.task.losses(self.model, batch)
+            logits = self.model(batch.input_ids).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
 
     def ours(self, **training: object) -> Round:
         plan = Plan.of(self.config(**training))
@@ -84,7 +88,7 @@ class Workload:
         optimizer = torch.optim.SGD(self.params.tensors, lr=1e-4)
         for first in range(0, len(numbers), 64):
             optimizer.zero_grad()
-            self.losses(numbers[first : first + 64]).mean().backward()
+            self.loss(numbers[first : first + 64]).backward()
             optimizer.step()
         optimizer.zero_grad()
 
@@ -95,7 +99,7 @@ class Workload:
             self.params.set(self.start)
             for first in range(0, SENTENCES, LOCAL_BATCH):
                 optimizer.zero_grad()
-                self.losses(each.sentences[first : first + LOCAL_BATCH]).mean().backward()
+                self.loss(each.sentences[first : first + LOCAL_BATCH]).backward()
                 optimizer.step()
             difference = self.params.get() - self.start
             total += difference * (1.0 / difference.norm()).clamp(max=1.0)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tests.models.helpers import TASK, sentences, tiny
 from uedp_ray.tasks.base import IGNORED, forward_logits
-from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.tasks.next_word import NextWord, _CrossEntropy
 
 X = IGNORED
 
@@ -36,6 +36,34 @@ def test_losses_are_means_over_each_sentence_alone(architecture: str) -> None:
         with torch.no_grad():
             expected = F.cross_entropy(forward_logits(model, read[None])[0], predicted)
         torch.testing.assert_close(loss.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e3])  # the second: probabilities of 0, whose losses are finite
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses_and_their_gradient_are_those_of_cross_entropy(spread: float, dtype: torch.dtype, device: str) -> None:
+    made_up = torch.Generator().manual_seed(0)
+    logits = (spread * torch.randn(3, 5, 40, generator=made_up)).to(device, dtype).requires_grad_()
+    targets = torch.randint(0, 40, (3, 5), generator=made_up).to(device)
+    targets[1, 2:] = IGNORED
+    slope = torch.randn(3, 5, generator=made_up).to(device, dtype)
+    losses, _ = _CrossEntropy.apply(logits, targets)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(losses, expected.view(3, 5), **close)
+    found, gradient = (torch.autograd.grad(each, logits, slope)[0] for each in (losses, expected.view(3, 5)))
+    torch.testing.assert_close(found, gradient, **close)
+    assert not losses[1, 2:].any()
+    assert not found[1, 2:].any()
+
+
+def test_a_loss_that_is_no_number_stays_in_its_row(device: str) -> None:
+    logits = torch.zeros(3, 2, 7, device=device)
+    logits[0, 1, 3], logits[2, 0, 0] = torch.nan, torch.inf
+    losses, _ = _CrossEntropy.apply(logits.requires_grad_(), torch.ones(3, 2, dtype=torch.int64, device=device))
+    gradient = torch.autograd.grad(losses.sum(), logits)[0]
+    finite = torch.tensor([[True, False], [True, True], [False, True]], device=device)
+    assert torch.equal(losses.isfinite(), finite)
+    assert torch.equal(gradient.isfinite().all(-1), finite)
 
 
 def test_perplexity_counts_tokens_not_sentences() -> None:

@@ -34,11 +34,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
@@ -106,9 +107,41 @@ class NextWord:
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = forward_logits(model, batch.input_ids)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-        losses = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
-        return losses.view(batch.targets.shape)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses, _ = _CrossEntropy.apply(logits, batch.targets)
+        return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """(B, T, V) logits and (B, T) targets -> (B, T) losses, 0 where ``IGNORED``; and the probabilities, for the gradient.
+
+    Equal to ``F.cross_entropy`` but for rounding. Over a vocabulary the loss is a large part of a round: here it takes one
+    exponential a logit instead of two, and two tensors of the logits' size instead of three.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = logits.softmax(-1)
+        total = logits.amax(-1) - probabilities.amax(-1).log()  # log of the sum of exponentials
+        losses = total - logits.gather(-1, targets.clamp_min(0)[..., None])[..., 0]
+        return torch.where(targets == IGNORED, 0, losses), probabilities
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # zeros as large as the logits, for the probabilities
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        targets, probabilities = ctx.saved_tensors
+        slope = torch.where(targets == IGNORED, 0, slope)[..., None]
+        at = targets.clamp_min(0)[..., None]
+        gradient = probabilities * slope
+        return gradient.scatter_(-1, at, gradient.gather(-1, at) - slope), None
 
 
 TASK = NextWord
