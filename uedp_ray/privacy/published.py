@@ -27,7 +27,7 @@ Method = Literal["uedp", "uedp_fe", "user_dp"]
 
 MAX_ORDER = 1024
 """Moments take seconds beyond it. The published figures use 32 and 64."""
-METHODS = ("uedp", "uedp_fe", "user_dp")
+PUBLISHED_METHODS = ("uedp", "uedp_fe", "user_dp")
 
 
 def published_unit(method: str) -> str:
@@ -72,8 +72,8 @@ def published_epsilon(
             ...
         uedp_ray.errors.InputError: noise_multiplier = 0.0: must lie in [1e-100, 1e100]
     """
-    if method not in METHODS:
-        raise InputError("method", method, f"choose one of {', '.join(METHODS)}")
+    if method not in PUBLISHED_METHODS:
+        raise InputError("method", method, f"choose one of {', '.join(PUBLISHED_METHODS)}")
     for name, value in (
         ("user_sampling_prob", user_sampling_prob),
         ("entity_sampling_prob", entity_sampling_prob),
