@@ -47,6 +47,7 @@ _UNPLANNED = (
 _NAMES = list_of(string(r"[^\W_].{0,99}", "a name"), nothing=True)
 _MOST_RUNS = 100_000
 _MOST_BYTES = 1 << 26
+_SAME = 1e-6
 
 
 def parameter_epsilon(
@@ -173,8 +174,11 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     """The total of what ``uedp-ray export`` wrote: training and choosing, by the rule in its ``selection.json``.
 
     ``selection.json`` holds what was fixed before anything was released, ``ledger.jsonl`` the run, ``ledgers/`` every run
-    that the rule charges. Its own figure is not read. Raises: InputError for another folder, and for a ledger that is not
-    as it was exported: one that lost its end charges less.
+    that the rule charges. Where they give less than the figure that the file states, they may have been changed: the larger
+    counts, and the answer says so.
+
+    Raises: InputError for another folder, and for a ledger that is not as it was exported: one that lost its end charges
+    less.
     """
     try:
         check_regular(folder / "selection.json", "export it again", most=_MOST_BYTES)
@@ -185,7 +189,8 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
         alone = epsilon_of_events(events, delta=delta, unit=unit)
         if rule in SECRET:
             reporter.say(PRICING_POINTS)
-        total = max(alone, _choosing(terms, folder, delta, unit))
+        found, stated = max(alone, _choosing(terms, folder, delta, unit)), float(terms["epsilon"])
+        total = max(found, stated)  # also where the latter is no number
         covered = narrowed(unit, None if rule in ("none", "public") else terms["categories"])
     except (
         OSError,
@@ -212,6 +217,10 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     settled = odometer is not None and odometer.settled_by_results(total)
     by = "" if rule in ("none", "public") else accountant_of(rule, odometer=odometer, by=priced_by(terms))
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
+    if found < stated * (1 - _SAME):
+        note += (
+            f" What selection.json says of the runs gives {show_epsilon(found)}, less than it states: was it changed?"
+        )
     answer = _of_ledger(events, delta, unit, least=total, by=by, chosen=chosen, settled=settled, note=note)
     if covered != unit:
         which = covered.removeprefix(f"{unit}; ")

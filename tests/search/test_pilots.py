@@ -204,6 +204,18 @@ def test_an_export_that_leaves_out_what_might_have_been_drawn_has_no_smaller_pri
         export_epsilon(tmp_path / "handed-on")
 
 
+@pytest.mark.parametrize("changed", [{"mean": 1.0}, {"candidates": [[]]}, {"delta": 0.01}, {"rule": "public"}])
+def test_an_export_whose_terms_were_changed_has_no_smaller_price(drawn, tmp_path, changed):
+    """Nothing is signed: whoever changes the figure too is believed. One that was changed by accident is not."""
+    _, out, _ = drawn
+    total = export(out, tmp_path / "handed-on")["epsilon"]
+    path = tmp_path / "handed-on" / "selection.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    answer = export_epsilon(tmp_path / "handed-on")
+    assert answer["epsilon"] == total
+    assert "less than it states: was it changed?" in answer["text"]
+
+
 @pytest.mark.usefixtures("here")
 def test_a_search_by_secret_pilots_ends_and_resumes_and_is_the_owners(corpora, tmp_path):
     pilots(corpora, tmp_path, **SECRET)

@@ -247,6 +247,17 @@ def test_rows_are_added_to_their_owners_and_to_no_other(part, device, monkeypatc
         assert torch.equal(whole[user], added(np.flatnonzero(owner == user))[user])
 
 
+@pytest.mark.parametrize("how", ["gradient", "local_sgd"])
+@pytest.mark.parametrize("apart", [0, 3])  # users between the two
+def test_a_user_who_is_drawn_twice_is_refused(corpus, how, apart, monkeypatch):
+    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of())
+    monkeypatch.setattr(gradient.Update, "_users_at_once", lambda self: 1)
+    chosen = selections(worker, corpus)
+    twice = [*chosen[: apart + 1], chosen[0]._replace(num_held=99)]
+    with pytest.raises(RuntimeError, match=f"user {chosen[0].user} is drawn twice in a round"):
+        update_of(worker, corpus).sum_updates(worker.parameters, twice, 0)
+
+
 def test_nobody_drawn_gives_zeros(corpus, device):
     worker = TinyWorker(config_of(), device=device)
     assert total(worker, corpus, users=np.arange(0)).tolist() == [0.0] * worker.params.num

@@ -207,7 +207,7 @@ class _Cells:
     def of(cls, reverse: Losses, best: Best) -> _Cells:
         slope_C, fall_C = _cells(reverse, best.mean, best.law)
         counted_C = slope_C > _NEGLIGIBLE * best.mean
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):  # to infinity, and so is epsilon
             ratio = float(np.max(slope_C[counted_C] / fall_C[counted_C]))
         return cls(_upper(slope_C, fall_C), math.log(ratio) + _SLACK, best)
 

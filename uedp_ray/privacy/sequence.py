@@ -115,6 +115,8 @@ def composed_epsilon(steps: Sequence[tuple[Collection[Losses], int]], delta: flo
     total, whole = sum(count for _, count in steps), None
     for runs, count in steps:
         one = largest(list(runs), gap)
+        if not one._probs.any():
+            return math.inf  # every loss is infinite
         one = one if count == 1 else composition._self_composed(one, count, _TAIL * delta)
         whole = one if whole is None else pld_pmf.compose_pmfs(whole, one, _TAIL * delta).to_dense_pmf()
     assert whole is not None

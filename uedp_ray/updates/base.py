@@ -168,17 +168,21 @@ class LocalUpdate(ABC):
 
         ``parameters`` are what is released next, and no update gets hold of them.
 
-        Raises: RuntimeError if a user is added twice, or one that was not drawn: the clip is one user's; and if an
-        ``each_update`` writes into the parameters that it was given: its next user would not start from the round's.
+        Raises: RuntimeError if a user is drawn or added twice, or added without being drawn: the clip is one user's; and if
+        an ``each_update`` leaves the parameters that it was given changed: its next user would not start from the round's.
         """
         self.probe()
         given = parameters.clone()
         self.params.set(parameters)
         total = self.plan.zeros(self.params.num, self.device)
         drawn: dict[int, UserSelection] = {}
+        users: set[int] = set()
 
         def seen() -> Iterator[UserSelection]:
             for selection in selections:
+                if selection.user in users:
+                    raise RuntimeError(f"user {selection.user} is drawn twice in a round")
+                users.add(selection.user)
                 drawn[selection.user] = selection
                 yield selection
 
