@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from tests.training.runs import run_tree
+from uedp_ray import console
 from uedp_ray.console import emit, err, screen, sweep_screen
 
 STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
@@ -97,6 +99,28 @@ cli.main()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert (done.returncode, done.stderr.count(b"\n")) == (0, 1), done.stderr
     assert "user-entity" in done.stdout.decode("utf-8" if encoding == "ascii" else encoding), done.stdout
+
+
+def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
+    none = dict.fromkeys(("user-entity", "user", "entity"))
+    ours = ROW | {"name": "ours", "epsilon": dict.fromkeys(none, 1.0), "rounds": 9, "perplexity": 5.0}
+    free = ROW | {"name": "free", "epsilon": none, "rounds": 9, "perplexity": 7.0}
+    start = ROW | {"name": "start", "epsilon": dict.fromkeys(none, 0.0), "rounds": 0, "perplexity": 9.0}
+    console.print_comparison({"rows": [start, ours, free], "out": "x"})
+    assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in capsys.readouterr().out
+    console.print_comparison({"rows": [start, ours, free | {"perplexity": 4.0}], "out": "x"})
+    assert "without privacy" not in capsys.readouterr().out
+
+
+def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
+    with console.screen() as reporter:
+        for step in range(1, 11):
+            reporter.step(step, 10, 1.0)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "pre-training step" in line]
+    assert len(lines) == 5
+    assert re.fullmatch(r"pre-training step 4/10  loss 1\.000  \d+ s left", lines[1])
 
 
 def test_an_answer_that_nobody_reads_ends_with_1():

@@ -78,7 +78,7 @@ MISTAKES = {
     "a folder as run file": (mistake("train ."), "config = '.': is a folder"),
     "a sweep file given to train": (mistake("train sweep.yaml"), "config = 'sweep.yaml': is a sweep file: use uedp-ray sweep"),
     "a comparison given to train": (mistake("train compare.yaml"), "config = 'compare.yaml': is a comparison file: use uedp-ray compare"),
-    "a run file given to sweep": (mistake("sweep run.yaml"), "base = None: a sweep file needs"),
+    "a run file given to sweep": (mistake("sweep run.yaml"), "base = None: a sweep file needs the mapping base: this is a run file"),
     "a run file given to compare": (mistake("compare run.yaml"), "config = 'run.yaml': a comparison file has"),
     "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key; known: .*target_epsilon"),
     "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected int"),

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, cast
@@ -24,7 +25,7 @@ from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
-from uedp_ray.tasks.metric import metric_in
+from uedp_ray.tasks.metric import Metric, metric_in
 
 
 class _Spared:
@@ -114,12 +115,17 @@ class Screen(Lines):
     def __init__(self, bar: Progress):
         self._bar, self._task = bar, bar.add_task("starting", total=None)
         self._printed = (0, "")
+        self._began = (0, 0.0)  # the first step, and when it ended
 
     def prepared(self, stage: str, done: int, total: int | None) -> None:
         self._show(done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}")
 
     def step(self, step: int, steps: int, loss: float) -> None:
-        self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}")
+        if step <= self._began[0] or not self._began[0]:
+            self._began = step, time.monotonic()
+        pace = (time.monotonic() - self._began[1]) / max(1, step - self._began[0])
+        left = f"  {pace * (steps - step):.0f} s left" if pace else ""
+        self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}{left}")
 
     def round(self, row: dict[str, Any]) -> None:
         """Shows round, rounds per second, epsilon at the planned end, the last scores and time left."""
@@ -232,6 +238,19 @@ def _named(row: dict[str, Any]) -> str:
     return f"{name} " if name else ""
 
 
+def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
+    """Names runs without any guarantee that another run beats: what the others lose by privacy is not seen from them."""
+    scored = [row for row in rows if row[metric.name] is not None]
+    best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
+    free = [row for row in scored if row.get("rounds") and all(epsilon is None for epsilon in row["epsilon"].values())]
+    return "".join(
+        f"{row['name']}, without privacy, is worse than {best['name']}: it says nothing of what privacy costs before its "
+        "learning rate and rounds suit it.\n"
+        for row in free
+        if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])
+    )
+
+
 def print_comparison(answer: dict[str, Any]) -> None:
     metric = metric_in(answer["rows"][0])
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
@@ -250,6 +269,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         f"ε (∞: no guarantee) at δ = {show_delta(answer['rows'][-1]['delta'])}: sound accountant of each unit, "
         "zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
+        f"{_no_ceiling(answer['rows'], metric)}"
         f"Run directories: {answer['out']}"
     )
 

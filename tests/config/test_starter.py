@@ -112,7 +112,7 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
         ({"text": "no\udcfftes.jsonl"}, "text", "printable UTF-8"),
         ({"model": "a\nb"}, "model", "printable UTF-8"),
         ({"public": ""}, "public", "or a pretrained model"),
-        ({"model": "gpt2"}, "public", "or a pretrained model, which brings both"),
+        ({"model": "gpt2"}, "public", "one of two: public text, .* or a pretrained model"),
         ({"evaluation": "./notes.jsonl"}, "evaluation", "is the private text"),
         ({"public": "x/../notes.jsonl"}, "public", "is the private text"),
     ],

@@ -18,9 +18,11 @@ from uedp_ray.analysis import figures
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.report import report
 from uedp_ray.analysis.style import NothingToShow
+from uedp_ray.config import VocabularyConfig
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.synthetic import generate
+from uedp_ray.corpus.vocabulary import build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.search.export import export
 from uedp_ray.search.layout import SweepDir
@@ -270,6 +272,18 @@ def test_a_proxy_unlike_the_private_text_is_told(corpora, tmp_path):
     assert list(cautions(config, "one", corpus, None)) == []
     (shared,) = cautions(config, "", corpus, corpus.text_sketch)
     assert shared == "the proxy shares 100% of its text with the pre-training text, which has little left to teach"
+
+
+def test_a_proxy_in_words_that_the_public_model_does_not_know_is_told_before_the_first_trial(corpora, tmp_path):
+    two_texts(corpora, tmp_path)
+    corpus = open_corpus(corpora / "private")
+    config = load_sweep_config(tmp_path / "sweep.yaml", [f"base.corpus.declared_num_users={corpus.num_users}"])
+    settings = VocabularyConfig(kind="public-words")
+    own = build_vocabulary(settings, public_text=lambda: [text for _, said in corpus.texts() for text in said])
+    other = build_vocabulary(settings, public_text=lambda: ["das ist ein anderer Text"])
+    assert list(cautions(config, "one", corpus, None, own)) == []
+    (told,) = cautions(config, "one", corpus, None, other)
+    assert told.startswith("100% of the words of proxy one are <unk> to the public model")
 
 
 def test_proxies_that_gain_far_more_than_the_private_text_are_named():

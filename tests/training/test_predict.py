@@ -70,6 +70,13 @@ def test_that_a_text_is_cut_is_said_once(pretrained, command):
     assert "note: the text is longer than the 11 tokens" in command("predict", pretrained.out, texts[1])[2]
 
 
+def test_that_words_are_unknown_is_said(small, command):
+    assert command("predict", small, "--text=w1 unknown w2", "--text=w3")[2] == (
+        "note: 1 of 4 words are not in the vocabulary, and are read as <unk>\n"
+    )
+    assert command("predict", small, "--text=w1 w2")[2] == ""
+
+
 def test_a_folder_without_a_model_and_no_words_at_all_are_refused(pretrained, tmp_path):
     with pytest.raises(InputError, match="finished run"):
         predict(tmp_path, ["the"])

@@ -85,6 +85,7 @@ def pretrain(
     loaded = load_config(config, settings)
     with screen() as reporter:
         answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), reporter=reporter)
+        reporter.say("the scores are of sentences of the public text that were held out: of other text they are worse")
     emit(answer, as_json)
 
 

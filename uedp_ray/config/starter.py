@@ -61,7 +61,9 @@ def starter(kind: FileKind, answers: Answers) -> str:
         if UNPRINTABLE.search(value):
             raise InputError(name, value, "is not one line of printable UTF-8: rename it")
     if bool(answers.model) == bool(answers.public):
-        remedy = "name public text for the vocabulary and the warm start, or a pretrained model, which brings both"
+        remedy = (
+            "name one of two: public text, for words and a warm start, or a pretrained model (--model), which has both"
+        )
         raise InputError("public", answers.public, remedy)
     if os.path.realpath(answers.evaluation) == os.path.realpath(answers.text):
         raise InputError("evaluation", answers.evaluation, "is the private text: name text of other users")
@@ -241,5 +243,5 @@ variants:
   user-entity: {method: uedp}
   users alone: {method: user_dp}
   clip only: {method: clip_only}  # no privacy: its figures are not to be published
-  non-private: {method: noiseless, set: {training.server_learning_rate: 0.002}}
+  non-private: {method: noiseless, set: {training.server_learning_rate: 0.002}}  # try rates
 """

@@ -241,7 +241,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
         )
     _check_name("user", user, where)
     if not isinstance(text, str):
-        raise InputError("path", where, "text is missing or not a string")
+        raise InputError("path", where, "text is missing or not a string: every row needs it under the name text")
     if len(text) > LONGEST:
         raise InputError("path", where, f"a text of more than {LONGEST:,} characters: split it")
     text = text.replace("\0", " ")

@@ -21,6 +21,8 @@ from scipy import stats
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text
 from uedp_ray.corpus.store import Corpus
+from uedp_ray.corpus.textsize import text_size
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.tasks.metric import Metric
@@ -32,6 +34,9 @@ LEAST_AGREEMENT = 0.6
 _MORE_GAIN = 2.0
 """How many times as much log score a proxy gains by training, or more, for a reader to be told."""
 _UNLIKE = 1.5
+_SAMPLE = 10_000
+"""Sentences that are looked at for unknown words."""
+_UNKNOWN = 0.5
 """How many times as many users, or fewer, than declared make a proxy unlike the private text."""
 
 
@@ -142,8 +147,11 @@ def unlike_gain(metric: Metric, searched: Mapping[str, Any], winner: Mapping[str
     )
 
 
-def cautions(sweep: SweepConfig, proxy: str, corpus: Corpus, pretrained_on: Hashes | None) -> Iterator[str]:
-    """Yields in what a proxy is unlike the private text as it is declared, or is not new to the public model."""
+def cautions(
+    sweep: SweepConfig, proxy: str, corpus: Corpus, pretrained_on: Hashes | None, words: Vocabulary | None = None
+) -> Iterator[str]:
+    """Yields in what a proxy is unlike the private text as it is declared, is not new to the public model, or is not in its
+    ``words``."""
     named = f"proxy {proxy}" if proxy else "the proxy"
     declared, found = sweep.base.corpus.declared_num_users, corpus.num_users
     if declared and not declared / _UNLIKE <= found <= declared * _UNLIKE:
@@ -154,3 +162,11 @@ def cautions(sweep: SweepConfig, proxy: str, corpus: Corpus, pretrained_on: Hash
     share = shared_text(corpus.text_sketch, pretrained_on) if pretrained_on is not None else None
     if share is not None and share >= MOST_SHARED:
         yield f"{named} shares {share:.0%} of its text with the pre-training text, which has little left to teach"
+    if words is not None:
+        texts = itertools.chain.from_iterable(said for _, said in corpus.texts())
+        unknown = text_size(itertools.islice(texts, _SAMPLE), words, sweep.base.model.max_length).unk_share
+        if unknown > _UNKNOWN:
+            yield (
+                f"{unknown:.0%} of the words of {named} are <unk> to the public model, which any setting predicts well: "
+                "name text in its language, or pre-train on such text"
+            )

@@ -13,6 +13,7 @@ from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.finalize import pretrained
 from uedp_ray.search.layout import SweepDir
@@ -55,7 +56,8 @@ def prepare_shared(
     for proxy in config.search.proxies:
         corpus = open_corpus(for_use(bases[proxy]).corpus.source.path)
         start = starts[_public_model(bases[proxy], folder)]
-        for caution in cautions(config, proxy, corpus, public_sketch(start)):
+        words = Vocabulary.load(start) if start else None
+        for caution in cautions(config, proxy, corpus, public_sketch(start), words):
             reporter.say(f"caution: {caution}")
 
 

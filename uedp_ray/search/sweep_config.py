@@ -276,7 +276,8 @@ def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepC
     tree = set_keys(read_yaml(path), settings)
     for name in ("base", "space"):
         if not isinstance(tree.get(name), dict):
-            raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}")
+            run = ": this is a run file, for uedp-ray train" if "corpus" in tree else ""
+            raise InputError(name, tree.get(name), f"a sweep file needs the mapping {name}{run}")
     with of_file(path, settings):
         check_rounds(tree["base"].get("training"), settings, "base.training")
         budget = from_dict(BudgetConfig, tree.get("budget", {}), "budget.")

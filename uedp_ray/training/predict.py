@@ -46,7 +46,7 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
     Args:
       run: a run directory, or the ``model`` folder in one.
       texts: the beginnings of sentences to continue. Of a long text the model sees the last words that fit.
-      reporter: gets one warning if any text is too long.
+      reporter: gets one warning if any text is too long, and one if words are unknown.
 
     Raises: InputError if there is no model.
     """
@@ -82,6 +82,11 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
         which = "the text is" if len(texts) == 1 else f"{cut} of {len(texts)} texts are"
         reporter.say(
             f"note: {which} longer than the {longest - 1} tokens that the model reads: the beginning is left out"
+        )
+    unknown = sum(int((ids == vocabulary.unk_id).sum()) for ids in encoded) if vocabulary.unk_id is not None else 0
+    if unknown:
+        reporter.say(
+            f"note: {unknown} of {sum(map(len, encoded))} words are not in the vocabulary, and are read as <unk>"
         )
     predictions = []
     for text, ids in zip(texts, encoded, strict=True):
