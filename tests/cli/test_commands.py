@@ -43,6 +43,19 @@ def test_prepare_unites_categories_and_divides_long_rows(answer, tmp_path):
     assert (found["sentences"], found["divided_for_max_words"]["share_of_words"]) == (3, 1.0)
 
 
+def test_that_nobody_looked_for_names_is_said(command, run_file, tmp_path):
+    rows = [{"user": f"u{n % 30}", "text": f"write to u{n}@example.com or to Ann"} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = {"format": "jsonl", "path": str(tmp_path / "rows.jsonl"), "detector": ["annotated", "regex"]}
+    flags = [f"--detector={name}" for name in source["detector"]]
+    caution = "caution: no name of a person, a company or a place was found, only email: such names are not protected"
+    prepare = ("prepare", source["path"], "--format=jsonl", *flags)
+    assert caution in command(*prepare, "--out", tmp_path / "corpus")[2]
+    assert "caution" not in command(*prepare, "--categories=email", "--out", tmp_path / "other")[2]
+    change = f"--set=corpus.source={json.dumps(source)}"
+    assert caution in command("train", run_file, change, "--out", tmp_path / "run", "--workers", 0)[2]
+
+
 def test_train_resume_and_predict(answer, command, run_file, tmp_path):
     out = tmp_path / "out"
     found = answer("train", run_file, "--workers", 0, "--out", out, "--set", "training.num_rounds=3")

@@ -43,6 +43,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Convert text to a user corpus on disk, with its statistics (which are private)."""
+    from uedp_ray.corpus.detectors.regex import nameless
     from uedp_ray.corpus.prepare import prepare as run
     from uedp_ray.training.checks import check_source, check_workers
 
@@ -69,6 +70,8 @@ def prepare(
             workers=workers,
             reporter=reporter,
         )
+        if not settings.categories and (caution := nameless(statistics["mentions"])):
+            reporter.say(f"caution: {caution}")
     emit(statistics, as_json)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
+from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, text_size
@@ -387,6 +388,9 @@ def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, repor
         reporter.say(
             f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)"
         )
+    elif not config.corpus.categories and config.privacy.unit != "user":
+        caution = nameless(corpus.statistics["mentions"])
+        reporter.say(f"caution: {caution} (private: read off the text)") if caution else None
     if bounded.dropped_share >= 0.05:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
         reporter.say(
