@@ -13,8 +13,6 @@ each run as it ends, and at last a line per variant and text: the mean, a 95 % i
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import hashlib
 import json
 import math
 import multiprocessing
@@ -29,13 +27,16 @@ import yaml
 from scipy import stats
 
 from uedp_ray.config import RunConfig
-from uedp_ray.config.io import to_dict
+from uedp_ray.methods import overlay
 from uedp_ray.search.feasibility import laid_over
+from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import train
-from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.texts import prepare_corpora
+
+PRIVATE = "private"
 
 
 def main() -> None:
@@ -49,34 +50,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--prepare", action="store_true", help="prepare the texts, and end")
     arguments = parser.parse_args()
     sweep = load_sweep_config(arguments.sweep, arguments.set)
     bases = {name: base for name, base in searched_bases(sweep).items() if name in arguments.text}
     if arguments.private:
-        bases["private"] = sweep.base
+        bases[PRIVATE] = sweep.base
     bases = {name: prepare_corpora(base, arguments.out / "corpora" / name) for name, base in bases.items()}
-    if arguments.prepare:
-        return
     points = variants(arguments.variant)
     runs = [
-        (name, text, epsilon, at_epsilon(laid_over(base, sweep, point), epsilon))
+        (
+            name,
+            text,
+            epsilon,
+            overlay(
+                laid_over(base, sweep, point), {"privacy.target_epsilon": epsilon, "privacy.noise_multiplier": None}
+            ),
+        )
         for _ in range(arguments.seeds)
         for name, point in points.items()
         for text, base in bases.items()
         for epsilon in arguments.epsilon
     ]
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn"), one_thread) as pool:
-        starts = {start_of(run): run for *_, run in runs}
-        made = {key: pool.submit(started, run, arguments.out / "pretrained" / key) for key, run in starts.items()}
-        ends = {}
-        for number, (name, text, epsilon, run) in enumerate(runs):
-            where = arguments.out / "runs" / f"{number}-{text}"
-            ends[pool.submit(trained, run, where, made[start_of(run)].result(), text != "private")] = (
-                name,
-                text,
-                epsilon,
-            )
+        ends = {
+            pool.submit(trained, run, arguments.out, f"{number}-{text}"): (name, text, epsilon)
+            for number, (name, text, epsilon, run) in enumerate(runs)
+        }
         found: dict[tuple[str, str, float], list[dict[str, float]]] = {}
         for end in as_completed(ends):
             row = {"variant": ends[end][0], "text": ends[end][1], "epsilon": ends[end][2], **end.result()}
@@ -97,40 +96,17 @@ def variants(texts: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def at_epsilon(run: RunConfig, epsilon: float) -> RunConfig:
-    return dataclasses.replace(
-        run, privacy=dataclasses.replace(run.privacy, target_epsilon=epsilon, noise_multiplier=None)
-    )
-
-
-def start_of(run: RunConfig) -> str:
-    """Runs that start from the same weights."""
-    tree = to_dict(run)
-    kept = {name: value for name, value in tree["model"].items() if not name.startswith(("trainable", "lora"))}
-    text = json.dumps([tree["pretrain"], tree["vocabulary"], kept], default=str, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def started(run: RunConfig, out: Path) -> str:
-    if not (out / "model").exists():
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, trainable="full"))
-        print(json.dumps({"pretrained": out.name, **pretrain(run, out)}), flush=True)
-    return str(out / "model")
-
-
-def trained(run: RunConfig, out: Path, start: str, public: bool) -> dict[str, float]:
-    run = dataclasses.replace(run, model=dataclasses.replace(run.model, warm_start=start))
-    began = time.perf_counter()
-    result = train(
-        run, out, workers=0, tokens=out.parent / f"tokens-{out.name.partition('-')[2]}", public_source=public
-    )
-    return {name: result[name] for name in ("perplexity", "initial_perplexity", "rounds")} | {
-        "seconds": time.perf_counter() - began
-    }
+def trained(run: RunConfig, out: Path, name: str) -> dict[str, float]:
+    run = warm_started(run, SweepDir(out).pretrained(run))
+    began, text = time.perf_counter(), name.partition("-")[2]
+    tokens, public = out / "tokens" / text, text != PRIVATE
+    result = train(run, out / "runs" / name, workers=0, tokens=tokens, public_source=public)
+    kept = {name: result[name] for name in ("perplexity", "initial_perplexity", "rounds")}
+    return kept | {"seconds": time.perf_counter() - began}
 
 
 def summary(values: list[float]) -> tuple[str, str]:

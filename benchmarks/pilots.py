@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from uedp_ray.config import RunConfig
+from uedp_ray.methods import overlay
 from uedp_ray.search.feasibility import laid_over
 from uedp_ray.search.pool import fixed_points
 from uedp_ray.search.proxies import searched_bases
@@ -49,7 +49,9 @@ def main() -> None:
         columns.append(("again", arguments.epsilon[0]))
     for column, epsilon in columns:
         for number, point in enumerate(points):
-            run = at_epsilon(laid_over(base, sweep, point), epsilon)
+            run = overlay(
+                laid_over(base, sweep, point), {"privacy.target_epsilon": epsilon, "privacy.noise_multiplier": None}
+            )
             result = train(
                 run, arguments.out / column / str(number), workers=0, tokens=arguments.out / "tokens", **proxy
             )
@@ -66,12 +68,6 @@ def main() -> None:
     rows["the median setting"] = {"correlation": float("nan"), "regret": whole.median() / whole.min() - 1}
     print(pd.DataFrame.from_dict(rows, orient="index").to_string(float_format=lambda value: f"{value:.3f}"))
     print(found.sort_values(found.columns[0]).to_string(float_format=lambda value: f"{value:.1f}"))
-
-
-def at_epsilon(run: RunConfig, epsilon: float) -> RunConfig:
-    return dataclasses.replace(
-        run, privacy=dataclasses.replace(run.privacy, target_epsilon=epsilon, noise_multiplier=None)
-    )
 
 
 if __name__ == "__main__":

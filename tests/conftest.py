@@ -189,14 +189,10 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """One local cluster of four CPUs for all tests of a file."""
-    import ray
+    from tests.clusters import local_cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        with handlers_kept():
-            ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    with local_cluster(num_cpus=4):
         yield
-        ray.shutdown()
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 import ray
 import torch
 
+from tests.clusters import local_cluster
 from tests.search.sweeps import journal_states, sweep_config, sweep_tree
 from tests.search.test_preflight import nodes_of
 from tests.told import Told
 from tests.training.runs import run_config
 from uedp_ray.errors import DeviceError, InputError
-from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search import tuning
 from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.remote import Beside
@@ -154,13 +154,8 @@ def test_workers_that_must_have_a_gpu_are_refused_where_there_is_none(corpora, t
 @pytest.fixture(scope="module")
 def two_gpus():
     """A cluster of four CPUs that believes it has two GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-        with handlers_kept():
-            ray.init(address="local", num_cpus=4, num_gpus=2, **quiet)
+    with local_cluster(num_cpus=4, num_gpus=2):
         yield
-        ray.shutdown()
 
 
 def given(tell):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 
 import pytest
-import ray
 import torch
 
+from tests.clusters import local_cluster
 from tests.search.sweeps import sweep_config, sweep_tree
 from tests.told import Told
-from tests.training.runs import TEST_NOISE, crash, parameters, run_config
+from tests.training.runs import TEST_NOISE, crash, events, parameters, run_config
+from tests.updates.worker import LOCAL_SGD
 from uedp_ray.errors import InputError
-from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search.sweep import sweep
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-LOCAL_SGD = {"local_update": "local_sgd", "local_learning_rate": 0.5, "local_batch_size": 2}
 UPDATES = {
     "gradient": ({"sentence_clip_norm": 0.3}, {}, {}),
     "gradient bf16": ({"sentence_clip_norm": 0.3}, {}, {"precision": "bf16"}),
@@ -37,13 +36,8 @@ def config_of(corpora, update, device):
 
 @pytest.fixture
 def one_gpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-        with handlers_kept():
-            ray.init(address="local", num_cpus=4, num_gpus=1, **quiet)
+    with local_cluster(num_cpus=4, num_gpus=1):
         yield
-        ray.shutdown()
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -77,14 +71,14 @@ def test_memory_that_ends_is_one_message_and_charges_nothing(corpora, tmp_path):
     config = run_config(corpora, training={"device": "cuda"}, model={"num_layers": 2, "hidden_size": 512})
     gc.collect()
     torch.cuda.empty_cache()
-    free = 16 * 2**20 / torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / 2**40 + free)
+    torch.cuda.set_per_process_memory_fraction(16 * 2**20 / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(InputError, match=r"training\.batch_tokens = .*the GPU ran out of memory"):
             train(config, tmp_path / "run", workers=0)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert not (tmp_path / "run" / "ledger.jsonl").exists() or not (tmp_path / "run" / "ledger.jsonl").read_text()
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    assert not ledger.exists() or not events(tmp_path / "run")
 
 
 def test_pretraining_on_a_gpu_starts_a_run(corpora, tmp_path):

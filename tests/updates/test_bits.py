@@ -215,10 +215,7 @@ def test_so_it_is_with_spoilt_weights(network, precision, device, llama):
     kinds, counted = tables(worker.model), 0
     assert len(kinds) > 2
     extreme = [float(chosen.choice([1e18, -1e20, math.inf, math.nan])) for _ in kinds]
-    for (kind, table), value in [
-        *zip(kinds.items(), extreme, strict=True),
-        *zip(kinds.items(), itertools.repeat(30.0)),
-    ]:
+    for (kind, table), value in zip([*kinds.items()] * 2, [*extreme, *[30.0] * len(kinds)], strict=True):
         worker.params.set(worker.parameters)
         before = table.detach().clone()
         with torch.no_grad():

@@ -22,8 +22,9 @@ from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training.faults import blamed
 from uedp_ray.updates import gradient
-from uedp_ray.updates.base import LocalUpdate
+from uedp_ray.updates.base import UNORDERED, LocalUpdate
 from uedp_ray.updates.shapes import rows_are_apart
 
 
@@ -148,6 +149,16 @@ def test_what_was_found_of_one_task_is_not_taken_to_hold_for_another():
     other.task = Contrast(*dataclasses.astuple(update.task))
     with pytest.raises(InputError, match="not exact"):
         other.probe()
+
+
+def test_a_kernel_without_a_fixed_order_is_not_taken_for_a_network_without_gradients(monkeypatch):
+    def unordered(*arguments, **settings):
+        raise RuntimeError(f"some_kernel_cuda {UNORDERED}, but you set 'torch.use_deterministic_algorithms(True)'")
+
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    monkeypatch.setattr(gradient, "check_exact", unordered)
+    with pytest.raises(InputError, match="a kernel of this network adds in no fixed order"), blamed("x", 1):
+        Worker(make("gpt2"), sentences()).update().probe()
 
 
 def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatch):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import dp_accounting
 import numpy as np
@@ -27,7 +27,7 @@ Method = Literal["uedp", "uedp_fe", "user_dp"]
 
 MAX_ORDER = 1024
 """Moments take seconds beyond it. The published figures use 32 and 64."""
-PUBLISHED_METHODS = ("uedp", "uedp_fe", "user_dp")
+PUBLISHED_METHODS: tuple[str, ...] = get_args(Method)
 
 
 def published_unit(method: str) -> str:

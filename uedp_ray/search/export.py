@@ -96,12 +96,12 @@ _RECOMPUTE = {
     "pilots": "Recompute: `uedp-ray epsilon --export .`, from the runs that were planned in `selection.json`; no ledger in "
     "`ledgers/` may hold more.",
     "selected_pilots": "Recompute: `uedp-ray epsilon --export .`, from the pilots that could be drawn, the law of their "
-    "number and the runs that might follow them in `selection.json`, all fixed before the first pilot. That they are "
-    "those, that the number was drawn by that law, and that every pilot stayed within its own bound, only the owner can "
-    "check.",
+    "number and the runs that might follow them in `selection.json`, all fixed before the first pilot. That none of "
+    "that was changed, that the number was drawn by that law, and that every pilot stayed within its own bound, only the "
+    "owner can check.",
     "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
-    "in `selection.json`, both fixed before the first trial. That they are those, that the number was drawn by that law, "
-    "and that every trial stayed within its own candidate's bound, only the owner can check.",
+    "in `selection.json`, both fixed before the first trial. That none of that was changed, that the number was drawn by "
+    "that law, and that every trial stayed within its own candidate's bound, only the owner can check.",
     "public": "Recompute: `uedp-ray epsilon --export .`, from `ledger.jsonl`.",
 }
 

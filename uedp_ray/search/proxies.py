@@ -34,10 +34,11 @@ LEAST_AGREEMENT = 0.6
 _MORE_GAIN = 2.0
 """How many times as much log score a proxy gains by training, or more, for a reader to be told."""
 _UNLIKE = 1.5
+"""How many times as many users, or fewer, than declared make a proxy unlike the private text."""
 _SAMPLE = 10_000
 """Sentences that are looked at for unknown words."""
 _UNKNOWN = 0.5
-"""How many times as many users, or fewer, than declared make a proxy unlike the private text."""
+"""A share of unknown words above which a proxy tells little of settings."""
 
 
 def setting_of(proxy: str) -> str:

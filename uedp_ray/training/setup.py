@@ -383,14 +383,14 @@ def _refuse_part(run: RunDir, part_of: str | None) -> None:
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
     """Reports how much of the text is protected as intended, and used; private, since computed from the text."""
-    if not corpus.num_entities and config.privacy.unit != "user":
+    entities = config.privacy.unit != "user"
+    if entities and not corpus.num_entities:
         what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
         reporter.say(
             f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)"
         )
-    elif not config.corpus.categories and config.privacy.unit != "user":
-        caution = nameless(corpus.statistics["mentions"])
-        reporter.say(f"caution: {caution} (private: read off the text)") if caution else None
+    elif entities and not config.corpus.categories and (caution := nameless(corpus.statistics["mentions"])):
+        reporter.say(f"caution: {caution} (private: read off the text)")
     if bounded.dropped_share >= 0.05:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
         reporter.say(

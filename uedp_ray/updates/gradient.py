@@ -231,12 +231,13 @@ def _add(sums: torch.Tensor, owner: np.ndarray, rows: torch.Tensor, factors: tor
     Short rows of different owners are added at once: multiplied first, then added, number by number, as each would be
     alone. (In one step, a kernel may round once or twice.)
     """
-    chosen = np.flatnonzero(factors.numpy(force=True))
+    values = factors.tolist()
+    chosen = np.flatnonzero(values)
     owner = owner[chosen]
     if len(parts(sums[0])) > 1:
         for user, row in zip(owner.tolist(), chosen.tolist(), strict=True):
             for summed, part in zip(parts(sums[user]), parts(rows[row]), strict=True):
-                summed.add_(part, alpha=float(factors[row]))
+                summed.add_(part, alpha=values[row])
         return
     turn = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of each owner's rows, which lie side by side
     for each in range(turn.max(initial=-1) + 1):

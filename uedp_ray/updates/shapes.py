@@ -137,15 +137,12 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
             for first, formed in gradients.chunks():
                 here = slice(first, first + len(formed))
                 for n in range(_SENTENCES):
-                    own = formed[
-                        np.flatnonzero(mine[here] & (which[here] == n))
-                    ]  # all at once: a GPU would wait for each
-                    if same and len(own):
-                        same = bool(own.isfinite().all())
+                    at = np.flatnonzero(mine[here] & (which[here] == n))
+                    if same and len(at):
+                        own = formed[at]  # at once: a GPU would wait for each row
                         integers = own.view(torch.int32 if own.dtype == torch.float32 else torch.int64)
-                        same = same and torch.equal(
-                            integers, bits.setdefault(n, integers[0].clone()).expand_as(integers)
-                        )
+                        known = bits.setdefault(n, integers[0].clone()).expand_as(integers)
+                        same = bool(own.isfinite().all()) and torch.equal(integers, known)
             if not same:
                 break
         if same:
