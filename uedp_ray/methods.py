@@ -26,6 +26,8 @@ from uedp_ray.errors import InputError
 
 _NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.noise_multiplier": None}
 
+_UNPROTECTED = {**_NO_NOISE, "privacy.clip": False, "privacy.sentence_clip_norm": None, "bounds.mode": "none"}
+
 _PUBLISHED = {
     "privacy.noise": "published",
     "privacy.target_epsilon": None,
@@ -63,10 +65,19 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "training.server_schedule": "constant",
     },
     "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
-    "noiseless": {**_NO_NOISE, "privacy.clip": False, "privacy.sentence_clip_norm": None, "bounds.mode": "none"},
+    "ordinary": {
+        **_UNPROTECTED,
+        "training.loop": "epochs",
+        "training.local_batch_size": 32,
+        "training.server_optimizer": "adamw",
+        "training.server_schedule": "linear",
+        "training.evaluate_every": 1,
+        "training.checkpoint_every": 1,
+    },
+    "noiseless": _UNPROTECTED,
 }
 """UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, clipping
-without noise, no privacy. The two published ones claim nothing."""
+without noise, the same rounds without privacy, and ordinary training. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:

@@ -26,7 +26,7 @@ LocalUpdateName = Literal["gradient", "local_sgd"]
 BOUNDING_SENTENCES = frozenset({"gradient"})
 """Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
 A name that is not here bounds nothing but the user's update as a whole."""
-ServerOptimizerName = Literal["sgd", "momentum", "adam"]
+ServerOptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 ADDED = {"added": True}
 """Metadata of a field that is younger than digests (``io.to_digest``): every new one has it."""

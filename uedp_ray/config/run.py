@@ -85,6 +85,9 @@ class RunConfig:
             raise InputError(
                 "vocabulary.threshold_delta", share, f"must be a part of privacy.delta = {self.privacy.delta:g}"
             )
+        if self.training.loop == "epochs" and (self.privacy.noise != "none" or self.privacy.clip):
+            remedy = "protects nobody: use rounds, or set privacy.noise: none and privacy.clip: false (method ordinary)"
+            raise InputError("training.loop", "epochs", remedy)
         self._check_pretrained()
         limit = 2.0 * self.privacy.l2_clip_norm
         given = {self.bounds.holder_bound, self.bounds.entity_bound}
@@ -121,7 +124,7 @@ class RunConfig:
             )
 
     def _rounds_of(self, passes: float) -> int:
-        share = self.privacy.user_sampling_prob
+        share = self.share_of_users
         if passes > _MOST_ROUNDS * share:
             remedy = f"takes more than {_MOST_ROUNDS:g} rounds at privacy.user_sampling_prob = {share:g}: lower it"
             raise InputError("training.passes", passes, remedy)
@@ -151,6 +154,11 @@ class RunConfig:
         if bounds.max_holders > users:
             remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
             raise InputError("bounds.max_holders", bounds.max_holders, remedy)
+
+    @property
+    def share_of_users(self) -> float:
+        """Of those declared, how many a round trains on in the mean: q_u, and everyone in an epoch."""
+        return 1.0 if self.training.loop == "epochs" else self.privacy.user_sampling_prob
 
     @property
     def words(self) -> VocabularyConfig:

@@ -227,6 +227,9 @@ class TrainingConfig:
     passes: float | None = field(default=None, metadata=ADDED)
     """How often each user is drawn on average, which is what a run costs in time. Given, ``num_rounds`` is that over
     ``privacy.user_sampling_prob``, rounded, 1 at least."""
+    loop: Literal["rounds", "epochs"] = field(default="rounds", metadata=ADDED)
+    """``rounds`` of federated averaging, as UeDP needs. ``epochs``: ordinary training without protection, over shuffled
+    batches of all sentences, as a reference (method ``ordinary``). An epoch counts as a round."""
     local_update: LocalUpdateName = "gradient"
     """What a user computes in a round: the module of that name in ``updates``."""
     local_learning_rate: float = 0.1
@@ -234,7 +237,7 @@ class TrainingConfig:
     local_epochs: int = 1
     """``local_sgd`` only: passes over a user's sentences."""
     local_batch_size: int = 8
-    """``local_sgd`` only: sentences of a step."""
+    """Sentences of a step: of ``local_sgd``, or of an epoch."""
     server_optimizer: ServerOptimizerName = "adam"
     """What turns the noised average into a step (``training.optimizers``)."""
     server_learning_rate: float = 1e-2
@@ -244,9 +247,9 @@ class TrainingConfig:
     server_momentum: float = 0.9
     """``momentum`` only."""
     adam_betas: tuple[float, float] = (0.9, 0.99)
-    """``adam`` only: decay of the first and the second moment."""
+    """``adam`` and ``adamw``: decay of the first and the second moment."""
     adam_epsilon: float = 1e-8
-    """``adam`` only: added to the root of the second moment."""
+    """``adam`` and ``adamw``: added to the root of the second moment."""
     evaluate_every: int = 10
     """Rounds between evaluations on ``corpus.evaluation``."""
     checkpoint_every: int = 10

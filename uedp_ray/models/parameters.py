@@ -49,6 +49,11 @@ class FlatParameters:
         for parameter, value in zip(self.tensors, self._pieces(vector), strict=True):
             parameter.copy_(value)
 
+    def gradient(self, loss: Tensor) -> Tensor:
+        """(P,) gradient of a number; zeros for what it does not depend on."""
+        found = torch.autograd.grad(loss, self.tensors, allow_unused=True, materialize_grads=True)
+        return torch.cat([g.to(torch.promote_types(g.dtype, torch.float32)).flatten() for g in found])
+
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of ``vector`` (P,) under each parameter's name, in its shape."""
         return dict(zip(self.names, self._pieces(vector), strict=True))

@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 import torch
 
-from uedp_ray.config import BoundsConfig, ModelConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
+from uedp_ray.config import BoundsConfig, ModelConfig, PrivacyConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
 from uedp_ray.config.choices import LocalUpdateName
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
@@ -230,6 +230,13 @@ def ignored(config: RunConfig) -> Iterator[str]:
         "local_update": {name: update_class(name).uses for name in get_args(LocalUpdateName)},
         "server_optimizer": {name: optimizer.uses for name, optimizer in OPTIMIZERS.items()},
     }
+    if training.loop == "epochs":
+        del uses["local_update"]
+        why = "training.loop is epochs"
+        local = ("local_update", "local_learning_rate", "local_epochs")
+        drawing = ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob", "estimator")
+        unused.append(("training", training, TrainingConfig(), local, why))
+        unused.append(("privacy", config.privacy, PrivacyConfig(noise="none"), drawing, why))
     for key, used_by in uses.items():
         name, all_used = getattr(training, key), {each: None for used in used_by.values() for each in used or ()}
         own = used_by[name]

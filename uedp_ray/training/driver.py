@@ -155,8 +155,12 @@ class RunDriver:
         self.run.know(event["seq"] + 1)
         self._stepped = round_index + 1
 
-    def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
+    def amid_round(self) -> None:
+        """From here until the charge, the state is that of no round: an interrupt saves nothing."""
         self._stepped = None
+
+    def release(self, total: torch.Tensor, round_index: int) -> torch.Tensor:
+        self.amid_round()
         denominator = None if self.weights is None else self.weights.denominator
         return self.plan.release(total, self._noise, round_index=round_index, denominator=denominator)
 
@@ -226,7 +230,7 @@ class RunDriver:
         tokens = self.plan.config.corpus.declared_num_tokens
         if tokens is None or self.state.next_round == self._first:
             return None
-        return tokens * self.plan.config.privacy.user_sampling_prob / self._seconds_a_round()
+        return tokens * self.plan.config.share_of_users / self._seconds_a_round()
 
     def _tell(self) -> None:
         """Writes what the live line shows; nothing in it but the time taken depends on who was drawn.

@@ -39,9 +39,10 @@ class ServerOptimizer:
     not stated, and nothing is told."""
 
 
-def _adam(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
-    rate = config.server_learning_rate
-    return torch.optim.Adam([parameters], lr=rate, betas=config.adam_betas, eps=config.adam_epsilon)
+def _adam(kind: type[torch.optim.Adam]) -> Callable[[torch.Tensor, TrainingConfig], torch.optim.Optimizer]:
+    return lambda parameters, config: kind(
+        [parameters], lr=config.server_learning_rate, betas=config.adam_betas, eps=config.adam_epsilon
+    )
 
 
 OPTIMIZERS: Mapping[str, ServerOptimizer] = {
@@ -54,7 +55,8 @@ OPTIMIZERS: Mapping[str, ServerOptimizer] = {
         ),
         uses=("server_momentum",),
     ),
-    "adam": ServerOptimizer(_adam, uses=("adam_betas", "adam_epsilon")),
+    "adam": ServerOptimizer(_adam(torch.optim.Adam), uses=("adam_betas", "adam_epsilon")),
+    "adamw": ServerOptimizer(_adam(torch.optim.AdamW), uses=("adam_betas", "adam_epsilon")),
 }
 
 

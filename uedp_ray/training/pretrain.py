@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from uedp_ray.storage.open import folder_only
 from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
+from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.guard import TEXT_SKETCH, check_start
@@ -83,7 +83,7 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     task = NextWord.of(vocabulary, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
-    with ALONE, _seeded(device, settings.seed):
+    with ALONE, seeded(device, settings.seed):
         model = initial_model(config, vocabulary).to(device)
         before = score(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):
@@ -136,18 +136,14 @@ def _fit(
         return 0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / max(1, settings.num_steps - warm_up))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    autocast = config.training.precision == "bf16"
+    bf16 = config.training.precision == "bf16"
     model.train()
     batches = _batches(sentences, settings.batch_size, np.random.default_rng(settings.seed))
     for step in range(settings.num_steps):
-        batch = task.collate([sentences[i] for i in next(batches)]).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            losses = task.losses(model, batch)
-        tokens = (batch.targets >= 0).sum(1)
-        loss = (losses * tokens).sum() / tokens.sum()
+        loss = mean_loss(model, task, [sentences[i] for i in next(batches)], device, bf16=bf16)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), STEADY_NORM)
         optimizer.step()
         schedule.step()
         if (step + 1) % 20 == 0 or step + 1 == settings.num_steps:
@@ -156,23 +152,10 @@ def _fit(
 
 
 def _batches(sentences: list[np.ndarray], size: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless shuffled batches; sentences of similar length go together, which saves padding."""
+    """Endless: one epoch after the other."""
     lengths = np.array([len(s) for s in sentences])
     while True:
-        order = generator.permutation(len(sentences))
-        chunks = [
-            c[np.argsort(lengths[c], kind="stable")] for c in np.array_split(order, max(1, len(order) // (50 * size)))
-        ]
-        batches = [batch for c in chunks for batch in np.array_split(c, max(1, len(c) // size))]
-        yield from (batches[i] for i in generator.permutation(len(batches)))
-
-
-@contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Runs torch's default generators from ``seed`` and restores them."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+        yield from shuffled(lengths, size, generator)
 
 
 def warm_started(config: RunConfig, folder: Path, *, reporter: Reporter = SILENT) -> RunConfig:

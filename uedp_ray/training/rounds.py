@@ -66,8 +66,8 @@ class Driver(Protocol):
         ...
 
 
-def server_rate(config: TrainingConfig, round_index: int) -> float:
-    """The server's learning rate of a round: a function of public numbers, so that resuming needs no state."""
+def server_rate(config: TrainingConfig, round_index: float) -> float:
+    """The server's learning rate of a round, or within one: a function of public numbers, so resuming needs no state."""
     left = 1.0 - round_index / config.num_rounds if config.server_schedule == "linear" else 1.0
     return config.server_learning_rate * left
 

@@ -23,6 +23,7 @@ from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.base import task_of
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.epochs import run_epochs
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
@@ -68,7 +69,9 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     sampler = PoissonSampler(sampling_key(run, config))
     users = owned_users(corpus.user_hash, rank, num_workers)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
-    update.probe()
+    ordinary = config.training.loop == "epochs"
+    if not ordinary:
+        update.probe()
 
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
         selections = plan.select(
@@ -100,15 +103,20 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         driver.resume()
     _share_state(state, reducer)
     try:
-        run_rounds(
-            state,
-            num_rounds=config.training.num_rounds,
-            rate=partial(server_rate, config.training),
-            local_sum=local_sum,
-            reducer=reducer,
-            driver=driver,
-            after_round=driver.after_round if driver else lambda state: None,
-        )
+        if not ordinary:
+            run_rounds(
+                state,
+                num_rounds=config.training.num_rounds,
+                rate=partial(server_rate, config.training),
+                local_sum=local_sum,
+                reducer=reducer,
+                driver=driver,
+                after_round=driver.after_round if driver else lambda state: None,
+            )
+        elif driver:  # the other workers have nothing to do
+            run_epochs(
+                state, config.training, tokens=prepared.tokens, model=model, params=params, task=task, driver=driver
+            )
     except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
         if driver:
             driver.interrupted()
