@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +12,7 @@ from tests.models.helpers import TASK, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.saved import load_model, save_model
 from uedp_ray.models.trainable import select_trainable
 
 
@@ -76,3 +81,31 @@ def test_lora_seed_and_targets() -> None:
     assert not torch.equal(start(0).get(), start(1).get())
     assert all("attn.c_attn.lora_" in name for name in start(0, "c_attn").names)
     assert len(start(0, "attn.c_proj").names) == 4  # a longer suffix tells the two c_proj apart
+
+
+@pytest.mark.parametrize(("make", "others"), [(tiny, ("c_attn",)), (tiny_llama, ("q_proj",)), (tiny, ())])
+def test_lora_of_a_head_leaves_the_embedding_alone(make: Callable[[], nn.Module], others: tuple[str], tmp_path: Path):
+    """Tied, the two are one matrix: merged for export, the adapter would change what is read as well."""
+    network = make()
+    assert network.lm_head.weight is network.get_input_embeddings().weight
+    config = ModelConfig(trainable="lora", lora_rank=3, lora_targets=("lm_head", *others))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapted = select_trainable(network, config, seed=0)
+    params, batch = FlatParameters(adapted), TASK.collate(sentences())
+    assert any("lm_head.lora_" in name for name in params.names)
+    assert all("lora_" in name for name in params.names)
+    before = TASK.losses(adapted, batch).detach()
+    params.set(params.get() + 0.1 * torch.randn(params.num, generator=torch.Generator().manual_seed(0)))
+    after = TASK.losses(adapted, batch).detach()
+    assert (after - before).abs().max() > 1e-3
+    save_model(adapted, tmp_path / "model")
+    read = load_model(tmp_path / "model")
+    torch.testing.assert_close(TASK.losses(read, batch).detach(), after)
+    torch.testing.assert_close(read.get_input_embeddings().weight, make().get_input_embeddings().weight)
+
+
+def test_lora_of_a_head_that_cannot_be_parted_from_the_embedding() -> None:
+    with pytest.raises(InputError, match=r"model\.lora_targets.*set model\.tie_embeddings: false"):
+        names(tiny("awd_lstm"), "lora", lora_targets=("decoder",))
+    assert len(names(tiny("awd_lstm", tie_embeddings=False), "lora", lora_targets=("decoder",))) == 2

@@ -196,7 +196,7 @@ class ModelConfig:
     lora_alpha: float = 16.0
     """The product of their two factors is scaled by this over ``lora_rank``."""
     lora_targets: tuple[str, ...] = field(default=(), metadata=WORDS)
-    """Module-name suffixes; empty means every linear layer but the output head."""
+    """Module-name suffixes; empty means every linear layer but the output head, which is adapted if it is named."""
     warm_start: str = ""
     """Checkpoint folder written by ``pretrain``."""
 

@@ -21,6 +21,7 @@ import warnings
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from uedp_ray.config import ModelConfig
@@ -31,13 +32,14 @@ def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.
     """Sets ``requires_grad`` for ``config.trainable`` and returns the model to use (a peft wrapper for ``lora``).
 
     full: every parameter. lora: low-rank updates of ``lora_targets`` (module-name suffixes; default every linear layer
-    but the output head), starting at exactly zero. bias_norm: every bias and every parameter of a normalisation layer.
-    head: the output layer; tied to the embedding, that is the same matrix and the embedding is trained with it.
+    but the output head), starting at exactly zero; a head that is named gets a matrix of its own. bias_norm: every bias and
+    every parameter of a normalisation layer. head: the output layer; tied to the embedding, that is the same matrix and the
+    embedding is trained with it.
 
     Args:
       seed: for LoRA's random half; the global generator is left alone.
     Raises:
-      InputError: nothing to train.
+      InputError: nothing to train, or an adapter of a head that is one with the embedding and cannot be parted from it.
     """
     if config.trainable == "lora":
         return _add_lora(model, config, seed)
@@ -59,12 +61,13 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model  # slow to import, and only needed here
 
     head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head}
-    if config.lora_targets:
-        suffixes = tuple(f".{target}" for target in config.lora_targets)
-        linear = {name: m for name, m in linear.items() if f".{name}".endswith(suffixes)}
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    suffixes = tuple(f".{target}" for target in config.lora_targets)
+    linear = {n: m for n, m in linear.items() if (f".{n}".endswith(suffixes) if suffixes else m is not head)}
     if not linear:
         raise InputError("model.lora_targets", config.lora_targets, "no linear layer of this network has such a name")
+    if any(m is head for m in linear.values()):
+        _untie(model, head, config)
     transposed = {isinstance(m, Conv1D) for m in linear.values()}
     lora = LoraConfig(
         r=config.lora_rank,
@@ -75,5 +78,18 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's use
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # both kinds of layers: peft sorts it out
         torch.manual_seed(seed)
         return get_peft_model(model, lora)
+
+
+def _untie(model: nn.Module, head: nn.Module, config: ModelConfig) -> None:
+    """Gives the output layer a matrix of its own: an adapter that is merged into it would change the embedding too."""
+    if not any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules()):
+        return
+    if not isinstance(model, PreTrainedModel):
+        remedy = "the output layer is one with the embedding: set model.tie_embeddings: false, or leave it out"
+        raise InputError("model.lora_targets", config.lora_targets, remedy)
+    head.register_parameter("weight", nn.Parameter(head.weight.detach().clone(), requires_grad=False))  # type: ignore[operator]
+    for part in {id(part): part for part in (model.config, model.config.get_text_config())}.values():
+        part.tie_word_embeddings = False
