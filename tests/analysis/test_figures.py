@@ -100,12 +100,22 @@ def test_pareto_shows_every_comparable_trial_and_the_references(small):
     assert (front.get_xdata()[0], front.get_ydata()[0]) == (0.0, 133.0)
     assert front.get_ydata()[-1] == sweep.best["perplexity"]
     assert by_epsilon.get_xlabel() == "ε of one run (user-entity, zero-out, δ = 1e-05)"
-    text = legend_texts(figure).replace("\n", "")
+    text = legend_texts(figure).replace("\n", " ")
     assert "88.5, noiseless: no guarantee; trained without noise on the same text: do not publish this line" in text
     assert "133, public text only: ε = 0" in text
     assert "chosen" in text
     assert "stopped early" in text
     assert "cannot be told apart" not in text  # one seed: nobody can say
+
+
+def test_a_reference_that_is_far_off_does_not_press_the_trials_into_a_corner(small):
+    sweep = spread_out(load_sweep(small))
+    references = sweep.references.copy()
+    references.loc[references["name"] == "noiseless", "perplexity"] = 3.0
+    sweep = dataclasses.replace(sweep, references=references)
+    for figure in (figures.pareto(sweep), figures.in_order(sweep), figures.learning_curves(sweep)):
+        assert figure.axes[0].get_ylim()[0] > 0.5 * min(sweep.trials["perplexity"].min(), 88.5)
+        assert "3, beyond the axis: noiseless: no guarantee" in legend_texts(figure).replace("\n", " ")
 
 
 def test_pareto_shows_spread_and_ties_over_seeds(seeded):

@@ -8,6 +8,7 @@ different units or deltas never share an axis. Trials without a guarantee (infin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -332,18 +333,29 @@ def proxies(sweep: Sweep) -> Figure:
 
 
 def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
-    """Draws the levels of the model trained on public text only, and of the one trained without noise."""
+    """Draws the levels of the model trained on public text only, and of that trained without noise; one so far off that the
+    trials would share a corner is in the legend alone. Returns what is drawn."""
     named = zip(sweep.references["name"], sweep.references[sweep.metric.name], strict=True)
     levels = {name: level for name, level in named if level <= LARGEST}
+    scores = sweep.trials[sweep.metric.name]
+    near = [*scores[scores <= LARGEST], *(level for name, level in levels.items() if name == "public-only")]
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
-        "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {noiseless(sweep)}".replace("on the", "\non the")),
+        "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {noiseless(sweep)}".replace("; ", ";\n")),
     }
     for name, level in levels.items():
         color, dash, text = looks[name]
+        where = ", beyond the axis:" if (far := _far_off(sweep, level, near)) else ","
         for axes in panels:
-            axes.axhline(level, color=color, linestyle=dash, linewidth=1.4, label=f"{number(level)}, {text}")
-    return levels
+            line = axes.plot([], [])[0] if far else axes.axhline(level)
+            line.set(color=color, linestyle=dash, linewidth=1.4, label=f"{number(level)}{where} {text}")
+    return {name: level for name, level in levels.items() if not _far_off(sweep, level, near)}
+
+
+def _far_off(sweep: Sweep, level: float, near: Sequence[float]) -> bool:
+    """Whether a level is further from the scores than they are apart, by more than twice that."""
+    low, high, here = (math.log(x) if sweep.metric.ratio else x for x in (min(near), max(near), level))
+    return max(low - here, here - high) > 2 * (high - low) > 0
 
 
 def chosen_label(sweep: Sweep) -> str:
