@@ -5,7 +5,7 @@ private text as the reference that says what privacy costs (``training.loop: epo
     >>> from uedp_ray.training.epochs import shuffled
     >>> lengths = np.array([3, 9, 4, 8, 3, 9])
     >>> [sorted(lengths[batch].tolist()) for batch in shuffled(lengths, 2, np.random.default_rng(0))]
-    [[9, 9], [3, 3], [4, 8]]
+    [[3, 3], [4, 8], [9, 9]]
 """
 
 from __future__ import annotations
