@@ -244,6 +244,6 @@ variants:
   user-entity: {method: uedp}
   users alone: {method: user_dp}
   clip only: {method: clip_only}  # no privacy: its figures are not to be published
-  non-private:  # ordinary training; more epochs than these may learn the text by heart, and lower rates take more
+  non-private:  # ordinary training: try epochs (too many learn the text by heart) and rates
     {method: ordinary, set: {model.trainable: full, training.passes: 4, training.server_learning_rate: 0.001}}
 """
