@@ -67,6 +67,9 @@ def test_it_learns_more_than_as_many_rounds_without_privacy_and_claims_nothing(c
     assert done[1]["perplexity"] < 0.9 * rounds["perplexity"]
     assert set(done[1]["epsilon"].values()) == {None}
     assert not done[1]["private"]
+    statement = (done[0] / "privacy.md").read_text()
+    assert "Poisson" not in statement
+    assert "Sampling: none. All sentences in each epoch, which counts as a round" in statement
 
 
 def test_a_crash_changes_no_bit(ordinary, done, tmp_path):

@@ -206,7 +206,9 @@ def statement(
         + ".",
         f"- {_course(config.training.num_rounds if rounds is None else rounds, config.training.num_rounds)}",
         *_planned(events),
-        f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
+        "- Sampling: none. All sentences in each epoch, which counts as a round."
+        if config.training.loop == "epochs"
+        else f"- Sampling: Poisson, independent in every round; users {privacy.user_sampling_prob:g}, entities "
         f"{privacy.entity_sampling_prob:g} ({privacy.entity_draw} draw), sentences without entities "
         f"{extended_sampling_prob(config):g}; sentence rule `{privacy.selection_rule}`; estimator {privacy.estimator}.",
     ]
