@@ -339,17 +339,18 @@ def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
     levels = {name: level for name, level in named if level <= LARGEST}
     scores = sweep.trials[sweep.metric.name]
     near = [*scores[scores <= LARGEST], *(level for name, level in levels.items() if name == "public-only")]
+    drawn = {name: level for name, level in levels.items() if not _far_off(sweep, level, near)}
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
         "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {noiseless(sweep)}".replace("; ", ";\n")),
     }
     for name, level in levels.items():
         color, dash, text = looks[name]
-        where = ", beyond the axis:" if (far := _far_off(sweep, level, near)) else ","
+        where = "," if name in drawn else ", beyond the axis:"
         for axes in panels:
-            line = axes.plot([], [])[0] if far else axes.axhline(level)
+            line = axes.axhline(level) if name in drawn else axes.plot([], [])[0]
             line.set(color=color, linestyle=dash, linewidth=1.4, label=f"{number(level)}{where} {text}")
-    return {name: level for name, level in levels.items() if not _far_off(sweep, level, near)}
+    return drawn
 
 
 def _far_off(sweep: Sweep, level: float, near: Sequence[float]) -> bool:

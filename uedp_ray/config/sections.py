@@ -226,7 +226,7 @@ class TrainingConfig:
     """T: noised releases."""
     passes: float | None = field(default=None, metadata=ADDED)
     """How often each user is drawn on average, which is what a run costs in time. Given, ``num_rounds`` is that over
-    ``privacy.user_sampling_prob``, rounded, 1 at least."""
+    ``privacy.user_sampling_prob``, rounded, 1 at least; under ``loop: epochs``, that many epochs."""
     loop: Literal["rounds", "epochs"] = field(default="rounds", metadata=ADDED)
     """``rounds`` of federated averaging, as UeDP needs. ``epochs``: ordinary training without protection, over shuffled
     batches of all sentences, as a reference (method ``ordinary``). An epoch counts as a round."""

@@ -62,8 +62,11 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
 
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
-    suffixes = tuple(f".{target}" for target in config.lora_targets)
-    linear = {n: m for n, m in linear.items() if (f".{n}".endswith(suffixes) if suffixes else m is not head)}
+    if config.lora_targets:
+        suffixes = tuple(f".{target}" for target in config.lora_targets)
+        linear = {name: m for name, m in linear.items() if f".{name}".endswith(suffixes)}
+    else:
+        linear = {name: m for name, m in linear.items() if m is not head}
     if not linear:
         raise InputError("model.lora_targets", config.lora_targets, "no linear layer of this network has such a name")
     if any(m is head for m in linear.values()):
@@ -90,6 +93,6 @@ def _untie(model: nn.Module, head: nn.Module, config: ModelConfig) -> None:
     if not isinstance(model, PreTrainedModel):
         remedy = "the output layer is one with the embedding: set model.tie_embeddings: false, or leave it out"
         raise InputError("model.lora_targets", config.lora_targets, remedy)
-    head.register_parameter("weight", nn.Parameter(head.weight.detach().clone(), requires_grad=False))  # type: ignore[operator]
+    head.weight = nn.Parameter(head.get_parameter("weight").detach().clone(), requires_grad=False)
     for part in {id(part): part for part in (model.config, model.config.get_text_config())}.values():
         part.tie_word_embeddings = False

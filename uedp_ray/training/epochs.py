@@ -21,7 +21,7 @@ from uedp_ray.config import TrainingConfig
 from uedp_ray.corpus.tokens import TokenStore
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Task
-from uedp_ray.training.rounds import RoundState, server_rate
+from uedp_ray.training.rounds import Driver, RoundState, server_rate
 
 STEADY_NORM = 1.0
 """Longer gradients of a batch are shortened to this, as is usual where a network is fine-tuned."""
@@ -60,12 +60,10 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-class Driver(Protocol):
-    """What ``RunDriver`` does in an epoch, which counts as a round."""
+class EpochDriver(Driver, Protocol):
+    """A driver of epochs, each of which counts as a round."""
 
-    def admit(self, round_index: int) -> int | None: ...
     def amid_round(self) -> None: ...
-    def charge(self, round_index: int, attempt: int) -> None: ...
     def after_round(self, state: RoundState) -> None: ...
 
 
@@ -77,7 +75,7 @@ def run_epochs(
     params: FlatParameters,
     task: Task,
     tokens: TokenStore,
-    driver: Driver,
+    driver: EpochDriver,
 ) -> None:
     """Trains epochs ``state.next_round`` to ``config.num_rounds`` by the server's optimizer.
 
@@ -85,13 +83,14 @@ def run_epochs(
     are left out.
     """
     used, device = np.flatnonzero(tokens.lengths), state.parameters.device
+    lengths = tokens.lengths[used]
     for epoch in range(state.next_round, config.num_rounds):
         attempt = driver.admit(epoch)
         if attempt is None:
             break
         driver.amid_round()
         generator = np.random.default_rng([config.seed, epoch])
-        batches = shuffled(tokens.lengths[used], config.local_batch_size, generator)
+        batches = shuffled(lengths, config.local_batch_size, generator)
         with seeded(device, int(generator.integers(1 << 31))):
             for step, batch in enumerate(batches):
                 params.set(state.parameters)
