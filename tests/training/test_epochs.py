@@ -115,6 +115,12 @@ def test_it_is_refused_where_protection_is_asked_for(corpora, privacy):
         run_config(corpora, training={"loop": "epochs"}, privacy=privacy)
 
 
+def test_bounds_that_it_would_not_keep_are_refused(ordinary):
+    """Its statement would call them enforced."""
+    with pytest.raises(InputError, match=r"training\.loop = 'epochs': keeps no bounds: set bounds\.mode: none"):
+        methods.overlay(ordinary, {"bounds.mode": "enforced"})
+
+
 def test_what_it_does_not_use_is_told(ordinary):
     assert not [each for each in ignored(ordinary) if "batch" in each]
     told = ignored(methods.overlay(ordinary, {"training.local_epochs": 2, "privacy.entity_sampling_prob": 0.5}))

@@ -88,6 +88,8 @@ class RunConfig:
         if self.training.loop == "epochs" and (self.privacy.noise != "none" or self.privacy.clip):
             remedy = "protects nobody: use rounds, or set privacy.noise: none and privacy.clip: false (method ordinary)"
             raise InputError("training.loop", "epochs", remedy)
+        if self.training.loop == "epochs" and self.bounds.mode != "none":
+            raise InputError("training.loop", "epochs", "keeps no bounds: set bounds.mode: none (method ordinary)")
         self._check_pretrained()
         limit = 2.0 * self.privacy.l2_clip_norm
         given = {self.bounds.holder_bound, self.bounds.entity_bound}
