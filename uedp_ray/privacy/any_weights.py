@@ -33,8 +33,6 @@ from uedp_ray.privacy.profiles import Family, Profile
 
 _NODES = 100
 """Cells over all of [0, K], and as many over the part of it where the weight that is drawn usually lies."""
-_COARSE = 1e-4
-"""An excess of a chord from which on another bound is tried, too."""
 _TANGENTS = 16
 """Points from which a line is tried."""
 _STEPS = 24
@@ -184,10 +182,8 @@ class AnyWeights(Profile):
         beyond_XG = np.arange(len(x))[:, None] >= last_G
         by_chord = g_XG + np.where(beyond_XG, excess_X[:, None] * slack_G, 0.0)
         by_end = np.where(beyond_XG, np.concatenate([g_XG[1:], g_XG[-1:]]), g_XG)
-        above = [by_chord]
-        if (by_chord - g_XG).max() > _COARSE:  # with little noise cells are wide, and either may be the lower
-            above.append(by_end)
-        least_G = np.minimum.reduce([self._least(x, mean, last_G, g_LG, g_XG, each) for each in above])
+        # Either may be the lower: in a tail, far less than what a chord may be exceeded by; where cells are wide.
+        least_G = np.minimum.reduce([self._least(x, mean, last_G, g_LG, g_XG, each) for each in (by_chord, by_end)])
         return np.clip(np.maximum(least_G, self.weight_L @ g_LG) + self.cut, 0.0, 1.0)
 
     def _least(
