@@ -84,7 +84,7 @@ def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
     assert subprocess.run(["bash", "-c", closed], stdout=subprocess.PIPE, cwd=tmp_path).stdout == b"True\n"
 
 
-ROW = {"name": "é", "perplexity": 1.0, "bits_per_byte": 1.0, "unk_share": 0.1, "delta": 1e-5}
+ROW = {"name": "é", "private": True, "perplexity": 1.0, "bits_per_byte": 1.0, "unk_share": 0.1, "delta": 1e-5}
 COMPARED = {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}], "out": "/tmp/é"}
 
 
@@ -106,10 +106,13 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
     ours = ROW | {"name": "ours", "epsilon": dict.fromkeys(none, 1.0), "rounds": 9, "perplexity": 5.0}
     free = ROW | {"name": "free", "epsilon": none, "rounds": 9, "perplexity": 7.0}
     start = ROW | {"name": "start", "epsilon": dict.fromkeys(none, 0.0), "rounds": 0, "perplexity": 9.0}
+    free["private"] = False
     console.print_comparison({"rows": [start, ours, free], "out": "x"})
-    assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in shown
+    assert "Without a guarantee, with figures as private as the text: free." in shown
     console.print_comparison({"rows": [start, ours, free | {"perplexity": 4.0}], "out": "x"})
-    assert "without privacy" not in capsys.readouterr().out
+    assert ", without privacy" not in capsys.readouterr().out
 
 
 def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):

@@ -265,10 +265,13 @@ def print_comparison(answer: dict[str, Any]) -> None:
             *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
         )
     Console().print(table)
+    names = ", ".join(row["name"] for row in answer["rows"] if not row["private"])
+    unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
     typer.echo(
         f"ε (∞: no guarantee) at δ = {show_delta(answer['rows'][-1]['delta'])}: sound accountant of each unit, "
         "zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
+        f"{unprotected}"
         f"{_no_ceiling(answer['rows'], metric)}"
         f"Run directories: {answer['out']}"
     )

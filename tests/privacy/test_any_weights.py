@@ -164,7 +164,9 @@ def test_any_weights_cost_hardly_more_than_holders_that_count_in_full(holders, q
     assert whole <= epsilon(one, **call) <= whole * (1 + 2e-3)
 
 
-@pytest.mark.parametrize(("holders", "clip", "q_u", "noise"), [(5, 0.4, 0.5, 13.7), (3, 0.4, 0.8, 15.2), (4, 0.4, 0.9, 6.01)])
+@pytest.mark.parametrize(
+    ("holders", "clip", "q_u", "noise"), [(5, 0.4, 0.5, 13.7), (3, 0.4, 0.8, 15.2), (4, 0.4, 0.9, 6.01)]
+)
 def test_tails_cost_nothing_where_no_profile_is_known_to_be_convex(holders, clip, q_u, noise):
     """Entities that are drawn for all (q_e < 1) and move the sum by more than the user does (K beta_e > 1)."""
     one = change(

@@ -45,6 +45,16 @@ def test_a_run_that_stopped_is_charged_to_its_own_planned_end_where_that_is_beyo
     assert found == accounting.epsilon(ROUND, rounds=50, delta=1e-5)
 
 
+@pytest.mark.parametrize("searcher", ["random", "tpe"])
+def test_a_rule_without_a_theorem_has_no_price(monkeypatch, searcher):
+    monkeypatch.setattr(selection, "RULES", (*selection.RULES, "median"))
+    call = {"searcher": searcher, "early_stopping": False, "candidates": [[(ROUND, 500)]], "mean": 8.0, "delta": 1e-5}
+    with pytest.raises(TypeError, match="median has no price"):
+        epsilon_of_choosing("median", **call)
+    with pytest.raises(TypeError, match="median has no price"):
+        selection.accountant_of("median", odometer=None)
+
+
 def test_the_example_of_the_specification():
     assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.77, abs=0.01)
     for law, expected in (("logarithmic", 5.66), ("geometric", 6.71)):

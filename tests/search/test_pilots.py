@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from tests.search.sweeps import search_here, sweep_config
+from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
 from tests.told import Told
+from uedp_ray import methods
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.report import report
 from uedp_ray.answers import export_epsilon
@@ -46,6 +47,7 @@ def test_the_answer_with_its_pilots_stays_within_the_budget(searched):
     assert 0.95 * 8 < total <= 8
     winner = json.loads((out / "winner" / "result.json").read_text())
     assert answer["best"]["epsilon"] == winner["epsilon"]
+    assert answer["best"]["noise_multiplier"] == winner["noise_multiplier"], "of the run that is handed on"
     assert answer["best"]["perplexity"] == winner["perplexity"], "its own score, not the pilot's"
     assert 7 < winner["epsilon"]["user-entity"] < total
     for row in answer["trials"]:
@@ -118,11 +120,53 @@ def test_page_and_table_say_which_run_is_handed_on(searched, capsys):
     page = report([out]).read_text()
     assert "trained anew on the private text by its settings" in page
     assert "in total: the chosen run and its choice, by rule pilots" in page
+    assert f"the last one, by the settings of trial {answer['best']['trial']}, alone" in page, (
+        "and not the pilot itself"
+    )
     assert load_sweep(out).best_run == out / "winner"
     print_sweep(answer)
     shown = capsys.readouterr().out
     assert f"Best: the settings of trial {answer['best']['trial']} on the private text" in shown
     assert "All pilots and the run by the settings of the best of them together cost epsilon = 7." in shown
+
+
+ONE_RATE = {"training.server_learning_rate": {"choice": [0.01]}}
+GRID = {"searcher": "grid", "trials": None, "selection": "pilots"}
+
+
+def test_a_run_that_another_accountant_finds_a_trace_dearer_than_all_is_handed_on_at_its_own(corpora, tmp_path):
+    tree = sweep_tree(corpora, search=GRID | {"pilot_epsilon": 0.13258951547775238}, budget=BUDGET | {"delta": 1e-5})
+    tree["space"] = ONE_RATE
+    privacy = {"user_sampling_prob": 0.6773000101607484, "sentence_clip_norm": 0.5032009892535635, "l2_clip_norm": 1.0}
+    limits = {"max_sentences_per_entity": 1, "max_holders": 3, "entity_bound": "truncate", "holder_bound": "truncate"}
+    tree["base"] |= {"privacy": privacy, "bounds": {"mode": "enforced", **limits}}
+    tree["base"]["training"] |= {"num_rounds": 5}
+    answer = search_here(load_sweep_config(write_sweep(tree, tmp_path)), tmp_path / "out")
+    best, choosing = answer["best"], answer["selection"]["epsilon"]
+    assert best["epsilon_with_choice"] == best["epsilon"]["user-entity"] > choosing, (
+        "found at these settings, by search"
+    )
+    assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == best["epsilon_with_choice"]
+    assert export_epsilon(tmp_path / "handed-on")["epsilon"] == pytest.approx(best["epsilon_with_choice"])
+    assert load_sweep(tmp_path / "out").best_run == tmp_path / "out" / "winner"
+
+
+def test_pilots_of_which_none_can_be_trained_are_refused(corpora, tmp_path):
+    tree = sweep_tree(corpora, search=GRID | {"pilot_epsilon": 0.008}, budget=BUDGET | {"delta": 1e-5})
+    tree["space"] = ONE_RATE
+    tree["base"]["bounds"] |= {"max_sentences_per_entity": 1, "max_holders": 5, "holder_bound": "truncate"}
+    tree["base"]["privacy"] = {"user_sampling_prob": 0.7, "sentence_clip_norm": 0.4}
+    with pytest.raises(InputError, match=r"search\.pilot_epsilon = 0\.008: no point of the space meets it"):
+        fix_terms(load_sweep_config(write_sweep(tree, tmp_path)), SweepDir(tmp_path / "out"))
+
+
+def test_a_pilot_whose_own_noise_is_too_little_for_the_rest_is_refused_beforehand(corpora, tmp_path, monkeypatch):
+    loud = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 3.0}
+    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "loud": loud, "quiet": {}})
+    tree = sweep_tree(corpora, search=GRID | {"pilot_epsilon": 1.2}, budget=BUDGET | {"target_epsilon": 1.9})
+    tree["space"] = {"method": {"choice": ["loud", "quiet"]}}
+    with pytest.raises(InputError, match=r"search\.pilot_epsilon = 1\.2: leaves 0\.\d+ for the run after the pilots"):
+        fix_terms(load_sweep_config(write_sweep(tree, tmp_path)), SweepDir(tmp_path / "out"))
 
 
 @pytest.mark.usefixtures("here")

@@ -229,12 +229,29 @@ def test_repeat_and_select_pays_for_a_point_that_is_drawn_from_the_pool(corpora,
     assert found["epsilon"] == pytest.approx(best_of_run(sweep, pool["points"], law), rel=1e-6)
     assert found["rule"] == "repeat_and_select"
     assert f"will cost epsilon = {show_epsilon(found['epsilon'])} " in announced(sweep, folder)
-    earlier = json.loads(folder.terms.read_text()) | {"epsilon": 99.0}
+    kept = json.loads(folder.terms.read_text())
+    folder.terms.write_text(json.dumps(kept | {"epsilon": 0.1}))
+    changed = cost_of_selection(sweep, folder, rows(len(pool["draws"])))
+    assert changed["epsilon"] == found["epsilon"], "an epsilon that was edited lowers nothing"
+    earlier = kept | {"epsilon": 99.0}
     del earlier["by"]
     folder.terms.write_text(json.dumps(earlier))
     assert cost_of_selection(sweep, folder, rows(len(pool["draws"])))["epsilon"] == 99.0, (
         "it keeps the price it was told"
     )
+
+
+@pytest.mark.parametrize("name", ["draws", "candidates"])
+def test_a_pool_that_lacks_some_is_refused(corpora, tmp_path, folder, name):
+    search = {"searcher": "random", "trials": 8, "pool_size": 2}
+    sweep = sweep_config(corpora, tmp_path, space=METHOD, search=search, budget=USERS)
+    fix_terms(sweep, folder)
+    pool = json.loads(folder.pool.read_text())
+    pool["draws"] = [0, 0]
+    write_ledgers(sweep, folder, [pool["points"][0]] * 2)
+    folder.pool.write_text(json.dumps(pool | {name: pool[name][:-1]}))
+    with pytest.raises(InputError, match=f"lacks {name}: "):
+        cost_of_selection(sweep, folder, rows(2))
 
 
 def best_of_run(sweep, points, law):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -68,6 +69,7 @@ def test_a_row_each_for_untrained_public_only_and_every_variant(done):
     assert [row["rounds"] for row in table["rows"]] == [0, 0, 3, 3]
     assert bare["perplexity"] < public["perplexity"]
     assert (private["private"], bare["private"]) == (True, False)
+    assert stat.S_IMODE((out / "table.json").stat().st_mode) == 0o600, "it holds exact figures of a run without noise"
 
 
 def test_a_variant_has_no_price_of_its_own(done, tmp_path):

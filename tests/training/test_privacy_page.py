@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 
 import pytest
 
@@ -93,7 +94,19 @@ def test_runs_that_claim_nothing_say_so(corpora, tmp_path, privacy, bounds, clai
     rows = table(text)
     for name in result["epsilon"]:
         assert rows[name][1::2] == ["no guarantee", "none"]
-    assert ledger_epsilon(tmp_path / "run" / "ledger.jsonl", delta=1e-4)["guarantee"] is False
+    answer = ledger_epsilon(tmp_path / "run" / "ledger.jsonl", delta=1e-4)
+    assert answer["guarantee"] is False
+    without = privacy["noise"] == "none" if "noise" in privacy else False
+    for words in (
+        "The guarantee",
+        "is stated here",
+        "amplification",
+        "protected sentence by sentence",
+        "both directions",
+    ):
+        assert not (without and words in text), "there is none"
+    assert ("no noise" in answer["text"], answer["sampling"]) == (without, "none" if without else "poisson")
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700, "its model is as private as the text"
 
 
 def test_replays_are_stated(private_run):

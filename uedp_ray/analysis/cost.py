@@ -61,7 +61,10 @@ def prices(sweep: Sweep) -> list[Price]:
     rule, best = sweep.selection["rule"], sweep.best
     total = Price(f"in total: the chosen run and its choice, by rule {rule}", best["epsilon_with_choice"], True)
     named = "one run: " if best["seeds"] < 2 else f"one of the {best['seeds']} runs of "
-    named += f"trial {best['trial']} alone, as if it was not chosen"
+    if rule in selection.TRAINS_ANEW and sweep.finished:
+        named += f"the last one, by the settings of trial {best['trial']}, alone, as if they were not chosen"
+    else:
+        named += f"trial {best['trial']} alone, as if it was not chosen"
     alone = Price(named, best["epsilon"][sweep.unit], True)
     return [*([total] if sweep.finished else []), alone, *_elsewhere(sweep, rule)]
 

@@ -91,6 +91,11 @@ def check_rule(rule: str, *, searcher: str, early_stopping: bool) -> None:
         raise InputError("selection", rule, f"{why}: use composition")
 
 
+def unpriced(rule: str) -> TypeError:
+    """The error for a rule that no theorem here covers: none is priced, or described, as another one."""
+    return TypeError(f"rule {rule} has no price")
+
+
 def priced_by(terms: Mapping[str, Any]) -> str:
     """How the terms of a ``repeat_and_select`` say that it is priced: those of an earlier version say nothing."""
     return str(terms.get("by", RENYI))
@@ -123,6 +128,8 @@ def accountant_of(rule: str, *, odometer: Odometer | None, by: str = PROFILES) -
         return "composition of all pilots and of the largest profile of the runs that may follow them"
     if rule == "selected_pilots":
         return "repeat and select, by privacy profiles, composed with the largest profile of the runs that may follow"
+    if rule != "composition":
+        raise unpriced(rule)
     if odometer is None:
         return "composition of all planned runs and their ledgers"
     return f"Renyi {'odometer' if odometer.target is None else 'filter'} over all ledgers"
@@ -186,6 +193,8 @@ def epsilon_of_choosing(
         _check_final(list(final), finals)
         best = best_of.Best(candidates, mean, law)
         return sequence.epsilon([list(finals)], delta=delta, unit=unit, kind=kind, best=best)
+    if rule != "repeat_and_select":
+        raise unpriced(rule)
     if by not in (PROFILES, RENYI):
         raise InputError("by", by, f"choose one of {PROFILES}, {RENYI}")
     found = 0.0

@@ -146,10 +146,11 @@ def state(
     bounded = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
     guarantee = bounded and not settled
     rule = "none" if mechanism is None else mechanism.selection_rule
+    sampling = "none" if mechanism is None else "poisson"
     if accountant == "published":
         claim = "as published, not a guarantee"
     elif not private:
-        claim = "not private: noise by a test seed, or as published"
+        claim = "not private: " + ("no noise" if mechanism is None else "noise by a test seed, or as published")
     elif bounded:
         claim = "settled by results, to be read as said below" if settled else "an upper bound"
     else:
@@ -158,7 +159,7 @@ def state(
     text = (
         f"epsilon = {show_epsilon(epsilon, 'infinite')} at delta = {show_delta(delta)} ({claim}); "
         f"unit: one {unit.replace('-', ' and ')}; relation: {relation}; "
-        f"accountant: {accountant}; sentence rule: {rule}; sampling: poisson.{note}"
+        f"accountant: {accountant}; sentence rule: {rule}; sampling: {sampling}.{note}"
     )
     return Statement(
         epsilon=epsilon,
@@ -168,6 +169,6 @@ def state(
         relation=relation,
         guarantee=guarantee,
         selection_rule=rule,
-        sampling="poisson",
+        sampling=sampling,
         text=text,
     )

@@ -10,6 +10,7 @@ Doubtful cases are refused: no path through this module prints the smaller numbe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,6 @@ from uedp_ray.storage.open import folder_only, open_storage
 from uedp_ray.training.export import Finished, export_run, own_total
 from uedp_ray.training.privacy_page import Total
 from uedp_ray.training.rundir import RunDir
-
-_PLAY = 1 + 1e-9
 
 
 def export(path: str | Path, out: str | Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -83,8 +82,8 @@ def export_best(
     rule = priced["rule"]
     terms, ledgers = _terms(config, folder, rows, rule)
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
-    if epsilon is None or not found.epsilon <= epsilon * _PLAY < float("inf"):
-        raise InputError("selection.epsilon", epsilon, "is not a bound on the chosen run: the sweep cannot be priced")
+    if epsilon is None or not epsilon < math.inf:
+        raise InputError("selection.epsilon", epsilon, "is no bound: the sweep cannot be priced, and nothing handed on")
     text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
     total = Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
     return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)

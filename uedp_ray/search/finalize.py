@@ -19,10 +19,10 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.textsize import warn_unknown
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
-from uedp_ray.privacy.selection import TRAINS_ANEW
+from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW, unpriced
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
-from uedp_ray.search.feasibility import alone, laid_over, run_config
+from uedp_ray.search.feasibility import alone, judge, laid_over, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pilots import final_allowance
@@ -58,6 +58,8 @@ def finalize(
     selection = cost_of_selection(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
+    if config.search.rule in PILOTS and winner is not None:  # with what that was charged
+        selection = cost_of_selection(config, folder, rows, reporter)
     write_table(rows, config, folder.table)
     base = config.at_base(rows)
     answer = {
@@ -161,16 +163,21 @@ def _winner(
         return None
     if config.search.rule == "repeat_and_select":
         return _exported(config, folder, rows, selection, folder.root / min(found["run_dirs"]), reporter)
+    if config.search.rule not in TRAINS_ANEW:
+        raise unpriced(config.search.rule)
     point, begun = config.parsed_space.at(found), begun_winner(folder)
+    allowance = alone(config) if config.search.rule == "public" else final_allowance(config, folder)
+    if why := judge(config, point, allowance).reason:
+        raise InputError("winner", found["trial"], f"its settings may not be trained on private text: {why}")
     if begun is not None and not _is_at(begun, config, point):
         raise InputError("--resume", folder.address, f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     if begun is None:
         _begin_winner(folder)
     reporter.say(f"training the winner, by the settings of trial {found['trial']}, on private text")
     if config.search.rule == "public":
-        base, allowance, part = prepared(config.base, folder, folder.private / "winner"), alone(config), None
+        base, part = prepared(config.base, folder, folder.private / "winner"), None
     else:  # its own epsilon is not that of the answer
-        base, allowance, part = trial_base(config, folder).base, final_allowance(config, folder), "sweep"
+        base, part = trial_base(config, folder).base, "sweep"
     winner = run_config(dataclasses.replace(config, base=base), point, allowance)
     named = dataclasses.replace(winner, name="winner")
     return _train(named, folder, folder.winner, beside, config, reporter, part_of=part)
@@ -325,14 +332,17 @@ def _best(
     answer = stated(rows, config)
     if answer is None:
         return None
-    answer |= {"epsilon_with_choice": selection["epsilon"]}
     if winner is not None:
         answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule in TRAINS_ANEW:  # the trials had other text, or less of the budget
-        measured = (*config.metric.names, config.metric.initial, "epsilon", "rounds", "planned_rounds")
+        of_run = ("epsilon", "noise_multiplier", "rounds", "planned_rounds")
+        measured = (*config.metric.names, config.metric.initial, *of_run)
         answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
-        own = winner["epsilon"][config.budget.unit]
-        answer["epsilon_with_choice"] = own if config.search.rule == "public" else selection["epsilon"]
+    own = answer["epsilon"][config.budget.unit]
+    total = own if config.search.rule == "public" else selection["epsilon"]
+    if own is not None:  # by another accountant, one run may come to a trace more than all of them
+        total = max(own, total)
+    answer["epsilon_with_choice"] = total
     return answer
 
 

@@ -46,7 +46,7 @@ from uedp_ray.storage.files import read_json, write_json
 def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Decides on the pilots; returns the terms: epsilon of a pilot, of the last run, and of all together.
 
-    Raises: InputError if the pilots leave nothing.
+    Raises: InputError if the pilots leave nothing, no pilot may be trained, or none may follow one that is.
     """
     search, each, target = sweep.search, sweep.pilot_epsilon, sweep.budget.target_epsilon
     of: dict[str, Any]
@@ -62,6 +62,10 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
         name, what = "pilots", f"{len(pilots)} pilots"
         of, drawn, terms = {"ledgers": [[]] * len(pilots)}, {}, {}
 
+    if not any(pilots):
+        why = judge(sweep, points[0], Allowance(each)).reason
+        raise InputError("search.pilot_epsilon", each, f"no point of the space meets it; the first says: {why}")
+
     def together(finals: Sequence[Any]) -> float:
         return cost_by(search.rule, sweep, candidates=pilots, finals=finals, **of)
 
@@ -73,6 +77,14 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
         guess = largest(lambda rest: together(_runs(sweep, points[:FEW], rest)), target, guess)
     rest = most(sweep, lambda rest: together(_runs(sweep, points, rest)), reporter, guess, words)
     finals = _runs(sweep, points, rest)
+    runs_of = len(pilots) // len(points)
+    for point, pilot, final in zip(points, pilots[::runs_of], finals, strict=True):
+        if pilot and not final:  # its noise is given: it may be the best, and could not be trained then
+            why = judge(sweep, point, Allowance(rest)).reason
+            left = (
+                f"leaves {show_epsilon(rest)} for the run after the pilots, and a point that may be one has more: {why}"
+            )
+            raise InputError("search.pilot_epsilon", each, left)
     kept = {"points": points, name: as_values(pilots), "finals": as_values(finals)}
     write_json(folder.pool, kept | drawn, private=True)
     return terms | {"run_epsilon": each, "final_epsilon": rest, "epsilon": together(finals)}

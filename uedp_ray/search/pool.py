@@ -200,6 +200,15 @@ def read_pool(folder: SweepDir) -> dict[str, Any]:
     return pool
 
 
+def check_pool(folder: SweepDir, rows: Sequence[Row]) -> None:
+    """Raises: InputError if the pool of trials that were drawn in secret is damaged, or lacks what these trials are of."""
+    pool = read_pool(folder)
+    numbers = [row["number"] for row in rows]
+    for name, least in (("draws", max(numbers, default=-1) + 1), ("candidates", len(pool["points"]))):
+        if len(pool.get(name, ())) < least:
+            raise InputError(folder.pool.name, str(folder.pool), f"lacks {name}: {RESTORE}")
+
+
 def check_trials(
     sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
 ) -> None:

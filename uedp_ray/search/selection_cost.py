@@ -26,8 +26,10 @@ from uedp_ray.privacy.selection import (
     PRICING_POINTS,
     SECRET,
     accountant_of,
+    candidates_of,
     odometer_of,
     priced_by,
+    unpriced,
 )
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
@@ -37,6 +39,7 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pilots import cost_of_pilots, final_allowance, fix_pilots
 from uedp_ray.search.pool import (
     RESTORE,
+    check_pool,
     check_trials,
     cost_by,
     cost_of_all,
@@ -170,10 +173,15 @@ def cost_of_selection(
     ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
     odometer = _fixed_odometer(terms)
     epsilon = terms.get("epsilon", math.inf)
+    if rule in SECRET:
+        check_pool(folder, rows)
     if rule == "repeat_and_select":
         reporter.say(PRICING_POINTS)
         try:
             check_trials(sweep, folder, rows, ledgers, terms)
+            drawn = {"mean": terms["mean"], "law": terms["law"], "by": priced_by(terms)}
+            found = cost_by(rule, sweep, candidates=candidates_of(read_pool(folder)["candidates"]), **drawn)
+            epsilon = max(epsilon, found)  # where the terms were changed, the larger counts
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     elif rule in PILOTS:
@@ -263,6 +271,8 @@ def _text(rule: str, epsilon: float, sweep: SweepConfig, runs: int) -> str:
         return f"The outcome costs {shown}: the run after the pilots, and the choice among a random, secret number of them."
     if rule == "pilots":
         return f"All pilots and the run by the settings of the best of them together cost {shown}."
+    if rule != "composition":
+        raise unpriced(rule)
     if runs == 1:
         return f"The only run costs {shown}: nothing was chosen."
     return f"All {runs} runs together cost {shown}, and so does any one of them that results chose."

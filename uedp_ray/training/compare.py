@@ -157,7 +157,8 @@ def _compare(
                 for name in comparison.variants
             ]
     table = {"rows": rows, "out": str(out)}
-    write_json(out / "table.json", {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]})
+    kept = {"rows": [{key: row[key] for key in row if key != "run_dir"} for row in rows]}
+    write_json(out / "table.json", kept, private=any(row["private"] is False for row in rows))
     return table
 
 

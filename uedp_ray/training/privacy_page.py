@@ -196,11 +196,7 @@ def statement(
         "",
         *([f"- {total.text}"] if total else []),
         *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
-        f"- Protected unit asked for: {privacy.unit}. Neighbouring relation: zero-out "
-        f"({'bounds declared' if bounds.mode == 'declared' else 'fixed graph'}); both directions.",
-        *([_NUMBERED.format(numbered)] if numbered else []),
-        f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
-        "public text.",
+        *(_compared(privacy.unit, bounds.mode, numbered) if plan.mechanism is not None else []),
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
@@ -240,15 +236,27 @@ def statement(
         *([_TRANSFORMED.format(kind)] if (kind := config.corpus.transform.kind) != "none" else []),
         _evaluated(metric_of(config).title, config.corpus.evaluation_basis, compared),
         "",
-        "## Not covered",
-        "",
-        (_NARROWED if total and total.unit != privacy.unit else "")
-        + _NOT_COVERED
-        + _NOT_CHOSEN[total is not None and total.rule != "none"],
+        *(_not_covered(total, privacy.unit) if plan.mechanism is not None else []),
         f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _compared(unit: str, mode: str, numbered: str | None) -> list[str]:
+    """Which corpora the guarantee is about."""
+    relation = "bounds declared" if mode == "declared" else "fixed graph"
+    return [
+        f"- Protected unit asked for: {unit}. Neighbouring relation: zero-out ({relation}); both directions.",
+        *([_NUMBERED.format(numbered)] if numbered else []),
+        f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
+        "public text.",
+    ]
+
+
+def _not_covered(total: Total | None, unit: str) -> list[str]:
+    narrowed = _NARROWED if total and total.unit != unit else ""
+    return ["## Not covered", "", narrowed + _NOT_COVERED + _NOT_CHOSEN[total is not None and total.rule != "none"]]
 
 
 def _evaluated(metric: str, basis: str, compared: Mapping[str, bool] | None) -> str:

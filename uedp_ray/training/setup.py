@@ -172,7 +172,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
             "caution: the text has changed since this run's copy of it was made: the run continues with the copy"
         )
     make_folder(run.root)
-    if config.privacy.noise != "calibrated":  # its model is as private as the text
+    if config.privacy.noise != "calibrated" or config.privacy.test_noise_seed is not None:  # as private as the text
         storage.seclude()
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``claim``
