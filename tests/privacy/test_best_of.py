@@ -226,3 +226,15 @@ def test_what_it_does_not_price_is_refused(change, field):
     settings = {"mean": 8.0, "law": "geometric", "delta": 1e-5, "unit": "user-entity"}
     with pytest.raises(InputError, match=field):
         best_of.epsilon([[(BASE, 20)]], **(settings | {"kind": "entity"} | change))
+
+
+@pytest.mark.parametrize("prob", [1e-12, 1e-30])
+def test_users_that_are_hardly_ever_drawn_take_no_endless_grid(prob):
+    rare = RoundMechanism(noise_multiplier=1.3, user_sampling_prob=prob, max_holders=1, entity_clip=0.4)
+    best = best_of.Best([[(rare, 15)]], 16.0, "logarithmic")
+    pair = best.losses("user-entity", "entity", 1e-5)
+    assert pair is not None
+    assert all(len(each.mass_G) <= 1 << 18 for each in pair)
+    alone = best_of.epsilon([[(rare, 15)]], mean=16.0, law="logarithmic", delta=1e-5, unit="user-entity", kind="entity")
+    composed = sequence.epsilon([[[]]], delta=1e-5, unit="user-entity", kind="entity", best=best)
+    assert alone * (1 - 1e-3) <= composed <= 0.1

@@ -139,13 +139,17 @@ class Best:
     def of_pair(self, *pair: Losses) -> tuple[Losses, Losses] | None:
         """The same from the losses of one run that is drawn, in both directions."""
         gap = max(_coarse_gap(each) for each in pair)
-        one, other = (_coarser(each, gap) for each in pair)
-        cells = [_Cells.of(reverse, self) for reverse in (other, one)]
-        reach = max(abs(loss) for each in (one, other) for loss in (each.loss_G[0], each.loss_G[-1]))
-        reach += max(each.log_ratio for each in cells)
-        if not reach <= _MOST_REACH:
-            return None
-        last = math.ceil(reach / gap) + 1
+        while True:
+            one, other = (_coarser(each, gap) for each in pair)
+            cells = [_Cells.of(reverse, self) for reverse in (other, one)]
+            reach = max(abs(loss) for each in (one, other) for loss in (each.loss_G[0], each.loss_G[-1]))
+            reach += max(each.log_ratio for each in cells)
+            if not reach <= _MOST_REACH:
+                return None
+            last = math.ceil(reach / gap) + 1
+            if last <= _MOST_REACHED:
+                break
+            gap = 2.0 ** math.ceil(math.log2(2.0 * reach / _MOST_REACHED))  # losses are rounded up to it
         bound_G, reverse_G = (each.profile_G(losses, last) for each, losses in zip(cells, (one, other), strict=True))
         return _pair_of(bound_G, reverse_G, gap, last), _pair_of(reverse_G, bound_G, gap, last)
 
@@ -180,6 +184,9 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 _MOST_REACH = 600.0
 """A loss beyond which exp of it, and of its opposite, come near the ends of floating-point numbers."""
+_MOST_REACHED = 1 << 16
+"""Multiples of the gap, on either side of 0, at which the best run's profile is computed at most. Tiny losses, of users that
+are hardly ever drawn, need far more: the number of runs may weigh them by far more than they are."""
 _MOST_POINTS = 1 << 13
 """Losses of one run, which are multiplied with as many: those of a finer grid are rounded up."""
 
