@@ -15,6 +15,7 @@ from tests.cli.files import written
 from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import run_tree
 from uedp_ray.analysis.style import score_text
+from uedp_ray.cli import planning
 from uedp_ray.config import load_config
 from uedp_ray.search.sweep_config import load_sweep_config
 
@@ -204,6 +205,22 @@ def test_init_asks_for_what_to_search_on(command, tmp_path, monkeypatch):
     code, _, err = command("init", *own, "--kind", "sweep")
     assert code == 0, err
     assert list(load_sweep_config(tmp_path / "sweep.yaml").search.proxies) == ["proxy1", "proxy2"]
+
+
+def test_a_file_that_appears_in_the_meantime_stays(refused, tmp_path, monkeypatch, corpora):
+    load = planning._load
+
+    def meanwhile(path, settings):
+        (tmp_path / "mine.yaml").write_text("mine")
+        return load(path, settings)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(planning, "_load", meanwhile)
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 150]
+    refused("init", *own, "--out", "mine.yaml", parts=["--out", "exists"])
+    (tmp_path / "mine.yaml").unlink()
+    refused("plan", written(tmp_path, run_tree(corpora)), "--write", "mine.yaml", parts=["--write", "exists"])
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
 
 
 def test_rounds_that_the_passes_of_a_file_decide_are_not_set(command, refused, run_file, corpora, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +16,11 @@ from uedp_ray.config.run import RunConfig
 from uedp_ray.corpus.tokens import TokenStore
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
+from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.tasks.base import task_of
 from uedp_ray.training import epochs, worker
 from uedp_ray.training.checks import ignored
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.epochs import shuffled
 from uedp_ray.training.host import train
 from uedp_ray.training.network import make_model
@@ -95,6 +100,24 @@ def test_an_interrupt_within_an_epoch_keeps_none_of_it(ordinary, done, tmp_path,
             train(ordinary, tmp_path / "run", workers=0)
     train(ordinary, tmp_path / "run", workers=0, resume=True)
     assert torch.equal(parameters(tmp_path / "run"), parameters(done[0]))
+
+
+def test_an_interrupt_amid_the_end_of_an_epoch_waits_and_loses_none(ordinary, tmp_path, monkeypatch):
+    seldom = methods.apply(ordinary, "ordinary", SETTINGS | {"training.checkpoint_every": 100})
+    charge = RunDriver.charge
+
+    def signalled(self, epoch, attempt):
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        charge(self, epoch, attempt)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDriver, "charge", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            train(seldom, tmp_path / "run", workers=0)
+    train(seldom, tmp_path / "run", workers=0, resume=True)
+    charged = [event["round"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if "round" in event]
+    assert charged == [0, 1, 2]
 
 
 def test_further_workers_have_nothing_to_do(done, monkeypatch):

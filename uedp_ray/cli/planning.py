@@ -68,6 +68,7 @@ def init(
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
         _load(new, [])  # a file that its command would refuse is not written
+        _new_file(target, "--out")  # somebody may have made one while questions were asked
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
@@ -153,6 +154,7 @@ def plan(
                 dump_sweep_config(planned, new)
             else:
                 dump_config(planned, new)
+            _new_file(write, "--write")
         answer["written"] = str(write)
     if as_json:
         emit(answer, as_json)

@@ -19,6 +19,7 @@ import torch
 
 from uedp_ray.config import TrainingConfig
 from uedp_ray.corpus.tokens import TokenStore
+from uedp_ray.interrupts import deferred
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Task
 from uedp_ray.training.rounds import Driver, RoundState, server_rate
@@ -102,6 +103,7 @@ def run_epochs(
                 torch.nn.utils.clip_grad_norm_([state.parameters], STEADY_NORM)
                 state.optimizer.step()
         state.parameters.grad = None
-        driver.charge(epoch, attempt)
+        with deferred():  # amid it, an interrupt would lose all epochs since the last checkpoint
+            driver.charge(epoch, attempt)
         state.next_round = epoch + 1
         driver.after_round(state)
