@@ -265,6 +265,17 @@ def test_calibration_never_overshoots(target, rounds, delta, q_u, holders):
     assert epsilon(change(mechanism, noise_multiplier=z * 0.995), **call) > target * 0.999
 
 
+def test_calibration_pays_for_whatever_weights_the_holders_have():
+    """A solution for K holders that count in full is only where the search begins."""
+    fields = {"user_sampling_prob": 0.5, "entity_sampling_prob": 0.9, "max_holders": 5, "entity_clip": 0.4}
+    weighed = change(**fields, holder_bound="reweight", max_users=1000)
+    call = {"rounds": 20, "delta": 1e-5, "kind": "entity"}
+    whole = calibrate(change(**fields), target_epsilon=2.0, **call)
+    z = calibrate(weighed, target_epsilon=2.0, **call)
+    assert epsilon(change(weighed, noise_multiplier=whole), **call) > 2.0
+    assert epsilon(change(weighed, noise_multiplier=z), **call) <= 2.0
+
+
 def test_calibration_limits():
     loose = calibrate(BASE, target_epsilon=1e9, **CALL)
     assert loose < 0.05

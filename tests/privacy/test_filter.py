@@ -48,6 +48,7 @@ def test_any_runs_within_their_shares_stay_within_the_target(eight):
     assert eight._spent(runs) <= 8.0
     assert eight.epsilon(runs) == 8.0
     assert not eight.settled_by_results(eight.epsilon(runs))
+    assert eight.settled_by_results(8.001), "what a filter does not bound, results did"
     assert 6.5 < epsilon_of_charges(together(runs), delta=DELTA, unit="user-entity") < 8.0
 
 

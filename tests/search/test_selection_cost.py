@@ -241,6 +241,23 @@ def test_repeat_and_select_pays_for_a_point_that_is_drawn_from_the_pool(corpora,
     )
 
 
+def test_another_machine_may_solve_for_another_last_digit(corpora, tmp_path, folder):
+    sweep = sweep_config(corpora, tmp_path, space=METHOD, search={"searcher": "random", "pool_size": 1}, budget=USERS)
+    fix_terms(sweep, folder)
+    pool = json.loads(folder.pool.read_text())
+    folder.pool.write_text(json.dumps(pool | {"draws": [0]}))
+    config = judge(sweep, pool["points"][0], alone(sweep)).config
+    less = Plan.of(config).mechanism.noise_multiplier * (1 - 1e-12)
+    there = dataclasses.replace(config.privacy, noise_multiplier=less, target_epsilon=None)
+    plan = Plan.of(dataclasses.replace(config, privacy=there))
+    (run,) = folder.runs(0, sweep.suffixes)
+    run.mkdir(parents=True)
+    ledger = Ledger.create(run / "ledger.jsonl", plan.header())
+    for number in range(config.training.num_rounds):
+        ledger.append(**plan.event(round_index=number, attempt=0))
+    assert cost_of_selection(sweep, folder, rows(1))["rule"] == "repeat_and_select"
+
+
 @pytest.mark.parametrize("name", ["draws", "candidates"])
 def test_a_pool_that_lacks_some_is_refused(corpora, tmp_path, folder, name):
     search = {"searcher": "random", "trials": 8, "pool_size": 2}

@@ -20,6 +20,7 @@ def at(step, *values):
         ({2: 5.0}, at(2, 6.0), False),
         ({2: 5.0}, at(2, 4.0), True),
         ({2: 5.0}, at(2, 5.0), False),
+        ({2: 5.0}, at(2, 4.0, 6.0, 7.0), True),  # second of four
         ({2: 5.0}, at(2, 4.0, 6.0, 7.0, 8.0), False),  # second of five
         ({2: 5.0}, at(2, 4.0, 4.5, 7.0, 8.0), True),
         ({2: 5.0}, at(2, 4.0, 4.5, 7.0, 8.0, 9.0, 9.0, 9.0, 9.0), False),  # third of nine
