@@ -170,6 +170,16 @@ def test_every_trial_is_in_the_table(copies, page):
     assert not rows
 
 
+def test_text_of_the_sweep_is_shown_in_its_order(copies, tmp_path):
+    path = shutil.copytree(copies["small"], tmp_path / "copy")
+    result = json.loads((path / "result.json").read_text())
+    result["selection"]["releasable"] = "\u202eevil"
+    (path / "result.json").write_text(json.dumps(result))
+    source = report([path]).read_text()
+    assert "\ufffdevil" in source
+    assert "\u202e" not in source
+
+
 def test_text_of_the_sweep_is_escaped(copies, page):
     source = (copies["small"] / "report.html").read_text()
     assert "<script>alert('&')</script>" in page.text

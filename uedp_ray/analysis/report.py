@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -168,6 +169,7 @@ def _render(sections: list[Section], joint: Picture | None, page: Path, private:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_in_order,
     )
     environment.filters["epsilon"] = shown
     environment.filters["breakable"] = _breakable
@@ -180,6 +182,14 @@ def _folder(sweep: Sweep, page: Path) -> str:
     """The sweep's folder as a link of the page names it."""
     path = os.path.relpath(sweep.path.resolve(), page.parent.resolve())
     return "" if path == "." else f"{quote(path)}/"
+
+
+_TURNS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+
+
+def _in_order(value: Any) -> Any:
+    """Shows characters that would turn the order of others about: text of a sweep's files shows as what it is."""
+    return value.translate(_TURNS) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(name: str) -> Markup:
