@@ -25,7 +25,8 @@ class Sampler:
     """A searcher's sampler, and what else it can do: nothing that is not stated here."""
 
     make: Callable[[int, int], BaseSampler]
-    """(number of trials, seed) -> a sampler, the same for the same two."""
+    """(number of trials, seed) -> a sampler, the same for the same two. It is made anew for each trial, with a seed of that
+    trial's, and learns from the trials before it in the study alone: one that walks along a sequence of its own does not."""
     minimizes_epsilon: bool = False
     """Whether epsilon is a second objective, beside the score."""
     may_stop_early: bool = False
