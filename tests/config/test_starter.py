@@ -115,6 +115,7 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
         ({"model": "gpt2"}, "public", "one of two: public text, .* or a pretrained model"),
         ({"evaluation": "./notes.jsonl"}, "evaluation", "is the private text"),
         ({"public": "x/../notes.jsonl"}, "public", "is the private text"),
+        ({"public": "x/../held-out.jsonl"}, "evaluation", "is the public text"),
     ],
 )
 def test_what_cannot_be_a_file_is_refused(changes, field, remedy):

@@ -270,13 +270,18 @@ BROKEN = {
     "users": {"corpus": {"declared_num_users": 8}},
     "bounds": {"bounds": {"mode": "declared", "max_holders": 1, "max_sentences_per_entity": 9}},
     "public text": {"vocabulary": {"public_text": [{"format": "synthetic", "num_users": 9}]}},
+    "text to pre-train on": {"pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}},
+    "text to score on": {
+        "pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9, "part": "held_out"}]}
+    },
 }
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, name):
+def test_what_the_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, monkeypatch, name):
     """Which trials failed for it would tell of the text, exactly and uncharged."""
+    monkeypatch.setattr("uedp_ray.training.pretrain.pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
     base, told = sweep_tree(corpora)["base"], []
     base["corpus"] |= {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 30}
     for section, settings in BROKEN[name].items():

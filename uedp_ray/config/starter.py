@@ -69,6 +69,9 @@ def starter(kind: FileKind, answers: Answers) -> str:
         raise InputError("evaluation", answers.evaluation, "is the private text: name text of other users")
     if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.text):
         raise InputError("public", answers.public, "is the private text: name text that anyone may read")
+    if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.evaluation):
+        remedy = "is the public text, and no text can evaluate a model trained on it: name other text"
+        raise InputError("evaluation", answers.evaluation, remedy)
     if kind == "train":
         return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, budget=True)}"
     base = textwrap.indent(_run(answers, budget=kind == "compare"), "  ")
