@@ -263,7 +263,24 @@ def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpor
             reporter=Told(say=told.append),
         )
     assert not (tmp_path / "out" / "trials").exists()
-    assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
+    assert (tmp_path / "out" / "private" / "corpora" / "private").exists()
+    assert not any("holds a copy" in line for line in told), "what was copied by then is public text"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_stays_of_a_search_on_public_text_is_told_if_it_is_private(corpora, tmp_path, copied):
+    base, told = sweep_tree(corpora)["base"], []
+    base["pretrain"] = PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}
+    base["corpus"]["declared_num_users"] = 30
+    if copied:
+        base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    config = sweep_config(corpora, tmp_path, base=base, search={"trials": 2, "selection": "public", "public": public})
+    with pytest.raises(TextError):
+        sweep(config, tmp_path / "out", reporter=Told(say=told.append))
+    line = f"refused; {tmp_path / 'out' / 'private'} holds a copy of the private text"
+    assert [each.startswith(line) for each in told if "holds a copy" in each] == [True] * copied
 
 
 BROKEN = {

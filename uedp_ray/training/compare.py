@@ -137,9 +137,7 @@ def _compare(
     _same_base(comparison.base, out / "base.yaml")
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
     _refuse_lost(out)
-    with copies_told(
-        out / "corpora", reporter, "private", "evaluation", unless=lambda: any(run.played for run in runs)
-    ):
+    with copies_told(out / "corpora", reporter, "private", unless=lambda: any(run.played for run in runs)):
         reporter.say("preparing the corpora")
         untrained = prepare_corpora(comparison.base, out / "corpora", fixed=any(run.played for run in runs))
         used, source = for_use(untrained).corpus, comparison.base.corpus.evaluation
