@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from importlib.metadata import version
 
@@ -194,6 +195,33 @@ def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypat
         f"caution: --{flag} = {name}: there is no such file here"
         for flag, name in (("text", "nots.jsonl"), ("public", "public.txt"))
     ]
+
+
+MODEL = {
+    "no weights": ("config.json", "tokenizer.json", "tokenizer_config.json"),
+    "no tokenizer": ("config.json", "model.safetensors"),
+    "config.json": ("tokenizer.json", "tokenizer_config.json"),
+}
+
+
+@pytest.mark.parametrize("lacking", MODEL)
+def test_init_and_plan_look_at_the_folder_of_a_model(command, refused, pretrained, tmp_path, monkeypatch, lacking):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in MODEL[lacking]:
+        shutil.copy(pretrained.out / "model" / name, tmp_path / "model")
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--users", 150]
+    for kind in ("train", "sweep", "compare"):
+        refused("init", *own, "--model", "model", "--kind", kind, parts=["--model = 'model'", lacking])
+        assert not list(tmp_path.glob("*.yaml"))
+    shutil.rmtree(tmp_path / "model")
+    for kind in ("run", "sweep"):
+        assert command("init", *own, "--model", "model", "--kind", kind.replace("run", "train"))[0] == 0, "elsewhere"
+        (tmp_path / "model").mkdir()
+        for name in MODEL[lacking]:
+            shutil.copy(pretrained.out / "model" / name, tmp_path / "model")
+        refused("plan", f"{kind}.yaml", parts=["model.path = 'model'", lacking])
+        shutil.rmtree(tmp_path / "model")
 
 
 def test_init_asks_for_what_to_search_on(command, tmp_path, monkeypatch):

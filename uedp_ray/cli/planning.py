@@ -1,4 +1,4 @@
-"""``uedp-ray init`` and ``uedp-ray plan``. No text is read."""
+"""``uedp-ray init`` and ``uedp-ray plan``. No private text is read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def init(
             Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
-        _load(new, [])  # a file that its command would refuse is not written
+        with as_flags(**{"model.path": "--model"}):
+            _load(new, [])  # a file that its command would refuse is not written
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
@@ -104,17 +105,25 @@ def _asked_proxies() -> list[str]:
 
 
 def _load(path: Path, settings: list[str]) -> RunConfig | SweepConfig | Comparison:
-    """Reads a file of whichever kind it is."""
+    """Reads a file of whichever kind it is, and looks at its pretrained model, if that is a folder here."""
+    file: RunConfig | SweepConfig | Comparison
     tree = read_yaml(path)
     if "variants" in tree:
         from uedp_ray.training.compare import Comparison
 
-        return Comparison.load(path, settings)
-    if "base" not in tree:
-        return load_config(path, settings)
-    from uedp_ray.search.sweep_config import load_sweep_config
+        file = Comparison.load(path, settings)
+    elif "base" in tree:
+        from uedp_ray.search.sweep_config import load_sweep_config
 
-    return load_sweep_config(path, settings)
+        file = load_sweep_config(path, settings)
+    else:
+        file = load_config(path, settings)
+    run = file if isinstance(file, RunConfig) else file.base
+    if run.model.architecture == "pretrained":
+        from uedp_ray.training.checks import check_model_folder
+
+        check_model_folder(run)
+    return file
 
 
 @app.command()
