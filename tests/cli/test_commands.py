@@ -197,6 +197,24 @@ def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypat
     ]
 
 
+def test_init_counts_the_sentences_of_what_to_search_on(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "They met in the park near the old mill and stayed until it was dark .\n"  # as many words as are asked for
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 50]
+    own += ["--kind", "sweep", "--proxy", "plays.txt"]
+    (tmp_path / "plays.txt").write_text(line * 899)
+    short = "--proxy = 'plays.txt': has 899 sentences of 10 to 22 words, short ones joined; "
+    needed = "50 users of 15, and 10 to evaluate on, take 900: name more text, or --sentences-per-user 14"
+    said = refused("init", *own, parts=[short + needed])
+    assert len(said) < 300
+    assert not (tmp_path / "sweep.yaml").exists()
+    (tmp_path / "plays.txt").write_text(line * 59)
+    assert refused("init", *own, parts=["has 59 sentences"]).endswith("take 900: name more text")
+    (tmp_path / "plays.txt").write_text(line * 900)
+    code, _, err = command("init", *own)
+    assert code == 0, err
+
+
 MODEL = {
     "no weights": ("config.json", "tokenizer.json", "tokenizer_config.json"),
     "no tokenizer": ("config.json", "model.safetensors"),

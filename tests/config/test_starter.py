@@ -85,6 +85,8 @@ def test_a_sweep_with_proxies_searches_on_them_cut_as_the_private_text_is(tmp_pa
     [
         ("train", {}, "belongs to a sweep"),
         ("sweep", {"proxies": ("public.txt",)}, "named for something else"),
+        ("sweep", {"proxies": ("x/../public.txt",)}, "named for something else"),
+        ("sweep", {"proxies": ("plays.txt", "books.txt", "./plays.txt")}, "named twice"),
         ("sweep", {"proxies": ("plays.pdf",)}, "convert it"),
         ("sweep", {"proxies": ("no\udcff.txt",)}, "printable UTF-8"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,11 +68,30 @@ def init(
             Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
-        with as_flags(**{"model.path": "--model"}):
-            _load(new, [])  # a file that its command would refuse is not written
+        with as_flags(**{"model.path": "--model"}, path="--proxy"):
+            loaded = _load(new, [])  # a file that its command would refuse is not written
+            _check_lengths(loaded, answers.proxies)
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
+
+
+def _check_lengths(sweep: Any, proxies: Sequence[str]) -> None:
+    """Counts the sentences of public texts to search on. Raises: InputError for one that is here and too short."""
+    if not proxies:
+        return
+    from uedp_ray.corpus.readers.pseudo_users import num_sentences
+    from uedp_ray.search.proxies import searched_bases
+
+    for path, base in zip(proxies, searched_bases(sweep).values(), strict=True):
+        cut = base.corpus.evaluation  # of the users after those of the source, as ``starter`` writes it
+        assert cut is not None
+        users, each = cut.skip_users + cut.num_users, cut.sentences_per_user
+        if Path(path).exists() and (found := num_sentences(cut, users * each)) < users * each:
+            short = f"has {found:,} sentences of {cut.min_words} to {cut.max_words} words, short ones joined"
+            needed = f"{cut.skip_users:,} users of {each}, and {cut.num_users:,} to evaluate on, take {users * each:,}"
+            fewer = f", or --sentences-per-user {found // users}" * (found >= users)
+            raise InputError("--proxy", path, f"{short}; {needed}: name more text{fewer}")
 
 
 def _new_file(path: Path, flag: str) -> Path:

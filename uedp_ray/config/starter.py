@@ -130,9 +130,11 @@ def _share(users: int) -> float:
 def _proxies(answers: Answers) -> Iterator[str]:
     """The settings of each public text to search on, cut into as many users as the private text has."""
     for number, path in enumerate(answers.proxies, 1):
-        kind = _format("proxy", path)
-        if path in (answers.public, answers.text, answers.evaluation):
+        kind, others = _format("proxy", path), (answers.public, answers.text, answers.evaluation)
+        if os.path.realpath(path) in map(os.path.realpath, filter(None, others)):
             raise InputError("proxy", path, "is named for something else: name text of another source")
+        if os.path.realpath(path) in map(os.path.realpath, answers.proxies[: number - 1]):
+            raise InputError("proxy", path, "is named twice, which says nothing more: name other text, or drop one")
         if kind == "prepared":
             raise InputError("proxy", path, "is prepared, with users of its own: name the file that it was made of")
         words = answers.words_per_sentence
