@@ -197,6 +197,24 @@ def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypat
     ]
 
 
+def test_text_that_is_all_one_users_is_told(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("They met in the park .\nIt rained .\n")
+    (tmp_path / "notes.jsonl").write_text("".join(f'{{"user": "u{n}", "text": "It rained ."}}\n' for n in range(20)))
+    for name, kind in (("book.txt", "text"), ("notes.jsonl", "jsonl")):
+        code, _, err = command("prepare", name, "--format", kind, "--out", kind)
+        assert code == 0, err
+        assert ("the whole text is one user's" in err) == (kind == "text")
+    own = ["--evaluation", "held-out.jsonl", "--public", "public.txt", "--users"]
+    for text, users, told in (("text", 11, True), ("text", 10, False), ("jsonl", 150, False), ("jsonl", 201, True)):
+        code, _, err = command("init", "--text", text, *own, users, "--out", f"{text}-{users}.yaml")
+        assert code == 0, err
+        assert (f"caution: --text = {text}: holds less than a tenth of --users = {users} users (private" in err) == told
+    refused(
+        "init", "--text", text, *own, 150, "--epsilon", 0, parts=["--epsilon = 0.0: must be a finite number above 0"]
+    )
+
+
 def test_init_counts_the_sentences_of_what_to_search_on(command, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = "They met in the park near the old mill and stayed until it was dark .\n"  # as many words as are asked for

@@ -87,7 +87,7 @@ def test_a_sweep_with_proxies_searches_on_them_cut_as_the_private_text_is(tmp_pa
         ("sweep", {"proxies": ("public.txt",)}, "named for something else"),
         ("sweep", {"proxies": ("x/../public.txt",)}, "named for something else"),
         ("sweep", {"proxies": ("plays.txt", "books.txt", "./plays.txt")}, "named twice"),
-        ("sweep", {"proxies": ("plays.pdf",)}, "convert it"),
+        ("sweep", {"proxies": ("plays.pdf",)}, "does not exist: name a file of"),
         ("sweep", {"proxies": ("no\udcff.txt",)}, "printable UTF-8"),
     ],
 )
@@ -106,11 +106,14 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "field", "remedy"),
     [
-        ({"text": "notes.csv"}, "text", "convert it"),
+        ({"text": "notes.csv"}, "text", "does not exist: name a file of .*or a prepared folder"),
+        ({"text": __file__}, "text", "is not a file of .*convert it"),
         ({"text": "notes.txt"}, "text", "names no users"),
-        ({"evaluation": "e"}, "evaluation", "convert it"),
+        ({"evaluation": "missing/folder"}, "evaluation", "does not exist"),
         ({"users": 0}, "users", "1 or more"),
         ({"users": 10**400}, "users", "or fewer"),
+        ({"epsilon": 0.0}, "epsilon", "above 0"),
+        ({"epsilon": math.inf}, "epsilon", "finite"),
         ({"text": "no\udcfftes.jsonl"}, "text", "printable UTF-8"),
         ({"model": "a\nb"}, "model", "printable UTF-8"),
         ({"public": ""}, "public", "or a pretrained model"),

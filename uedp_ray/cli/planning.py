@@ -1,4 +1,4 @@
-"""``uedp-ray init`` and ``uedp-ray plan``. No private text is read."""
+"""``uedp-ray init`` and ``uedp-ray plan``. Nothing that they write or plan is read off private text."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ def init(
     for flag, path in (*named.items(), *(("proxy", each) for each in answers.proxies)):
         if path and not Path(path).exists():
             Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
+    if (Path(answers.text) / "corpus.json").exists() and _far_fewer(answers.text, answers.users):
+        remedy = "one text file becomes one user, JSONL names one in every line"
+        Lines().say(
+            f"caution: --text = {one_line(answers.text, 300)}: holds less than a tenth of --users = {answers.users:,} users "
+            f"(private: read off the text); {remedy}"
+        )
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
         with as_flags(**{"model.path": "--model"}, path="--proxy"):
@@ -74,6 +80,14 @@ def init(
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
+
+
+def _far_fewer(prepared: str, users: int) -> bool:
+    """Whether a prepared corpus has far fewer users than are declared: hardly a bound, rather a text without users."""
+    from uedp_ray.corpus.store import open_corpus
+
+    with as_flags(path="--text"):
+        return 10 * open_corpus(prepared).num_users < users
 
 
 def _check_lengths(sweep: Any, proxies: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from uedp_ray.config.limits import at_least
+from uedp_ray.config.limits import at_least, positive
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
@@ -52,6 +52,7 @@ class Answers:
 def starter(kind: FileKind, answers: Answers) -> str:
     """Returns the file's text. Raises: InputError for files whose format is not known, or that name no users."""
     at_least("users", answers.users, 1, most=10**10)
+    positive("epsilon", answers.epsilon)
     at_least("sentences_per_user", answers.sentences_per_user, 1)
     at_least("words_per_sentence", answers.words_per_sentence, 2, most=1000)
     if answers.proxies and kind != "sweep":
@@ -158,8 +159,9 @@ def _format(flag: str, path: str) -> str:
         return "prepared"
     found = _FORMATS.get(Path(path).suffix.lower())
     if found is None:
-        remedy = f"is not a file of {', '.join(_FORMATS)} or a prepared folder: convert it (docs/your-own-text.md)"
-        raise InputError(flag, path, remedy)
+        known = f"a file of {', '.join(_FORMATS)} or a prepared folder"
+        remedy = f"is not {known}: convert it" if Path(path).exists() else f"does not exist: name {known}"
+        raise InputError(flag, path, f"{remedy} (docs/your-own-text.md)")
     return found
 
 
