@@ -18,7 +18,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Unexpected, list_of, string
 from uedp_ray.privacy import accounting
 from uedp_ray.privacy.cautions import cautions, weakness
-from uedp_ray.privacy.dominating import kinds
+from uedp_ray.privacy.dominating import check_arguments, kinds
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, epsilon_of_events, to_planned_end
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -123,6 +123,7 @@ def ledger_epsilon(
     """
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by pld or renyi")
+    check_arguments(unit, kind, delta)
     events = read_ledger(path)
     answer = _of_ledger(events, delta, unit, accountant, kind, chosen=part_of(events) is not None)
     return answer | {"kind": kind, "events": len(events)}

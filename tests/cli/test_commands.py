@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from importlib.metadata import version
 
@@ -195,6 +196,69 @@ def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypat
         f"caution: --{flag} = {name}: there is no such file here"
         for flag, name in (("text", "nots.jsonl"), ("public", "public.txt"))
     ]
+
+
+def test_text_that_is_all_one_users_is_told(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("They met in the park .\nIt rained .\n")
+    (tmp_path / "notes.jsonl").write_text("".join(f'{{"user": "u{n}", "text": "It rained ."}}\n' for n in range(20)))
+    for name, kind in (("book.txt", "text"), ("notes.jsonl", "jsonl")):
+        code, _, err = command("prepare", name, "--format", kind, "--out", kind)
+        assert code == 0, err
+        assert ("the whole text is one user's" in err) == (kind == "text")
+    own = ["--evaluation", "held-out.jsonl", "--public", "public.txt", "--users"]
+    for text, users, told in (("text", 11, True), ("text", 10, False), ("jsonl", 150, False), ("jsonl", 201, True)):
+        code, _, err = command("init", "--text", text, *own, users, "--out", f"{text}-{users}.yaml")
+        assert code == 0, err
+        assert (f"caution: --text = {text}: holds less than a tenth of --users = {users} users (private" in err) == told
+    refused(
+        "init", "--text", text, *own, 150, "--epsilon", 0, parts=["--epsilon = 0.0: must be a finite number above 0"]
+    )
+
+
+def test_init_counts_the_sentences_of_what_to_search_on(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "They met in the park near the old mill and stayed until it was dark .\n"  # as many words as are asked for
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--public", "public.txt", "--users", 50]
+    own += ["--kind", "sweep", "--proxy", "plays.txt"]
+    (tmp_path / "plays.txt").write_text(line * 899)
+    short = "--proxy = 'plays.txt': has 899 sentences of 10 to 22 words, short ones joined; "
+    needed = "50 users of 15, and 10 to evaluate on, take 900: name more text, or --sentences-per-user 14"
+    said = refused("init", *own, parts=[short + needed])
+    assert len(said) < 300
+    assert not (tmp_path / "sweep.yaml").exists()
+    (tmp_path / "plays.txt").write_text(line * 59)
+    assert refused("init", *own, parts=["has 59 sentences"]).endswith("take 900: name more text")
+    (tmp_path / "plays.txt").write_text(line * 900)
+    code, _, err = command("init", *own)
+    assert code == 0, err
+
+
+MODEL = {
+    "no weights": ("config.json", "tokenizer.json", "tokenizer_config.json"),
+    "no tokenizer": ("config.json", "model.safetensors"),
+    "config.json": ("tokenizer.json", "tokenizer_config.json"),
+}
+
+
+@pytest.mark.parametrize("lacking", MODEL)
+def test_init_and_plan_look_at_the_folder_of_a_model(command, refused, pretrained, tmp_path, monkeypatch, lacking):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in MODEL[lacking]:
+        shutil.copy(pretrained.out / "model" / name, tmp_path / "model")
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--users", 150]
+    for kind in ("train", "sweep", "compare"):
+        refused("init", *own, "--model", "model", "--kind", kind, parts=["--model = 'model'", lacking])
+        assert not list(tmp_path.glob("*.yaml"))
+    shutil.rmtree(tmp_path / "model")
+    for kind in ("run", "sweep"):
+        assert command("init", *own, "--model", "model", "--kind", kind.replace("run", "train"))[0] == 0, "elsewhere"
+        (tmp_path / "model").mkdir()
+        for name in MODEL[lacking]:
+            shutil.copy(pretrained.out / "model" / name, tmp_path / "model")
+        refused("plan", f"{kind}.yaml", parts=["model.path = 'model'", lacking])
+        shutil.rmtree(tmp_path / "model")
 
 
 def test_init_asks_for_what_to_search_on(command, tmp_path, monkeypatch):

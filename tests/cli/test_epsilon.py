@@ -122,6 +122,18 @@ def test_epsilon_of_a_ledger_is_that_of_the_run(answer, private_run, unit):
     assert (found["accountant"], looser["accountant"]) == ("pld", "renyi")
 
 
+@pytest.mark.parametrize("delta", [0, -1, 1, "nan", 1e-13])
+def test_a_delta_that_bounds_nothing_is_refused_for_a_ledger_too(refused, private_run, delta):
+    refused(
+        "epsilon",
+        "--ledger",
+        private_run.out / "ledger.jsonl",
+        "--delta",
+        delta,
+        parts=["--delta", "must lie in [1e-12, 1)"],
+    )
+
+
 def test_a_ledger_tells_whether_bounds_were_declared_or_enforced(answer, corpora, private_run, tmp_path):
     bounds = {"mode": "declared", "max_holders": 30, "max_sentences_per_entity": 60, "max_sentences_per_user": None}
     train(run_config(corpora, bounds=bounds, training={"num_rounds": 1}), tmp_path / "run", workers=0)

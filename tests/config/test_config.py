@@ -51,7 +51,10 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
 @pytest.mark.parametrize(
     ("overrides", "field", "remedy"),
     [
-        ({"privacy__colour": 1}, "privacy.colour", "unknown key"),
+        ({"privacy__colour": 1}, "privacy.colour", "unknown key; known: .*target_epsilon"),
+        ({"privacy__epsilon": 3}, "privacy.epsilon", r"unknown key: did you mean target_epsilon\? Known: "),
+        ({"privacy__clip-norm": 3}, "privacy.clip-norm", "did you mean l2_clip_norm or sentence_clip_norm"),
+        ({"training__num_round": 3}, "training.num_round", r"did you mean num_rounds\?"),
         ({"privacy__user_sampling_prob": 1.5}, "privacy.user_sampling_prob", r"\[0, 1\]"),
         ({"privacy__entity_sampling_prob": -0.1}, "privacy.entity_sampling_prob", r"\[0, 1\]"),
         ({"privacy__noise_multiplier": 1.0}, "privacy.target_epsilon", "exactly one"),

@@ -85,7 +85,9 @@ def test_a_sweep_with_proxies_searches_on_them_cut_as_the_private_text_is(tmp_pa
     [
         ("train", {}, "belongs to a sweep"),
         ("sweep", {"proxies": ("public.txt",)}, "named for something else"),
-        ("sweep", {"proxies": ("plays.pdf",)}, "convert it"),
+        ("sweep", {"proxies": ("x/../public.txt",)}, "named for something else"),
+        ("sweep", {"proxies": ("plays.txt", "books.txt", "./plays.txt")}, "named twice"),
+        ("sweep", {"proxies": ("plays.pdf",)}, "does not exist: name a file of"),
         ("sweep", {"proxies": ("no\udcff.txt",)}, "printable UTF-8"),
     ],
 )
@@ -104,17 +106,21 @@ def test_a_prepared_folder_is_named_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "field", "remedy"),
     [
-        ({"text": "notes.csv"}, "text", "convert it"),
+        ({"text": "notes.csv"}, "text", "does not exist: name a file of .*or a prepared folder"),
+        ({"text": __file__}, "text", "is not a file of .*convert it"),
         ({"text": "notes.txt"}, "text", "names no users"),
-        ({"evaluation": "e"}, "evaluation", "convert it"),
+        ({"evaluation": "missing/folder"}, "evaluation", "does not exist"),
         ({"users": 0}, "users", "1 or more"),
         ({"users": 10**400}, "users", "or fewer"),
+        ({"epsilon": 0.0}, "epsilon", "above 0"),
+        ({"epsilon": math.inf}, "epsilon", "finite"),
         ({"text": "no\udcfftes.jsonl"}, "text", "printable UTF-8"),
         ({"model": "a\nb"}, "model", "printable UTF-8"),
         ({"public": ""}, "public", "or a pretrained model"),
         ({"model": "gpt2"}, "public", "one of two: public text, .* or a pretrained model"),
         ({"evaluation": "./notes.jsonl"}, "evaluation", "is the private text"),
         ({"public": "x/../notes.jsonl"}, "public", "is the private text"),
+        ({"public": "x/../held-out.jsonl"}, "evaluation", "is the public text"),
     ],
 )
 def test_what_cannot_be_a_file_is_refused(changes, field, remedy):

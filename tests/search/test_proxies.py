@@ -184,7 +184,7 @@ def test_the_file_that_is_kept_names_the_same_texts(corpora, tmp_path):
         ({"one": TWO["one"], "other": {"corpus.declared_num_users": 9}}, r"search\.public\.other.*give corpus\.source"),
         (
             {"one": TWO["one"], "other": proxy("public", seed=5)},
-            r"search\.public\.other.*same text as search\.public\.one",
+            r"search\.public\.other = 'synthetic': is the same text as search\.public\.one",
         ),
     ],
 )

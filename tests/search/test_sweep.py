@@ -263,20 +263,42 @@ def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpor
             reporter=Told(say=told.append),
         )
     assert not (tmp_path / "out" / "trials").exists()
-    assert f"{tmp_path / 'out' / 'private'} holds a copy of the private text" in told[-1]
+    assert (tmp_path / "out" / "private" / "corpora" / "private").exists()
+    assert not any("holds a copy" in line for line in told), "what was copied by then is public text"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_stays_of_a_search_on_public_text_is_told_if_it_is_private(corpora, tmp_path, copied):
+    base, told = sweep_tree(corpora)["base"], []
+    base["pretrain"] = PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}
+    base["corpus"]["declared_num_users"] = 30
+    if copied:
+        base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    config = sweep_config(corpora, tmp_path, base=base, search={"trials": 2, "selection": "public", "public": public})
+    with pytest.raises(TextError):
+        sweep(config, tmp_path / "out", reporter=Told(say=told.append))
+    line = f"refused; {tmp_path / 'out' / 'private'} holds a copy of the private text"
+    assert [each.startswith(line) for each in told if "holds a copy" in each] == [True] * copied
 
 
 BROKEN = {
     "users": {"corpus": {"declared_num_users": 8}},
     "bounds": {"bounds": {"mode": "declared", "max_holders": 1, "max_sentences_per_entity": 9}},
     "public text": {"vocabulary": {"public_text": [{"format": "synthetic", "num_users": 9}]}},
+    "text to pre-train on": {"pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}},
+    "text to score on": {
+        "pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9, "part": "held_out"}]}
+    },
 }
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_the_private_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, name):
+def test_what_the_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, monkeypatch, name):
     """Which trials failed for it would tell of the text, exactly and uncharged."""
+    monkeypatch.setattr("uedp_ray.training.pretrain.pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
     base, told = sweep_tree(corpora)["base"], []
     base["corpus"] |= {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 30}
     for section, settings in BROKEN[name].items():

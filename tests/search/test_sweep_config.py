@@ -17,7 +17,8 @@ TARGET = {"privacy.target_epsilon": {"log_uniform": [1.0, 8.0]}}
 @pytest.mark.parametrize(
     ("sections", "field", "remedy"),
     [
-        ({"search": {"sercher": "tpe"}}, "search.sercher", "unknown key"),
+        ({"search": {"sercher": "tpe"}}, "search.sercher", r"unknown key: did you mean searcher\?"),
+        ({"budget": {"epsilon": 3}}, "budget.epsilon", r"unknown key: did you mean target_epsilon\?"),
         ({"search": {"searcher": "magic"}}, "search.searcher", "random, grid, tpe"),
         ({"search": {"trials": 0}}, "search.trials", "1 or more"),
         ({"search": {"trials": 100_000_000}}, "search.trials", "must be 10,000 or fewer"),

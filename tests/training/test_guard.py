@@ -153,14 +153,59 @@ def test_private_text_is_no_public_text(name, key, private, corpora, tmp_path):
 def test_a_model_pre_trained_on_private_text_is_refused(private, corpora, tmp_path):
     """Whatever the run's own config says of public text."""
     copy = write(tmp_path / "copy.txt", rows(text=str.upper))
-    pretrain(run_config(corpora, pretrain={"text": [copy], "num_steps": 1}), tmp_path / "model")
-    start = {"model": {**run_config(corpora).model.__dict__, "warm_start": str(tmp_path / "model" / "model")}}
-    config = run_config(corpora, corpus={"source": private}, **start)
+    elsewhere = {"source": {"format": "jsonl", "path": "none.jsonl"}}
+    pretrain(run_config(corpora, corpus=elsewhere, pretrain={"text": [copy], "num_steps": 1}), tmp_path / "model")
+    config = run_config(corpora, corpus={"source": private}, model=started(corpora, tmp_path / "model"))
     with pytest.raises(InputError, match=r"model\.warm_start.*of its running text with corpus\.source"):
         prepare_run(config, tmp_path / "run", resume=False)
     (tmp_path / "model" / "model" / TEXT_SKETCH).write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"model\.warm_start.*damaged"):
         prepare_run(config, tmp_path / "run", resume=False)
+
+
+def started(corpora: Path, model: Path) -> dict[str, Any]:
+    return {**run_config(corpora).model.__dict__, "warm_start": str(model / "model")}
+
+
+def test_a_model_is_not_scored_on_text_that_it_was_pre_trained_on(private, corpora, tmp_path):
+    """Whatever the noise: the figure would not hold for other text."""
+    public = {"text": [write(tmp_path / "public.txt", rows("held_out", 20))], "num_steps": 1}
+    pretrain(run_config(corpora, corpus={"evaluation": None}, pretrain=public), tmp_path / "model")
+    for noise in ({}, {"noise": "none", "noise_multiplier": None}):
+        corpus = {"source": private, "evaluation": write(tmp_path / "e.jsonl", rows("held_out", 20))}
+        config = run_config(corpora, corpus=corpus, privacy=noise, model=started(corpora, tmp_path / "model"))
+        with pytest.raises(
+            InputError, match=r"of its running text with the public text of model\.warm_start"
+        ) as caught:
+            prepare_run(config, tmp_path / "run", resume=False)
+        assert (caught.value.field, caught.value.value) == ("corpus.evaluation", str(tmp_path / "e.jsonl"))
+    prepare_run(config, tmp_path / "proxy", resume=False, public_source=True)  # which only ranks settings
+
+
+@pytest.mark.parametrize("kind", ["as it is", "prepared"])
+@pytest.mark.parametrize("name", ["source", "evaluation"])
+def test_text_that_a_run_would_refuse_is_not_pre_trained_on(name, kind, corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr("uedp_ray.training.pretrain._fit", lambda *_: pytest.fail("pre-trained first"))
+    part = {"source": "private", "evaluation": "held_out"}[name]
+    public = write(tmp_path / "public.txt", rows(part))  # type: ignore[arg-type]
+    text = write(tmp_path / "text.jsonl", rows(part))
+    text = text if kind == "as it is" else prepared(text, tmp_path / "out")
+    config = run_config(corpora, corpus={name: text}, pretrain={"text": [public], "num_steps": 1})
+    field = {"source": "pretrain.text", "evaluation": "corpus.evaluation"}[name]
+    with pytest.raises(InputError, match="of its running text with") as caught:
+        pretrain(config, tmp_path / "model")
+    assert caught.value.field == field
+    assert not (tmp_path / "model" / "model").exists()
+
+
+def test_text_that_cannot_be_read_here_does_not_keep_public_text_from_pre_training(corpora, tmp_path):
+    (tmp_path / "notes.jsonl").write_text('{"user": 1')
+    for name in ("notes.jsonl", "none.jsonl"):
+        elsewhere = {"format": "jsonl", "path": str(tmp_path / name)}
+        config = run_config(
+            corpora, corpus={"source": elsewhere, "evaluation": elsewhere}, pretrain=PRETRAIN | {"num_steps": 0}
+        )
+        pretrain(config, tmp_path / f"of {name}")
 
 
 @pytest.mark.parametrize("sketch", [b"", b"damaged", np.array(["a", "b"]), np.zeros(0, np.uint64)])

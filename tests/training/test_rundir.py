@@ -88,6 +88,20 @@ def test_a_refused_start_says_where_a_copy_of_private_text_stays(corpora, tmp_pa
     assert str(tmp_path / "run" / "private") in told[-1]
 
 
+def test_a_copy_of_evaluation_text_alone_is_none_of_private_text(corpora, tmp_path):
+    told = []
+    evaluation = {"format": "synthetic", "num_users": 9}  # users of the private text
+    with pytest.raises(InputError, match=r"corpus\.evaluation"):
+        train(
+            run_config(corpora, corpus={"evaluation": evaluation}),
+            tmp_path / "run",
+            workers=0,
+            reporter=Told(say=told.append),
+        )
+    assert (tmp_path / "run" / "private" / "evaluation").exists()
+    assert not any("holds a copy" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("refuses", "first_round"), [("worker.make_model", True), ("driver.RunDriver.after_round", False)]
 )

@@ -345,6 +345,7 @@ def test_the_limit_of_a_composite_model_is_that_of_its_text(tmp_path):
     }
     text |= {"vocab_size": 40, "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     Emu3Config(text_config=text).save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()  # weights, which are not read here
     config = ModelConfig(architecture="pretrained", path=str(tmp_path), max_length=17)
     with pytest.raises(InputError, match="reads at most 16 tokens") as error:
         pretrained_config(config)

@@ -72,6 +72,9 @@ def prepare(
         )
         if not settings.categories and (caution := nameless(statistics["mentions"])):
             reporter.say(f"caution: {caution}")
+        if settings.format == "text":
+            remedy = "enough for public and evaluation text; private text names its users (docs/your-own-text.md)"
+            reporter.say(f"the whole text is one user's: {remedy}")
     emit(statistics, as_json)
 
 

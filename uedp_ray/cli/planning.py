@@ -1,8 +1,9 @@
-"""``uedp-ray init`` and ``uedp-ray plan``. No text is read."""
+"""``uedp-ray init`` and ``uedp-ray plan``. Nothing that they write or plan is read off private text."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,13 +66,47 @@ def init(
     for flag, path in (*named.items(), *(("proxy", each) for each in answers.proxies)):
         if path and not Path(path).exists():
             Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
+    if (Path(answers.text) / "corpus.json").exists() and _far_fewer(answers.text, answers.users):
+        remedy = "one text file becomes one user, JSONL names one in every line"
+        Lines().say(
+            f"caution: --text = {one_line(answers.text, 300)}: holds less than a tenth of --users = {answers.users:,} users "
+            f"(private: read off the text); {remedy}"
+        )
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
-        _load(new, [])  # a file that its command would refuse is not written
+        with as_flags(**{"model.path": "--model"}, path="--proxy"):
+            loaded = _load(new, [])  # a file that its command would refuse is not written
+            _check_lengths(loaded, answers.proxies)
         _new_file(target, "--out")  # somebody may have made one while questions were asked
     emit({"path": str(target)}, as_json)
     if not as_json:
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
+
+
+def _far_fewer(prepared: str, users: int) -> bool:
+    """Whether a prepared corpus has far fewer users than are declared: hardly a bound, rather a text without users."""
+    from uedp_ray.corpus.store import open_corpus
+
+    with as_flags(path="--text"):
+        return 10 * open_corpus(prepared).num_users < users
+
+
+def _check_lengths(sweep: Any, proxies: Sequence[str]) -> None:
+    """Counts the sentences of public texts to search on. Raises: InputError for one that is here and too short."""
+    if not proxies:
+        return
+    from uedp_ray.corpus.readers.pseudo_users import num_sentences
+    from uedp_ray.search.proxies import searched_bases
+
+    for path, base in zip(proxies, searched_bases(sweep).values(), strict=True):
+        cut = base.corpus.evaluation  # of the users after those of the source, as ``starter`` writes it
+        assert cut is not None
+        users, each = cut.skip_users + cut.num_users, cut.sentences_per_user
+        if Path(path).exists() and (found := num_sentences(cut, users * each)) < users * each:
+            short = f"has {found:,} sentences of {cut.min_words} to {cut.max_words} words, short ones joined"
+            needed = f"{cut.skip_users:,} users of {each}, and {cut.num_users:,} to evaluate on, take {users * each:,}"
+            fewer = f", or --sentences-per-user {found // users}" * (found >= users)
+            raise InputError("--proxy", path, f"{short}; {needed}: name more text{fewer}")
 
 
 def _new_file(path: Path, flag: str) -> Path:
@@ -105,17 +140,25 @@ def _asked_proxies() -> list[str]:
 
 
 def _load(path: Path, settings: list[str]) -> RunConfig | SweepConfig | Comparison:
-    """Reads a file of whichever kind it is."""
+    """Reads a file of whichever kind it is, and looks at its pretrained model, if that is a folder here."""
+    file: RunConfig | SweepConfig | Comparison
     tree = read_yaml(path)
     if "variants" in tree:
         from uedp_ray.training.compare import Comparison
 
-        return Comparison.load(path, settings)
-    if "base" not in tree:
-        return load_config(path, settings)
-    from uedp_ray.search.sweep_config import load_sweep_config
+        file = Comparison.load(path, settings)
+    elif "base" in tree:
+        from uedp_ray.search.sweep_config import load_sweep_config
 
-    return load_sweep_config(path, settings)
+        file = load_sweep_config(path, settings)
+    else:
+        file = load_config(path, settings)
+    run = file if isinstance(file, RunConfig) else file.base
+    if run.model.architecture == "pretrained":
+        from uedp_ray.training.checks import check_model_folder
+
+        check_model_folder(run)
+    return file
 
 
 @app.command()

@@ -26,6 +26,7 @@ time and memory. Only YAML mappings, lists and plain values are read. Anchors, a
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import errno
 import json
 import math
@@ -208,7 +209,9 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:
             name, known = key if isinstance(key, str) else shown(key), ", ".join(sorted(hints))
-            raise _UnknownKey(f"{where}{name}", value, f"unknown key; known: {known}")
+            meant = " or ".join(_close(name, sorted(hints)))
+            guess = f": did you mean {meant}? Known: {known}" if meant else f"; known: {known}"
+            raise _UnknownKey(f"{where}{name}", value, f"unknown key{guess}")
     values = {key: _convert(hints[key], value, f"{where}{key}") for key, value in tree.items()}
     try:
         return cls(**values)
@@ -216,6 +219,13 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         section = where.rstrip(".").rpartition(".")[2]
         before = where.removesuffix(f"{section}.") if error.field.startswith(f"{section}.") else where
         raise InputError(f"{before}{error.field}", error.value, error.remedy) from error.__cause__
+
+
+def _close(name: str, known: Sequence[str]) -> list[str]:
+    """Returns the names that contain this one, or else are spelled like it; three at most."""
+    asked = name[:100].lower().replace("-", "_")
+    within = [each for each in known if asked in each] if len(asked) > 2 else []
+    return (within or difflib.get_close_matches(asked, known))[:3]
 
 
 def to_digest(config: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from uedp_ray.config.limits import at_least
+from uedp_ray.config.limits import at_least, positive
 from uedp_ray.errors import InputError
 from uedp_ray.fields import UNPRINTABLE
 
@@ -52,6 +52,7 @@ class Answers:
 def starter(kind: FileKind, answers: Answers) -> str:
     """Returns the file's text. Raises: InputError for files whose format is not known, or that name no users."""
     at_least("users", answers.users, 1, most=10**10)
+    positive("epsilon", answers.epsilon)
     at_least("sentences_per_user", answers.sentences_per_user, 1)
     at_least("words_per_sentence", answers.words_per_sentence, 2, most=1000)
     if answers.proxies and kind != "sweep":
@@ -69,6 +70,9 @@ def starter(kind: FileKind, answers: Answers) -> str:
         raise InputError("evaluation", answers.evaluation, "is the private text: name text of other users")
     if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.text):
         raise InputError("public", answers.public, "is the private text: name text that anyone may read")
+    if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.evaluation):
+        remedy = "is the public text, and no text can evaluate a model trained on it: name other text"
+        raise InputError("evaluation", answers.evaluation, remedy)
     if kind == "train":
         return f"{_STEPS[bool(answers.model)]}# {_PUBLIC}\n{_run(answers, budget=True)}"
     base = textwrap.indent(_run(answers, budget=kind == "compare"), "  ")
@@ -127,9 +131,11 @@ def _share(users: int) -> float:
 def _proxies(answers: Answers) -> Iterator[str]:
     """The settings of each public text to search on, cut into as many users as the private text has."""
     for number, path in enumerate(answers.proxies, 1):
-        kind = _format("proxy", path)
-        if path in (answers.public, answers.text, answers.evaluation):
+        kind, others = _format("proxy", path), (answers.public, answers.text, answers.evaluation)
+        if os.path.realpath(path) in map(os.path.realpath, filter(None, others)):
             raise InputError("proxy", path, "is named for something else: name text of another source")
+        if os.path.realpath(path) in map(os.path.realpath, answers.proxies[: number - 1]):
+            raise InputError("proxy", path, "is named twice, which says nothing more: name other text, or drop one")
         if kind == "prepared":
             raise InputError("proxy", path, "is prepared, with users of its own: name the file that it was made of")
         words = answers.words_per_sentence
@@ -153,8 +159,9 @@ def _format(flag: str, path: str) -> str:
         return "prepared"
     found = _FORMATS.get(Path(path).suffix.lower())
     if found is None:
-        remedy = f"is not a file of {', '.join(_FORMATS)} or a prepared folder: convert it (docs/your-own-text.md)"
-        raise InputError(flag, path, remedy)
+        known = f"a file of {', '.join(_FORMATS)} or a prepared folder"
+        remedy = f"is not {known}: convert it" if Path(path).exists() else f"does not exist: name {known}"
+        raise InputError(flag, path, f"{remedy} (docs/your-own-text.md)")
     return found
 
 

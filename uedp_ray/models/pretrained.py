@@ -46,6 +46,8 @@ from uedp_ray.models.saved import (
     unread,
 )
 
+_WEIGHTS = ("*.safetensors", "*.bin")
+
 
 def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
     hub = pretrained_config(config)
@@ -68,17 +70,30 @@ def pretrained_config(config: ModelConfig) -> Any:
 
     Raises: InputError if there is none, or the model reads fewer tokens than ``model.max_length``.
     """
-    folder, stored = Path(config.path), []
+    hub = settings_of(config.path)
+    longest = longest_by(hub) or config.max_length
+    if longest < config.max_length:
+        raise InputError("model.max_length", config.max_length, f"this model reads at most {longest} tokens")
+    return hub
+
+
+def settings_of(path: str) -> Any:
+    """The transformers configuration of a model by its hub name, or in a folder, whose files are checked to be a model's.
+
+    Raises: InputError naming ``model.path``.
+    """
+    folder, stored = Path(path), []
     if folder.is_dir():
         with unread("model.path", folder):
             stored = check_files(folder)
-    with said_by_transformers("model.path", config.path):
-        hub = AutoConfig.from_pretrained(config.path, trust_remote_code=False)
-        longest = longest_by(hub) or config.max_length
+    with said_by_transformers("model.path", path):
+        hub = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if folder.is_dir() and not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        raise InputError(
+            "model.path", path, "holds no weights (*.safetensors): add those that belong to its config.json"
+        )
     with unread("model.path", folder):
         check_filled(folder, hub, stored)
-    if longest < config.max_length:
-        raise InputError("model.max_length", config.max_length, f"this model reads at most {longest} tokens")
     return hub
 
 

@@ -5,13 +5,14 @@ Which trials fail must not reveal the private text, so what could fail in one of
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import apply_bounds
-from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
@@ -22,9 +23,22 @@ from uedp_ray.search.remote import Beside
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import prepared
 from uedp_ray.storage.files import replacing
-from uedp_ray.training.guard import check_other, check_owners, check_public, check_warm_start, public_sketch
+from uedp_ray.training.guard import (
+    check_other,
+    check_owners,
+    check_public_text,
+    check_unseen,
+    check_warm_start,
+    public_sketch,
+)
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.run_vocabulary import public_sentences, public_text
+
+
+class _Texts(NamedTuple):
+    """The text that the answer is trained and scored on."""
+
+    private: Corpus
+    evaluation: Corpus
 
 
 def prepare_shared(
@@ -35,15 +49,15 @@ def prepare_shared(
     Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
     """
     reporter.say("preparing the corpora")
-    private = None
+    texts = None
     if folder.storage.is_copy and folder.has_bases(bases):  # the text need not be on this machine
         folder.fetch()
         bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
     else:
         named = bases
         bases = {proxy: _prepared(config, proxy, base, folder) for proxy, base in bases.items()}
-        private = _private_text(config, bases, named, folder)
-        check_owners(private)
+        texts = _own_texts(config, bases, named, folder)
+        check_owners(texts.private)
         for proxy, base in bases.items():
             with replacing(folder.trial_base(proxy), private=True) as new:
                 dump_config(base, new)
@@ -52,7 +66,7 @@ def prepare_shared(
     for base in bases.values():
         key = _public_model(base, folder)
         if key not in starts:
-            starts[key] = _start(config, base, folder, private, beside, reporter)
+            starts[key] = _start(config, base, folder, texts, beside, reporter)
     for proxy in config.search.proxies:
         corpus = open_corpus(for_use(bases[proxy]).corpus.source.path)
         start = starts[_public_model(bases[proxy], folder)]
@@ -75,22 +89,27 @@ def _public_model(base: RunConfig, folder: SweepDir) -> tuple[Path, str]:
 
 
 def _start(
-    config: SweepConfig, base: RunConfig, folder: SweepDir, private: Corpus | None, beside: Beside, reporter: Reporter
+    config: SweepConfig, base: RunConfig, folder: SweepDir, texts: _Texts | None, beside: Beside, reporter: Reporter
 ) -> str:
     """Pre-trains the public model of a base, if it has one, and returns the model that its trials start from.
 
-    Raises: InputError if the model, or its words, were made of the private text, which is None where it was checked before.
+    Raises: InputError if the model, or its words, were made of the answer's texts, which are None where they were checked
+    before.
     """
-    start = base.model.warm_start
+    start, made = base.model.warm_start, (folder.pretrained(base) / "model").exists()
+    if texts is not None and not (base.pretrain.text and made):
+        own = dataclasses.replace(base, corpus=config.base.corpus)  # as the user named it
+        check_public_text(own, texts.private.text_sketch, texts.evaluation.text_sketch)
     if base.pretrain.text:
-        if not (folder.pretrained(base) / "model").exists():
+        if not made:
             reporter.say("pre-training on public text")
         beside.run(pretrained, base, folder, reporter=reporter)
         start = str(folder.pretrained(base) / "model")
-    if private is not None:
+    if texts is not None:
+        assert config.base.corpus.evaluation is not None  # check_comparable refuses it
         for model in {start, *config.choices("model.warm_start")}:
-            check_warm_start(private, model)
-        _check_words(private, base)
+            check_warm_start(texts.private, model)
+            check_unseen(texts.evaluation.text_sketch, config.base.corpus.evaluation, model)
     return start
 
 
@@ -105,33 +124,19 @@ def _check_text(config: SweepConfig, run: RunConfig) -> None:
         apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
 
 
-def _check_words(private: Corpus, base: RunConfig) -> None:
-    """Compares text used only for a vocabulary with the private text, as ``check_warm_start`` does pre-training text.
-
-    Raises: TextError.
-    """
-    field, sources = public_text(base)
-    if base.pretrain.text or base.model.warm_start or not sources:
-        return
-    sketch = Sketch()
-    for _ in public_sentences(sources, sketch=sketch, field=field):
-        pass
-    check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
-
-
-def _private_text(
+def _own_texts(
     config: SweepConfig, bases: Mapping[str, RunConfig], named: Mapping[str, RunConfig], folder: SweepDir
-) -> Corpus:
-    """Opens the private text. Under rule ``public``, where only the winner may read it, it is compared with what the
-    search reads; ``named`` is the latter as the user named it.
+) -> _Texts:
+    """Opens the text of the answer. Under rule ``public``, where only the winner may read the private text, it is compared
+    with what the search reads; ``named`` is the latter as the user named it.
 
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
     if config.search.rule != "public":
-        return open_corpus(for_use(bases[""]).corpus.source.path)
+        return _opened(bases[""])
     winner = prepared(config.base, folder, folder.private / "winner")
     _check_text(config, winner)
-    private = open_corpus(for_use(winner).corpus.source.path)
+    texts = _opened(winner)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     for proxy in bases:
         read, source = for_use(bases[proxy]).corpus, named[proxy].corpus
@@ -141,5 +146,11 @@ def _private_text(
             ("source", read.source, source.source),
             ("evaluation", read.evaluation, source.evaluation),
         ):
-            check_other(private, open_corpus(one.path), f"{setting_of(proxy)}.corpus.{key}", other, remedy)
-    return private
+            check_other(texts.private, open_corpus(one.path), f"{setting_of(proxy)}.corpus.{key}", other, remedy)
+    return texts
+
+
+def _opened(base: RunConfig) -> _Texts:
+    used = for_use(base).corpus
+    assert used.evaluation is not None  # prepare_corpora refuses it
+    return _Texts(open_corpus(used.source.path), open_corpus(used.evaluation.path))

@@ -242,8 +242,8 @@ def _search(
         return
     changed = _on_change(study, rows, config, folder, wanted, reporter)
     gpus, at_once = _check_room(config, folder, left, beside.open(), reporter)
-    copies = [f"{folder.corpora(proxy).name}/private" for proxy in config.proxy_names]
-    with copies_told(folder.private, reporter, *copies, "winner/private", unless=lambda: bool(folder.started_runs())):
+    copy = "winner/private" if config.search.rule == "public" else f"{folder.corpora().name}/private"
+    with copies_told(folder.private, reporter, copy, unless=lambda: bool(folder.started_runs())):
         prepare_shared(config, bases, folder, beside, reporter)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:

@@ -48,7 +48,7 @@ from uedp_ray.training.checks import (
     check_workers,
 )
 from uedp_ray.training.evaluate import public_row
-from uedp_ray.training.guard import check_warm_start
+from uedp_ray.training.guard import check_public_text, check_unseen, check_warm_start
 from uedp_ray.training.host import check_gpus, connected, ray_session, train
 from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.pretrain import warm_started
@@ -137,19 +137,24 @@ def _compare(
     _same_base(comparison.base, out / "base.yaml")
     runs = [RunDir(out / _slug(name)) for name in comparison.variants]
     _refuse_lost(out)
-    with copies_told(
-        out / "corpora", reporter, "private", "evaluation", unless=lambda: any(run.played for run in runs)
-    ):
+    with copies_told(out / "corpora", reporter, "private", unless=lambda: any(run.played for run in runs)):
         reporter.say("preparing the corpora")
         untrained = prepare_corpora(comparison.base, out / "corpora", fixed=any(run.played for run in runs))
-        private = for_use(untrained).corpus.source.path
+        used, source = for_use(untrained).corpus, comparison.base.corpus.evaluation
         for method, settings in comparison.variants.values():  # before hours of work
-            open_corpus(private, methods.apply(untrained, method, settings).corpus.categories)
+            open_corpus(used.source.path, methods.apply(untrained, method, settings).corpus.categories)
+        assert used.evaluation is not None  # prepare_corpora refuses it
+        assert source is not None
+        private = open_corpus(used.source.path) if untrained.privacy.noise == "calibrated" else None
+        evaluation = open_corpus(used.evaluation.path).text_sketch
+        if not (out / "pretrained" / "model").exists():
+            check_public_text(comparison.base, None if private is None else private.text_sketch, evaluation)
         reporter.say("pre-training on public text")
         config = warm_started(untrained, out / "pretrained", reporter=reporter)
         start = config.model.warm_start
-        if config.privacy.noise == "calibrated":
-            check_warm_start(open_corpus(private), start)
+        check_unseen(evaluation, source, start)
+        if private is not None:
+            check_warm_start(private, start)
         rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
         with ray_session(num_workers) if num_workers else nullcontext():
             rows += [

@@ -14,15 +14,16 @@
     >>> check_evaluation(private, evaluation, sources[1])    # what could be compared: these texts name no users
     Compared(users=False)
     >>> try:
-    ...     check_public(private, private.text_sketch, "pretrain.text", "public.txt")
+    ...     check_public(private.text_sketch, private.text_sketch, "pretrain.text", "public.txt")
     ... except TextError as error:
     ...     print(error.remedy.partition(":")[0])
     shares 100% of its running text with corpus.source, where less than 10% may match
     >>> folder.cleanup()
 
 A perplexity is an exact function of the evaluation text, and a vocabulary and a warm start are functions of public text:
-none of them is charged. ``corpus.overlap`` defines what is compared, and how much may be shared. These checks catch
-mistakes and prove nothing: a paraphrase passes.
+none of them is charged. Nor may a model be scored on text that it was pre-trained on: the figure would not hold for other
+text. ``corpus.overlap`` defines what is compared, and how much may be shared. These checks catch mistakes and prove nothing:
+a paraphrase passes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from pathlib import Path
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig
-from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text, shared_users
+from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, Sketch, shared_text, shared_users
 from uedp_ray.corpus.readers import whole_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError, one_line
 from uedp_ray.storage.files import check_regular, load_array
+from uedp_ray.training.paths import for_use
+from uedp_ray.training.run_vocabulary import public_sentences, public_text
 
 TEXT_SKETCH = "text_sketch.npy"
 """The file beside a pre-trained model with the sketch of the public text that it and its vocabulary were made from."""
@@ -99,21 +102,58 @@ def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig
     users = shared_users(private.user_names, other.user_names)
     if users:
         raise TextError(field, named, f"some of its users are in corpus.source: {remedy}")
-    _refuse_shared_text(private, other.text_sketch, field, named, remedy)
+    _refuse_shared_text(private.text_sketch, other.text_sketch, field, named, remedy)
     return Compared(users is not None)
 
 
-def check_public(private: Corpus, sketch: Hashes, field: str, named: Sequence[str] | str) -> None:
-    """Refuses public text that shares much with the private corpus. Raises: TextError naming ``field``."""
+def check_public(private: Hashes, sketch: Hashes, field: str, named: Sequence[str] | str) -> None:
+    """Refuses public text that shares much with the private text. Raises: TextError naming ``field``."""
     _refuse_shared_text(private, sketch, field, named, "its epsilon would not be counted, name public text")
 
 
-def _refuse_shared_text(private: Corpus, sketch: Hashes, field: str, named: object, remedy: str) -> None:
-    share = shared_text(private.text_sketch, sketch)
+def check_public_text(config: RunConfig, private: Hashes | None, evaluation: Hashes | None) -> None:
+    """Compares all public text that pre-training and the vocabulary would read with the private and the evaluation text,
+    each if it is given: before a model is made of it, in one more reading.
+
+    Raises: TextError naming the setting of the public or the evaluation text.
+    """
+    if private is None and evaluation is None:
+        return
+    used = for_use(config)
+    texts = {"pretrain.text": used.pretrain.text}
+    if not used.model.warm_start:  # which brings its own words
+        texts |= [public_text(used)]
+    for field, sources in texts.items():
+        sketch = Sketch()
+        for _ in public_sentences(sources, used.pretrain.max_words, sketch, field=field):
+            pass
+        if private is not None:
+            check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
+        if evaluation is not None and config.corpus.evaluation is not None and field == "pretrain.text":
+            _refuse_seen(evaluation, config.corpus.evaluation, sketch.hashes, field)
+
+
+def check_unseen(evaluation: Hashes, source: SourceConfig, model: str) -> None:
+    """Refuses to score on text that the model was pre-trained on, if that is on record as for ``check_warm_start``.
+
+    Raises: TextError naming ``corpus.evaluation``.
+    """
+    sketch = public_sketch(model)
+    if sketch is not None:
+        _refuse_seen(evaluation, source, sketch, "the public text of model.warm_start")
+
+
+def _refuse_seen(evaluation: Hashes, source: SourceConfig, sketch: Hashes, seen: str) -> None:
+    remedy = "no text can evaluate a model trained on it, name other text"
+    _refuse_shared_text(sketch, evaluation, "corpus.evaluation", source.path or source.format, remedy, seen)
+
+
+def _refuse_shared_text(
+    one: Hashes, other: Hashes, field: str, named: object, remedy: str, whose: str = "corpus.source"
+) -> None:
+    share = shared_text(one, other)
     if share is not None and share >= MOST_SHARED:
-        found = (
-            f"shares {share:.0%} of its running text with corpus.source, where less than {MOST_SHARED:.0%} may match"
-        )
+        found = f"shares {share:.0%} of its running text with {whose}, where less than {MOST_SHARED:.0%} may match"
         raise TextError(field, named, f"{found}: {remedy}, and remove what a template wrote in both")
 
 
@@ -141,7 +181,7 @@ def check_warm_start(private: Corpus, model: str) -> None:
     """
     sketch = public_sketch(model)
     if sketch is not None:
-        check_public(private, sketch, "model.warm_start", model)
+        check_public(private.text_sketch, sketch, "model.warm_start", model)
 
 
 def public_sketch(model: str) -> Hashes | None:

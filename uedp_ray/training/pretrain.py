@@ -1,7 +1,8 @@
 """Ordinary training on public text: the warm start of a private run.
 
 Writes ``model/`` (weights, tokenizer and a sketch of the text), which ``model.warm_start`` names. Public text costs no
-privacy, provided that it is public: a run on private text that shares much with the sketch is refused (``guard``).
+privacy, provided that it is public: a run on private text that shares much with the sketch is refused (``guard``), and so is
+one that is scored on such text. ``pretrain`` compares the texts before it trains, where it can read them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from uedp_ray.config import RunConfig
-from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus import readers
+from uedp_ray.corpus.overlap import Hashes, Sketch
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.textsize import text_size
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
@@ -34,7 +37,7 @@ from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.guard import TEXT_SKETCH, check_start
+from uedp_ray.training.guard import TEXT_SKETCH, check_public_text, check_start
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -55,7 +58,8 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
 
     Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
       checkpoint folder.
-    Raises: InputError if there is no public text, or ``out`` is not empty.
+    Raises: InputError if there is no public text, or ``out`` is not empty; TextError if the text is the private text of the
+      same file, or its evaluation text.
     """
     check_pretraining(config)
     out = folder_only(out).resolve()
@@ -66,7 +70,24 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
         settle(out, {"model"})
         if out.exists() and not {path.name for path in out.iterdir()} <= {INSIDE}:
             raise InputError("--out", str(out), "is not empty: name another folder")
+        reporter.say("comparing the public text with the private and the evaluation text")
+        used = for_use(config).corpus
+        private = _sketch(used.source) if config.privacy.noise == "calibrated" else None
+        check_public_text(config, private, None if used.evaluation is None else _sketch(used.evaluation))
         return pretrain_into(config, out, reporter=reporter)
+
+
+def _sketch(source: SourceConfig) -> Hashes | None:
+    """What shows shared text; None if the text cannot be read here: it is compared when a run starts."""
+    try:
+        if source.format == "prepared":
+            return open_corpus(source.path).text_sketch
+        sketch = Sketch()
+        for sentence in readers.read(source):
+            sketch.add(sentence.user, sentence.text)
+        return sketch.hashes
+    except (InputError, OSError):
+        return None
 
 
 def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:

@@ -118,7 +118,9 @@ def own_tokenizer(model: str) -> Vocabulary:
     try:
         return Vocabulary.load(model)
     except InputError:
-        remedy = "has no tokenizer beside it: name its tokenizer in vocabulary.path, with vocabulary.kind: tokenizer"
+        remedy = (
+            "has no tokenizer beside it: copy its own there, or set vocabulary.path to it (vocabulary.kind: tokenizer)"
+        )
         raise InputError("model.path", model, remedy) from None
 
 

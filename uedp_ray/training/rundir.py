@@ -329,8 +329,7 @@ class RunDir:
 
     def copies_told(self, reporter: Reporter) -> AbstractContextManager[None]:
         """Reports that a copy of the private text stays, if the block is refused before the first round."""
-        copies = ("corpus", "evaluation", "tokens")
-        return copies_told(self.private, reporter, *copies, unless=lambda: self.played)
+        return copies_told(self.private, reporter, "corpus", "tokens", unless=lambda: self.played)
 
     def own(self) -> None:
         """Takes the run over, and fetches its progress from the storage into this node's copy."""

@@ -50,6 +50,7 @@ from uedp_ray.training.guard import (
     check_owners,
     check_public,
     check_start,
+    check_unseen,
     check_warm_start,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
@@ -280,11 +281,12 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
     evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and asked.named is not None:
         with within("corpus.evaluation"):
-            folder = run.evaluation
-            found = prepared_source(used.corpus.evaluation, folder, protected=False, fixed=charged)
-            evaluation_path = storage.adopt(found, folder)
+            found = prepared_source(used.corpus.evaluation, run.evaluation, protected=False, fixed=charged)
+            evaluation_path = storage.adopt(found, run.evaluation)
         evaluation = open_corpus(evaluation_path)
         compared = check_evaluation(corpus, evaluation, asked.named)
+        if not asked.public_source:  # what only ranks settings may be familiar
+            check_unseen(evaluation.text_sketch, asked.named, used.model.warm_start)
     if asked.text is not None:
         keep_text(asked.text, corpus, evaluation, fixed=True)
     keep_text(run.text, corpus, evaluation, fixed=charged)
@@ -314,7 +316,7 @@ def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, 
     vocabulary = make_vocabulary(used, read)
     if asked.guarded:
         field, sources = public_text(config)
-        check_public(text.corpus, read.hashes, field, [source.path or source.format for source in sources])
+        check_public(text.corpus.text_sketch, read.hashes, field, [source.path or source.format for source in sources])
     with replacing(run.vocabulary, made=VOCABULARY) as new:
         vocabulary.save(new)
 

@@ -51,7 +51,7 @@ EARLIER = (
 def copies_told(folder: Path, reporter: Reporter, *names: str, unless: Callable[[], bool]) -> Iterator[None]:
     """Reports that ``folder`` holds a copy of private text, if the block is refused.
 
-    ``names``: names of the copies in ``folder``. ``unless``: whether something was trained on them by then.
+    ``names``: the copies of private text in ``folder``. ``unless``: whether something was trained on them by then.
     """
     try:
         yield

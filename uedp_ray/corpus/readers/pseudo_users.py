@@ -22,9 +22,8 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
     """
     each = source.sentences_per_user
     first, end = source.skip_users * each, (source.skip_users + source.num_users) * each
-    sentences = read(dataclasses.replace(source, format=source.read_as))
     index = first - 1
-    for index, sentence in enumerate(itertools.islice(_joined(sentences, source), first, end), first):
+    for index, sentence in enumerate(itertools.islice(_of_public(source), first, end), first):
         yield dataclasses.replace(sentence, user=f"user-{index // each}")
     if index + 1 == end:
         return
@@ -34,6 +33,15 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
         f"each of {source.min_words} to {source.max_words} words where short ones are joined: name more text, or fewer users"
     )
     raise InputError("num_users", source.num_users, remedy)  # without its length, which may be private
+
+
+def num_sentences(source: SourceConfig, most: int) -> int:
+    """How many sentences there are to make users of, counted up to ``most``. For text that is public."""
+    return sum(1 for _ in itertools.islice(_of_public(source), most))
+
+
+def _of_public(source: SourceConfig) -> Iterator[Sentence]:
+    return _joined(read(dataclasses.replace(source, format=source.read_as)), source)
 
 
 def _joined(sentences: Iterable[Sentence], source: SourceConfig) -> Iterator[Sentence]:
