@@ -391,8 +391,5 @@ def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, repor
         )
     elif entities and not config.corpus.categories and (caution := nameless(corpus.statistics["mentions"])):
         reporter.say(f"caution: {caution} (private: read off the text)")
-    if bounded.dropped_share >= 0.05:
-        parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
-        reporter.say(
-            f"{bounded.dropped_share:.0%} of the words are dropped by bounds: {parts} (private: read off the text)"
-        )
+    if lost := bounded.told(config.bounds):
+        reporter.say(lost)
