@@ -41,6 +41,7 @@ from uedp_ray.storage.files import (
     write_json,
 )
 from uedp_ray.storage.open import open_storage
+from uedp_ray.tasks.metric import UNKNOWN, metric_of
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear
 from uedp_ray.training.guard import (
@@ -332,6 +333,8 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     texts = (one for _, said in text.evaluation.texts() for one in said)
     size = text_size(texts, vocabulary, config.model.max_length)
     size.warn(reporter)
+    if unknown := metric_of(config).caution({UNKNOWN.name: size.unk_share}):
+        reporter.say(f"warning: {unknown}")
     return size
 
 
