@@ -7,7 +7,7 @@ import json
 import pytest
 
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Unexpected, anything, flag, list_of, number, one_of, record, string
+from uedp_ray.fields import Later, Unexpected, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.storage.files import read_json
 
 ODD = [
@@ -42,6 +42,7 @@ CHECKS = {
     "list": (list_of(number()), [[], [1]]),
     "list or null": (list_of(string(), nothing=True), [[], None]),
     "record": (record({}), [{}]),
+    "record with a key that came later": (record({"a": Later(flag)}), [{}]),
     "record with a key": (record({"a": flag}, nothing=True), [None]),
     "anything": (anything, ODD),
 }

@@ -6,6 +6,7 @@ One file above 400 lines: all seams are read together, and share the two helpers
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import typing
 from types import ModuleType
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
+from tests.told import Told
 from tests.training.runs import NUM_USERS, TREE, run_config
 from tests.training.runs import events as events_of
 from tests.updates.tiny import CPU
@@ -238,11 +240,27 @@ def test_a_task(task, corpora, tmp_path):
     assert pq.read_table(tmp_path / "run" / "rounds.parquet").column_names[:2] == ["round", "hit_rate"]
     export(tmp_path / "run", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "A language model (gpt2) for the task hits, trained" in card
+    assert not [word for word in ("next word", "generat", "python") if word in card]
     assert f"| Held-out hit rate | {task.show(result['hit_rate'])} |" in card
     assert "erplexity" not in card + (tmp_path / "out" / "privacy.md").read_text()
     for folder in ("run", "out"):
         with pytest.raises(InputError, match=r"task\.kind hits: predict answers next words only"):
             predict(tmp_path / folder, ["she"])
+
+
+def test_much_that_is_unknown_is_said_of_a_task_without_advice_that_it_cannot_follow(task, corpora, tmp_path):
+    told = []
+    vocabulary = TREE["vocabulary"] | {"max_size": 20}
+    train(
+        run_config(corpora, task={"kind": "hits"}, vocabulary=vocabulary),
+        tmp_path / "run",
+        workers=0,
+        reporter=Told(say=told.append),
+    )
+    (said,) = (line for line in told if "<unk>" in line)
+    assert "vocabulary.kind: tokenizer" in said
+    assert "bits" not in said
 
 
 def test_a_search_for_the_best_at_a_task(task, corpora, tmp_path, capsys):
@@ -258,7 +276,14 @@ def test_a_search_for_the_best_at_a_task(task, corpora, tmp_path, capsys):
     assert task.say(max(rates)) in shown
     loaded = load_sweep(tmp_path / "sweep")
     assert (loaded.metric, rank([loaded])["hit_rate"].iloc[0]) == (task, max(rates))
-    page = report([tmp_path / "sweep"], tmp_path / "report.html").read_text()
+    result = json.loads((tmp_path / "sweep" / "result.json").read_text())
+    for initial in (0.0, 1.0):  # in points: nothing is divided by a start of 0
+        result["best"]["initial_hit_rate"] = initial
+        (tmp_path / "sweep" / "result.json").write_text(json.dumps(result))
+        page = report([tmp_path / "sweep"], tmp_path / "report.html").read_text()
+        gain = f"{task.show(abs(max(rates) - initial))}{' lost' if initial else ''}"
+        assert f"{gain} over the public model ({task.show(initial)})" in page
+    assert f"with hit rate {task.show(max(rates))}" in page
     assert "hit rate (higher is better)" in page
     assert "erplexity" not in page
     found = Study.open(sweep, tmp_path / "study.journal")

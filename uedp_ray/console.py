@@ -348,8 +348,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         ]
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = f"the settings of trial {best['trial']} on the private text" if anew else f"trial {best['trial']}"
-        before = best.get(metric.initial) if anew else None
-        from_there = "" if before is None else f" (from {metric.show(before)} before that training)"
+        before = metric.before(best) if anew else ""
+        from_there = f" (from {before} before that training)" if before else ""
         lines.append(f"Best: {trained}, {_measured(best)}{from_there}, in {best['run_dir']}")
         if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
             lines.append(unlike)
@@ -359,7 +359,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         runs = best["seeds"]
         mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")
-        lines += [f"Caution: {caution}." for caution in weakness(best["epsilon_with_choice"] or math.inf)]
+        cautions = [*weakness(best["epsilon_with_choice"] or math.inf), metric.caution(best)]
+        lines += [f"Caution: {caution}." for caution in cautions if caution]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
     if best is not None and math.isfinite(best["epsilon_with_choice"] or math.inf):

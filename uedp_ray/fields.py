@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Never
 
 Check = Callable[[Any, str], None]
@@ -106,7 +107,7 @@ def list_of(of: Check, *, nothing: bool = False) -> Check:
 
 
 def record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
-    """A mapping with at least these keys; ``nothing`` also allows null."""
+    """A mapping with at least these keys, but for those whose check is a ``Later``; ``nothing`` also allows null."""
 
     def check(value: Any, where: str) -> None:
         if nothing and value is None:
@@ -115,10 +116,22 @@ def record(keys: Mapping[str, Check], *, nothing: bool = False) -> Check:
             _refuse(where, value, "a mapping")
         for key, of in keys.items():
             if key not in value:
+                if isinstance(of, Later):
+                    continue
                 raise Missing(where, list(value), key)
             of(value[key], f"{where}.{key}" if where else key)
 
     return check
+
+
+@dataclass(frozen=True)
+class Later:
+    """The check of a key of a ``record`` that files of earlier versions lack."""
+
+    of: Check
+
+    def __call__(self, value: Any, where: str) -> None:
+        self.of(value, where)
 
 
 def _refuse(where: str, value: Any, expected: str) -> Never:

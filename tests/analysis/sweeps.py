@@ -43,6 +43,7 @@ SPACE: dict[str, Any] = {
 UNUSUAL = {3: "failed", 5: "refused", 7: "stopped", 9: "running"}
 """Every ten trials one each. Of a sweep that is finished none runs: that one failed before its first round."""
 _SCORES = ("perplexity", "bits_per_byte", "unk_share")
+_INITIAL = {"initial_perplexity": 133.0, "initial_bits_per_byte": math.log2(133.0) / 5}
 REASONS = {
     "failed": "perplexity = nan: diverged at round 4",
     "refused": "privacy.target_epsilon = 8.0: no noise reaches it <script>alert('&')</script>",
@@ -116,10 +117,7 @@ def _result(
     price = {"delta": best["delta"], "unit": best["unit"], "accountant": "composition"}
     return {
         "best": {
-            **{
-                key: best[key]
-                for key in ("trial", *_SCORES, "initial_perplexity", "perplexity_std", "seeds", "delta", "unit")
-            },
+            **{key: best[key] for key in ("trial", *_SCORES, *_INITIAL, "perplexity_std", "seeds", "delta", "unit")},
             "epsilon": {name: best[f"epsilon_{name}"] for name in UNITS},
             "epsilon_with_choice": choice or best["epsilon"],
             **{key: best[key] for key in ("noise_multiplier", "rounds", "planned_rounds")},
@@ -184,7 +182,7 @@ def _trial(
         "feasible": state != "refused",
         "method": point.get("method"),
         **{key: point.get(key) for key in space},
-        **dict.fromkeys((*_SCORES, "perplexity_std", "initial_perplexity"), None),
+        **dict.fromkeys((*_SCORES, "perplexity_std", *_INITIAL), None),
         "seeds": seeds,
         "tied_with_best": None,
         "pareto": False,
@@ -217,14 +215,14 @@ def _trial(
         "rounds": rounds,
         "planned_rounds": config.training.num_rounds,
         "seconds": 3.5 * rounds,
-        "initial_perplexity": 133.0,
+        **_INITIAL,
     }
     row["noise_multiplier"] = None if plan.mechanism is None else plan.mechanism.noise_multiplier
     if state in ("done", "stopped"):
         row["perplexity"] = float(np.mean(perplexities))
         row["perplexity_std"] = float(np.std(perplexities, ddof=1)) if seeds > 1 else None
     if state == "done":
-        row |= {"bits_per_byte": math.log2(row["perplexity"]) / 5, "unk_share": 0.1234}
+        row |= {"bits_per_byte": math.log2(row["perplexity"]) / 5, "unk_share": 0.0123}
     return row
 
 

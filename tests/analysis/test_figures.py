@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from tests.analysis.sweeps import SPACE, write_sweep
 from uedp_ray.analysis import figures, importance, parallel
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.analysis.style import NothingToShow, chart, line, number, score_text, svg
+from uedp_ray.analysis.style import NothingToShow, chart, line, number, svg
 from uedp_ray.errors import InputError
 from uedp_ray.search.sweep_config import SweepConfig
 
@@ -282,10 +282,4 @@ def test_numbers():
         "1e-5",
         "123500",
         "2.5e7",
-    ]
-    assert [score_text(value) for value in (116.0, 99.664, 1234.4, 12345678.0)] == [
-        "116.0",
-        "99.66",
-        "1234",
-        "1.23e7",
     ]

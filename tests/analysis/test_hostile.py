@@ -158,6 +158,12 @@ def test_a_sweep_of_an_earlier_version_is_reported_or_sent_back_to_it(copy):
     refused(copy, "the key run_dir: if an earlier version made the sweep, report and export it with that version")
     edit(copy, "best", to={key: best[key] for key in best if key != "initial_perplexity"})
     assert load_sweep(copy).best["initial_perplexity"] is None
+    later = "initial_bits_per_byte"
+    edit(copy, "best", to={key: value for key, value in best.items() if key != later})
+    table = pq.read_table(copy / "trials.parquet")
+    pq.write_table(table.drop_columns(later), copy / "trials.parquet")
+    assert load_sweep(copy).best[later] is None
+    assert load_sweep(copy).trials[later].isna().all()
     report([copy])
     assert (copy / "report.html").exists()
 

@@ -72,10 +72,34 @@ def test_the_first_screen_says_what_to_hand_on_and_why(copies, page):
     assert f"trial {best['trial']}: perplexity {best['perplexity']:.1f}" in said
     terms = "(unit user-entity, zero-out (fixed graph), δ = 1e-05)"
     assert f"{total}, training and choosing, where the budget of 8 covers each trial alone {terms}" in said
-    assert f"over the public model ({best['initial_perplexity']:.1f})" in said
+    assert f"perplexity {best['perplexity']:.1f}, {best['bits_per_byte']:.3f} bits/byte" in said
+    gained = [1 - best[name] / best[f"initial_{name}"] for name in ("perplexity", "bits_per_byte")]
+    assert f"{gained[0]:.1%} in perplexity and {gained[1]:.1%} in bits/byte over the public model" in said
+    assert f"(133.0, {best['initial_bits_per_byte']:.3f} bits/byte)" in said
     assert f"uedp-ray export {copies['small']} --out DIR" in said
     for key, value in best["params"].items():
         assert f"{key.split('.')[-1]} {str(value)[:4]}" in said
+
+
+@pytest.mark.parametrize("publish", [False, True])
+def test_what_was_gained_on_text_of_which_much_is_unknown_is_told_in_bits_per_byte(copies, tmp_path, publish):
+    """The page said "52.2% over the public model" of a model that had learnt to predict <unk>."""
+    copy = shutil.copytree(copies["small"], tmp_path / "copy")
+    result = read_result(copy)
+    scores = {"initial_perplexity": 68.9, "perplexity": 32.9, "initial_bits_per_byte": 5.554, "bits_per_byte": 5.377}
+    result["best"] |= scores | {"unk_share": 0.561}
+    (copy / "result.json").write_text(json.dumps(result))
+    text = Page(report([copy], publish=publish)).text
+    assert "Gained 3.2% in bits/byte over the public model (5.554)" in text
+    assert "52.2%" not in text
+    assert (
+        "Perplexity flatters the model: 56% of the words of the evaluation text are <unk>"
+        in text[: text.index("What to hand on")]
+    )
+    assert "vocabulary.kind: tokenizer" in text[: text.index("What to hand on")]
+    result["best"]["initial_bits_per_byte"] = None  # an earlier version's
+    (copy / "result.json").write_text(json.dumps(result))
+    assert "52.2% over the public model (68.9)" in Page(report([copy], publish=publish)).text
 
 
 def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_path):
@@ -116,7 +140,7 @@ def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
     assert "12 asked for; 8 finished, 1 stopped early, 2 failed, 1 refused before training." in page.text
     assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f} (" in page.text
     assert f"({best['bits_per_byte']:.3f} bits/byte, " in page.text
-    assert "a model trained on public text only has 133.0 (ε = 0); a noiseless one 88.50 (no guarantee)" in page.text
+    assert "a model trained on public text only has 133.0 (ε = 0); a noiseless one 88.5 (no guarantee)" in page.text
     assert "With one seed per trial" in page.text
     by_unit = ", ".join(f"{unit} {show_epsilon(value)}" for unit, value in best["epsilon"].items())
     assert f"By unit: {by_unit}; zero-out (fixed graph), δ = 1e-05; upper bounds for this one run" in page.text
@@ -127,7 +151,7 @@ def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
 def test_ties_and_spread_are_in_words(copies):
     best = read_result(copies["seeded"])["best"]
     text = Page(copies["seeded"] / "report.html").text
-    assert f"{best['perplexity_std']:.2g} over 2 seeds" in text
+    assert f"{best['perplexity_std']:.1f} over 2 seeds" in text
     if best["tied"]:
         assert f"cannot be told apart from {', '.join(best['tied'])}." in text
     assert "Bars are one standard deviation over seeds." in text
@@ -163,7 +187,7 @@ def test_every_trial_is_in_the_table(copies, page):
             assert float(row["perplexity"]) == pytest.approx(trial["perplexity"], rel=1e-3)
         if trial["bits_per_byte"] is not None:
             assert float(row["bits/byte"]) == pytest.approx(trial["bits_per_byte"], rel=1e-2)
-            assert row["<unk>"] == "12.3%"
+            assert row["<unk>"] == "1.2%"
         if trial["reason"]:
             assert trial["reason"] in row["notes"]
         assert row["lora_rank"] == ("–" if trial["model.lora_rank"] is None else str(trial["model.lora_rank"]))

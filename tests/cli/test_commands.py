@@ -15,7 +15,6 @@ import uedp_ray
 from tests.cli.files import written
 from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import run_tree
-from uedp_ray.analysis.style import score_text
 from uedp_ray.cli import planning
 from uedp_ray.config import load_config
 from uedp_ray.search.sweep_config import load_sweep_config
@@ -128,7 +127,7 @@ def test_sweep_and_report(answer, command, tmp_path, corpora):
     assert set(found["selection"]) >= {"rule", "epsilon"}
     page = answer("report", out)["html"]
     assert page == str(out / "report.html")
-    assert score_text(found["best"]["perplexity"]) in (out / "report.html").read_text()
+    assert f"perplexity {found['best']['perplexity']:.1f}" in (out / "report.html").read_text()
     code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
     assert code == 0
     assert "Price of choosing (composition)" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -203,6 +204,22 @@ def test_dropped_share_counts_words_and_adds_up() -> None:
     assert bounded.sentence_weight.tolist() == [0.5, 0, 1, 0, 0.5]
     assert bounded.dropped_share == pytest.approx(9 / 15)
     assert list(bounded.dropped_by.values()) == pytest.approx([4 / 15, 2 / 15, 3 / 15])
+
+
+def test_what_is_dropped_is_told_with_what_would_keep_it_and_as_private_unless_it_is_public() -> None:
+    graph: Graph = [[{0}, {0}, set(), set()], [{0}]]
+    bounds = BoundsConfig(max_sentences_per_user=3, max_holders=1, holder_bound="reweight", entity_bound="truncate")
+    bounded = apply_bounds(_incidences(graph), bounds, None)
+    told = bounded.told(bounds)
+    assert told.startswith(
+        "60% of the words are dropped by bounds: max_sentences_per_user 27%, max_sentences_per_entity "
+    )
+    assert "to keep more, raise bounds.max_sentences_per_user (sentences of a user that count; uedp-ray plan" in told
+    assert "bounds.holder_bound: fill" in told
+    assert told.endswith("(private: read off the text, as is a setting that is chosen by it)")
+    assert "private" not in bounded.told(bounds, public=True)
+    assert "fill" not in bounded.told(dataclasses.replace(bounds, holder_bound="fill"))
+    assert apply_bounds(_incidences([[set()]], 0), bounds, None).told(bounds) == ""
 
 
 def test_no_bounds_no_entities_and_only_sensitive_sentences() -> None:

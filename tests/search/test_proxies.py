@@ -35,6 +35,7 @@ from uedp_ray.search.proxies import (
     score_of,
     searched_bases,
     unlike_gain,
+    unread,
 )
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
@@ -281,9 +282,9 @@ def test_a_proxy_in_words_that_the_public_model_does_not_know_is_told_before_the
     settings = VocabularyConfig(kind="public-words")
     own = build_vocabulary(settings, public_text=lambda: [text for _, said in corpus.texts() for text in said])
     other = build_vocabulary(settings, public_text=lambda: ["das ist ein anderer Text"])
-    assert list(cautions(config, "one", corpus, None, own)) == []
-    (told,) = cautions(config, "one", corpus, None, other)
-    assert told.startswith("100% of the words of proxy one are <unk> to the public model")
+    assert unread(config, "one", corpus, own) == ""
+    told = unread(config, "one", corpus, other)
+    assert told.startswith("100% of the words of the evaluation text of proxy one are <unk>")
 
 
 def test_proxies_that_gain_far_more_than_the_private_text_are_named():

@@ -140,9 +140,23 @@ def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):
         f"| {result['perplexity']:.1f}; {result['bits_per_byte']:.3f} bits/byte; {result['unk_share']:.1%} \\<unk\\>"
     )
     assert f"Held-out perplexity {scores}" in text
-    assert f"before training on the private text | {result['initial_perplexity']:.1f} |" in text
+    before = f"{result['initial_perplexity']:.1f}, {result['initial_bits_per_byte']:.3f} bits/byte"
+    assert f"before training on the private text | {before} |" in text
     assert "| Licence | none is stated here;" in text
     assert "Base model" not in text
+
+
+def test_the_card_warns_where_much_is_unknown(private_run, exported):
+    out, _ = exported
+    config, total = load_config(out / "config.yaml"), Total(1.0, "user-entity", "none", "")
+
+    def rows(share):
+        result = private_run.result | {"unk_share": share}
+        return card(config, result, total, Vocabulary.load(out / "model"), longest=None).splitlines()
+
+    warned = r"| Caution | 56% of the words of the evaluation text are \<unk\>, which is easy to predict: "
+    assert [row for row in rows(0.56) if row.startswith(warned)]
+    assert not [row for row in rows(0.09) if "easy to predict" in row]
 
 
 def run_example(out: Path, monkeypatch, capsys, text: str = "The") -> tuple[str, dict[str, Any]]:

@@ -26,6 +26,25 @@ def test_perplexity_falls_well_below_that_of_word_guessing(pretrained):
     assert 200 < pretrained.result["initial_perplexity"] < 320  # untrained: about uniform over 250 words
 
 
+def test_bits_per_byte_before_are_told_too(pretrained):
+    assert pretrained.result["bits_per_byte"] < pretrained.result["initial_bits_per_byte"]
+
+
+def test_what_of_the_evaluation_text_is_unknown_is_said_before_hours_of_training(corpora, tmp_path):
+    """Of its own text hardly a word is: that figure said nothing of the text that the model is for."""
+    events = []
+    reporter = Told(say=events.append, step=lambda *row: events.append(row))
+    (tmp_path / "other.txt").write_text("das ist ein anderer Text\n" * 9)
+    text = {"format": "text", "path": str(tmp_path / "other.txt")}
+    config = run_config(corpora, corpus={"evaluation": text}, pretrain={"text": TEXT, "num_steps": 1})
+    result = pretrain(config, tmp_path / "out", reporter=reporter)
+    assert result["unk_share"] < result["evaluation.unk_share"] == 1.0
+    assert events[0].startswith("warning: 100% of the words of corpus.evaluation are <unk>")
+    assert events[1][0] == 1
+    (tmp_path / "other.txt").unlink()
+    assert "evaluation.unk_share" not in pretrain(config, tmp_path / "again"), "it may be elsewhere"
+
+
 def test_what_is_saved_loads_and_predicts_text_it_has_not_seen(pretrained, corpora):
     folder = pretrained.out / "model"
     assert pretrained.result["checkpoint"] == str(folder.resolve())

@@ -133,6 +133,7 @@ def test_the_result_agrees_with_ledger_and_rounds(private_run):
     assert json.loads((private_run.out / "result.json").read_text()) | owners == result
     assert result["perplexity"] == rows[-1]["perplexity"]
     assert result["initial_perplexity"] == rows[0]["perplexity"]
+    assert result["initial_bits_per_byte"] == rows[0]["bits_per_byte"] != result["bits_per_byte"]
     assert result["epsilon"] == {name: rows[-1][f"epsilon_{name}"] for name in ("user-entity", "user", "entity")}
     assert 0 < result["epsilon"]["user"] < result["epsilon"]["user-entity"]
     assert (result["rounds"], result["private"], result["unit"]) == (5, True, "user-entity")
@@ -175,6 +176,28 @@ def test_a_model_that_training_made_worse_is_told_with_both_figures_alike(privat
     told = []
     train(run_config(corpora), tmp_path / "run", workers=0, resume=True, reporter=Told(say=told.append))
     assert f"(perplexity 614.1, now {shown}): try" in told[-1]
+
+
+def test_a_result_of_an_earlier_version_lacks_bits_per_byte_before_training(private_run, corpora, tmp_path):
+    shutil.copytree(private_run.out, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    del result["initial_bits_per_byte"]
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+    assert train(run_config(corpora), tmp_path / "run", workers=0, resume=True)["perplexity"] == result["perplexity"]
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"initial_bits_per_byte": "5.5"}))
+    with pytest.raises(InputError, match=r"is damaged \(initial_bits_per_byte is not a number from 0\)"):
+        train(run_config(corpora), tmp_path / "run", workers=0, resume=True)
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.561, "56% of the words of the evaluation text are <unk>"), (0.1, "")])
+def test_much_that_is_unknown_is_said_at_the_end(private_run, corpora, tmp_path, share, words):
+    shutil.copytree(private_run.out, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"unk_share": share}))
+    told = []
+    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, reporter=Told(say=told.append))
+    assert bool(words) == any("<unk>" in line for line in told)
+    assert words in "".join(told)
 
 
 def test_the_checkpoint_is_the_exported_model(private_run):

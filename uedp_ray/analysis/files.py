@@ -86,7 +86,8 @@ def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
             "result.json", str(root), f"is not JSON that a sweep writes ({type(error).__name__})"
         ) from None
     if isinstance(tree, dict) and isinstance(tree.get("best"), dict):  # earlier versions have it in the table only
-        tree["best"].setdefault(config.metric.initial, None)
+        for key in config.metric.initials:
+            tree["best"].setdefault(key, None)
     try:
         _check_result(tree, config)
     except Unexpected as error:
@@ -117,7 +118,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         metric.name: score,
         **{each.name: number(each.least, nothing=True) for each in metric.beside},
         metric.spread: spent,
-        metric.initial: number(metric.least, nothing=True),
+        **{each.initial: number(each.least, nothing=True) for each in metric.metrics},
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,
         "epsilon": record(dict.fromkeys(UNITS, spent)),

@@ -6,10 +6,11 @@
     rank([sweep, load_sweep("runs/other")])        # refused unless unit and delta agree
 
 ``trials`` has one row per trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
-``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std initial_perplexity
-epsilon epsilon_user-entity epsilon_user epsilon_entity delta noise_multiplier seconds passes`` float64; ``run_dirs`` lists
-of text. ``passes`` is the work of one run, in passes over the text: its rounds times q_u. A searched setting has a column
-with its dotted name: float64 for ranges, Int64 for integers, as written for choices.
+``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std bits_per_byte
+unk_share initial_perplexity initial_bits_per_byte epsilon epsilon_user-entity epsilon_user epsilon_entity delta
+noise_multiplier seconds passes`` float64; ``run_dirs`` lists of text. ``passes`` is the work of one run, in passes over the
+text: its rounds times q_u. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as
+written for choices.
 A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
 
 What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
@@ -186,7 +187,7 @@ def load_sweep(path: str | Path) -> Sweep:
         )
         raise InputError("sweep", str(path), remedy)
     config = load_kept(inside(path, "sweep.yaml"), inside(path, "selection.json"))
-    table = read_table(path, "trials.parquet")
+    table = _completed(read_table(path, "trials.parquet"), config.metric)
     trials = _checked_trials(path, table, config)
     trials["passes"] = _passes(trials, config)
     result = read_result(path, config) if (path / "result.json").is_file() else None
@@ -207,6 +208,14 @@ def load_sweep(path: str | Path) -> Sweep:
         references=references.astype({"name": "string", config.metric.name: "float64", "epsilon": "float64"}),
         finished=finished,
     )
+
+
+def _completed(table: pa.Table, metric: Metric) -> pa.Table:
+    """The table with an empty column for a score before training that earlier versions did not keep."""
+    for key in metric.initials[1:]:
+        if key not in table.column_names:
+            table = table.append_column(key, pa.nulls(table.num_rows, pa.float64()))
+    return table
 
 
 def _passes(trials: pd.DataFrame, config: SweepConfig) -> pd.Series:
@@ -308,7 +317,8 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     ):
         if not fits.all():
             raise InputError(f"trials.parquet: {column}", str(frame[column][~fits].iloc[0])[:60], remedy)
-    least = {score.name: score.least for score in metric.scores} | {metric.initial: metric.least, metric.spread: 0.0}
+    least = {score.name: score.least for score in metric.scores} | {metric.spread: 0.0}
+    least |= {each.initial: each.least for each in metric.metrics}
     least |= dict.fromkeys(config.score_columns.values(), metric.least)
     _check_least("trials.parquet", frame, _LEAST | least)
     done = frame[frame["state"] == "done"]

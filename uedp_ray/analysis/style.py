@@ -160,11 +160,6 @@ def number(value: float) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.3g}")
 
 
-def score_text(value: float) -> str:
-    """Formats four significant digits, trailing zeros kept, so that a column of them lines up."""
-    return f"{value:#.4g}".rstrip(".") if value < 1e4 else number(value)
-
-
 def shown_value(value: Any) -> str:
     """Returns a setting's value in short; ``none`` for a choice that is null."""
     if value is None:

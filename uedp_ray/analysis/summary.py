@@ -13,11 +13,12 @@ from typing import Any
 
 from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
-from uedp_ray.analysis.style import number, score_text
+from uedp_ray.analysis.style import number
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Dimension
+from uedp_ray.tasks.metric import Metric
 
 _WORDS = {
     "done": "finished",
@@ -42,9 +43,9 @@ def shown(epsilon: float | None, unknown: str = "not known") -> str:
     return unknown if epsilon is not None and math.isnan(epsilon) else show_epsilon(epsilon)
 
 
-def with_spread(score: float, spread: float | None) -> str:
-    """``95.12 ± 1.3``; without the spread where there is one seed."""
-    return score_text(score) + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
+def with_spread(metric: Metric, score: float, spread: float | None) -> str:
+    """``95.1 ± 1.3``; without the spread where there is one seed."""
+    return metric.show(score) + ("" if spread is None or math.isnan(spread) else f" ± {metric.show(spread)}")
 
 
 def ranges(dimension: Dimension) -> str:
@@ -73,7 +74,7 @@ def summary(sweep: Sweep) -> list[tuple[str, str]]:
 
 
 def warnings(sweep: Sweep) -> list[str]:
-    """Returns what a reader must know before showing this page to anybody."""
+    """Returns what a reader must know before showing this page to anybody, or believing its scores."""
     found = []
     if not sweep.finished:
         found.append("The sweep is not finished. Nothing here is final, and the price of choosing is not settled.")
@@ -84,6 +85,8 @@ def warnings(sweep: Sweep) -> list[str]:
         )
     if "noiseless" in set(sweep.references["name"]):
         found.append(f"The noiseless reference on this page: {noiseless(sweep)}.")
+    if caution := sweep.metric.caution(sweep.best or {}):
+        found.append(f"{_sentence(sweep.metric.title)[:-1]} flatters the model: {caution}.")
     return found
 
 
@@ -127,7 +130,7 @@ def _found(sweep: Sweep) -> str:
     if best is None:
         return "No trial finished within the budget: there is nothing to choose."
     verb = "is the best" if sweep.finished else "is the best so far"
-    text = f"Trial {best['trial']} {verb}, with {metric.title} {with_spread(best[metric.name], best[metric.spread])}"
+    text = f"Trial {best['trial']} {verb}, with {metric.title} {with_spread(metric, best[metric.name], best[metric.spread])}"
     text += f" over {best['seeds']} seeds" if best["seeds"] > 1 else ""
     beside = [score.say(best[score.name]) for score in metric.beside if best.get(score.name) is not None]
     text += f" ({', '.join(beside)})" if beside else ""
@@ -135,12 +138,13 @@ def _found(sweep: Sweep) -> str:
     if sweep.selection["rule"] in TRAINS_ANEW:
         text += ", trained anew on the private text by its settings"
     if sweep.selection["rule"] == "public":  # trials and references are of other text than the winner
-        before = best.get(metric.initial)
-        levels = {} if before is None else {"public-only": before}
-    if "public-only" in levels:
-        text += f"; a model trained on public text only has {score_text(levels['public-only'])} (ε = 0)"
+        before, levels = metric.before(best), {}
+    else:
+        before = metric.show(levels["public-only"]) if "public-only" in levels else ""
+    if before:
+        text += f"; a model trained on public text only has {before} (ε = 0)"
     if "noiseless" in levels:
-        text += f"; a noiseless one {score_text(levels['noiseless'])} (no guarantee)"
+        text += f"; a noiseless one {metric.show(levels['noiseless'])} (no guarantee)"
     agreed = "".join(f" {pair['text']}" for pair in sweep.agreement)
     return f"{text}. {_over_base(sweep, best)}{_ties(best)}{agreed}"
 

@@ -91,7 +91,7 @@ def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
 
 def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
     if key == metric.name:
-        return with_spread(value, row[metric.spread])
+        return with_spread(metric, value, row[metric.spread])
     if key.endswith(f".{metric.name}"):
         return metric.show(value)
     if (beside := {score.name: score for score in metric.beside}.get(key)) is not None:

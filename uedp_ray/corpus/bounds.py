@@ -45,6 +45,15 @@ from uedp_ray.config import BoundsConfig
 from uedp_ray.corpus.filling import UNIT, filled
 from uedp_ray.errors import TextError
 
+_LITTLE = 0.05
+"""The share of the words below which nobody is told of what the bounds drop."""
+_PRIVATE = " (private: read off the text, as is a setting that is chosen by it)"
+_COUNTED = {
+    "max_sentences_per_user": "sentences of a user that count",
+    "max_sentences_per_entity": "sentences of a user with the same entity that count in full",
+    "max_holders": "users with the same entity that count in full",
+}
+
 
 class IncidenceGraph(Protocol):
     """Who holds what: the part of ``Corpus`` that bounds and plans may look at. No text, no category."""
@@ -75,6 +84,18 @@ class Bounded:
     """Share of the corpus's words lost: 1 - sum(weight * words) / sum(words)."""
     dropped_by: dict[str, float]
     """``dropped_share`` by bound, in the order they are applied; the parts add up."""
+
+    def told(self, bounds: BoundsConfig, *, public: bool = False) -> str:
+        """What is lost, and how to keep more, in a sentence for the text's owner; empty if it is little."""
+        if self.dropped_share < _LITTLE:
+            return ""
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in self.dropped_by.items() if share >= _LITTLE / 10)
+        most = max(self.dropped_by, key=lambda name: self.dropped_by[name])
+        fill = ", or set bounds.holder_bound: fill, at the same ε" if bounds.holder_bound == "reweight" else ""
+        return (
+            f"{self.dropped_share:.0%} of the words are dropped by bounds: {parts}; to keep more, raise bounds.{most} "
+            f"({_COUNTED[most]}; uedp-ray plan says what that costs){fill}{'' if public else _PRIVATE}"
+        )
 
 
 def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_users: int | None) -> Bounded:

@@ -19,8 +19,10 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
 
 _MUCH = 0.1
-"""The share of a text that is unknown, or cut off, above which a warning says so."""
+"""The share of a text that is cut off above which a warning says so."""
 _BATCH = 4096
+_SAMPLE = 10_000
+"""Sentences that are looked at for unknown words."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class TextSize:
 
     def warn(self, reporter: Reporter) -> None:
         """Warns if a score covers less than it seems to."""
-        warn_unknown(self.unk_share, reporter)
         share = self.cut / max(self.cut + self.tokens, 1)
         if share > _MUCH:
             reporter.say(
@@ -56,13 +57,9 @@ class TextSize:
             )
 
 
-def warn_unknown(unk_share: float, reporter: Reporter) -> None:
-    """Warns if much of a text is ``<unk>``."""
-    if unk_share > _MUCH:
-        reporter.say(
-            f"warning: {unk_share:.0%} of the words of the evaluation text are <unk>, which are easy to predict: compare "
-            "models by bits per byte, or give the vocabulary more words"
-        )
+def unk_share(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> float:
+    """``TextSize.unk_share`` of the first sentences of a text."""
+    return text_size(itertools.islice(texts, _SAMPLE), vocabulary, max_length).unk_share
 
 
 def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:

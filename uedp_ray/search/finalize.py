@@ -16,7 +16,6 @@ from typing import Any
 
 from uedp_ray import methods
 from uedp_ray.config import RunConfig
-from uedp_ray.corpus.textsize import warn_unknown
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW, unpriced
@@ -54,7 +53,6 @@ def finalize(
                 # A worker that outlives its trial may charge rounds for a while: not while the price is computed.
                 with run.driving():
                     settle_run(run)  # a restart would do this, but there is none
-    warn_unknown(max((row.get("unk_share") or 0.0 for row in rows if row["state"] == "done"), default=0.0), reporter)
     selection = cost_of_selection(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
@@ -62,9 +60,14 @@ def finalize(
         selection = cost_of_selection(config, folder, rows, reporter)
     write_table(rows, config, folder.table)
     base = config.at_base(rows)
+    found = _best(config, folder, rows, selection, winner)
+    if found is not None and winner is not None and config.search.rule in TRAINS_ANEW:
+        found |= {key: winner.get(key) for key in config.metric.initials}  # a trial's are of other text
+    if caution := config.metric.caution(found or {}):
+        reporter.say(f"caution: {caution}")
     answer = {
         "metric": config.metric.name,
-        "best": _best(config, folder, rows, selection, winner),
+        "best": found,
         "pareto": [
             {key: row[key] for key in ("trial", "epsilon", config.metric.name)}
             for row in sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"]))

@@ -21,11 +21,11 @@ from scipy import stats
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text
 from uedp_ray.corpus.store import Corpus
-from uedp_ray.corpus.textsize import text_size
+from uedp_ray.corpus.textsize import unk_share
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metric import UNKNOWN, Metric
 
 LEAST_TRIALS = 5
 """Trials below which an agreement says nothing."""
@@ -35,15 +35,16 @@ _MORE_GAIN = 2.0
 """How many times as much log score a proxy gains by training, or more, for a reader to be told."""
 _UNLIKE = 1.5
 """How many times as many users, or fewer, than declared make a proxy unlike the private text."""
-_SAMPLE = 10_000
-"""Sentences that are looked at for unknown words."""
-_UNKNOWN = 0.5
-"""A share of unknown words above which a proxy tells little of settings."""
 
 
 def setting_of(proxy: str) -> str:
     """The setting that gives a proxy."""
     return f"search.public{f'.{proxy}' * bool(proxy)}"
+
+
+def named(proxy: str) -> str:
+    """A proxy in a sentence."""
+    return f"proxy {proxy}" if proxy else "the proxy"
 
 
 def naming(proxy: str) -> AbstractContextManager[None]:
@@ -150,26 +151,23 @@ def unlike_gain(metric: Metric, searched: Mapping[str, Any], winner: Mapping[str
     )
 
 
-def cautions(
-    sweep: SweepConfig, proxy: str, corpus: Corpus, pretrained_on: Hashes | None, words: Vocabulary | None = None
-) -> Iterator[str]:
-    """Yields in what a proxy is unlike the private text as it is declared, is not new to the public model, or is not in its
-    ``words``."""
-    named = f"proxy {proxy}" if proxy else "the proxy"
+def cautions(sweep: SweepConfig, proxy: str, corpus: Corpus, pretrained_on: Hashes | None) -> Iterator[str]:
+    """Yields in what a proxy is unlike the private text as it is declared, or is not new to the public model."""
     declared, found = sweep.base.corpus.declared_num_users, corpus.num_users
     if declared and not declared / _UNLIKE <= found <= declared * _UNLIKE:
         yield (
-            f"{named} has {found:,} users, and {declared:,} are declared of the private text: "
+            f"{named(proxy)} has {found:,} users, and {declared:,} are declared of the private text: "
             "what a round's noise does to it differs"
         )
     share = shared_text(corpus.text_sketch, pretrained_on) if pretrained_on is not None else None
     if share is not None and share >= MOST_SHARED:
-        yield f"{named} shares {share:.0%} of its text with the pre-training text, which has little left to teach"
-    if words is not None:
-        texts = itertools.chain.from_iterable(said for _, said in corpus.texts())
-        unknown = text_size(itertools.islice(texts, _SAMPLE), words, sweep.base.model.max_length).unk_share
-        if unknown > _UNKNOWN:
-            yield (
-                f"{unknown:.0%} of the words of {named} are <unk> to the public model, which any setting predicts well: "
-                "name text in its language, or pre-train on such text"
-            )
+        yield f"{named(proxy)} shares {share:.0%} of its text with the pre-training text, which has little left to teach"
+
+
+def unread(sweep: SweepConfig, proxy: str, evaluation: Corpus, words: Vocabulary) -> str:
+    """A caution for trials that are scored on text of which the ``words`` lack much; empty if they do not. It is no private
+    text."""
+    texts = itertools.chain.from_iterable(said for _, said in evaluation.texts())
+    of_proxy = f" of {named(proxy)}" if sweep.search.proxies else ""
+    share = unk_share(texts, words, sweep.base.model.max_length)
+    return sweep.metric.caution({UNKNOWN.name: share}, f"the evaluation text{of_proxy}")

@@ -132,16 +132,24 @@ def _measured(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
     results = [_result(metric, run / "result.json") for run in runs]
     scores = [result[metric.name] for result in results]
     seeds = by_seed(sweep, scores)
-    before = [result[metric.initial] for result in results]
     return {
         **{name: statistics.fmean(result[name] for result in results) for name in metric.names},
         metric.name: score_of(sweep, scores),
         **of_each(sweep, scores),
         metric.spread: statistics.stdev(seeds) if len(seeds) > 1 else None,
-        metric.initial: None if None in before else score_of(sweep, before),
+        **{each.initial: _before(sweep, each, results) for each in metric.metrics},
         "rounds": min(result["rounds"] for result in results),
         "scores": seeds,
     }
+
+
+def _before(sweep: SweepConfig, metric: Metric, results: Sequence[Row]) -> float | None:
+    """The score before training, over the runs as the one after it is; None if a run does not know it."""
+    values = [result.get(metric.initial) for result in results]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return score_of(sweep, known) if metric is sweep.metric else statistics.fmean(known)
 
 
 def _result(metric: Metric, path: Path) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     of_trial = (
         "trial",
         *metric.names,
-        metric.initial,
+        *metric.initials,
         metric.spread,
         "seeds",
         "noise_multiplier",

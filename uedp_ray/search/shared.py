@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from uedp_ray.config import RunConfig, dump_config, load_config
-from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.finalize import pretrained
 from uedp_ray.search.layout import SweepDir
-from uedp_ray.search.proxies import cautions, naming, setting_of
+from uedp_ray.search.proxies import cautions, named, naming, setting_of, unread
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import prepared
@@ -32,6 +32,7 @@ from uedp_ray.training.guard import (
     public_sketch,
 )
 from uedp_ray.training.paths import for_use
+from uedp_ray.training.run_vocabulary import make_vocabulary
 
 
 class _Texts(NamedTuple):
@@ -46,6 +47,7 @@ def prepare_shared(
 ) -> None:
     """Prepares what trials share, and the public model of each base.
 
+    It reports what trials will lose, by the bounds and as ``<unk>``: what is read off private text says so.
     Raises: InputError if public text is the private text, or a category of the space is not in the corpus.
     """
     reporter.say("preparing the corpora")
@@ -54,9 +56,9 @@ def prepare_shared(
         folder.fetch()
         bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
     else:
-        named = bases
-        bases = {proxy: _prepared(config, proxy, base, folder) for proxy, base in bases.items()}
-        texts = _own_texts(config, bases, named, folder)
+        written = bases
+        bases = {proxy: _prepared(config, proxy, base, folder, reporter) for proxy, base in bases.items()}
+        texts = _own_texts(config, bases, written, folder, reporter)
         check_owners(texts.private)
         for proxy, base in bases.items():
             with replacing(folder.trial_base(proxy), private=True) as new:
@@ -67,19 +69,32 @@ def prepare_shared(
         key = _public_model(base, folder)
         if key not in starts:
             starts[key] = _start(config, base, folder, texts, beside, reporter)
-    for proxy in config.search.proxies:
-        corpus = open_corpus(for_use(bases[proxy]).corpus.source.path)
-        start = starts[_public_model(bases[proxy], folder)]
-        words = Vocabulary.load(start) if start else None
-        for caution in cautions(config, proxy, corpus, public_sketch(start), words):
+    for proxy, base in bases.items():
+        text, start = for_use(base).corpus, starts[_public_model(base, folder)]
+        found: list[str] = []
+        if proxy in config.search.proxies:
+            found += cautions(config, proxy, open_corpus(text.source.path), public_sketch(start))
+        words = _words(base, start) if texts is not None else None  # a first start, with the text at hand, said it
+        if words is not None and text.evaluation is not None:
+            found.append(unread(config, proxy, open_corpus(text.evaluation.path), words))
+        for caution in filter(None, found):
             reporter.say(f"caution: {caution}")
 
 
-def _prepared(config: SweepConfig, proxy: str, base: RunConfig, folder: SweepDir) -> RunConfig:
+def _words(base: RunConfig, start: str) -> Vocabulary | None:
+    """The vocabulary of trials by the base's own settings; None if it is to be released from the private text."""
+    if start:
+        return Vocabulary.load(start)
+    return None if base.words.kind == "noisy-threshold" else make_vocabulary(for_use(base))
+
+
+def _prepared(config: SweepConfig, proxy: str, base: RunConfig, folder: SweepDir, reporter: Reporter) -> RunConfig:
     """Returns the base of the trials on one text with that text prepared and checked."""
     with naming(proxy) if config.search.proxies else nullcontext():
         base = prepared(base, folder, folder.corpora(proxy))
-        _check_text(config, base)
+        bounded = _check_text(config, base)
+    if lost := bounded.told(base.bounds, public=bool(config.search.proxies)):
+        reporter.say(f"caution: of {named(proxy)}, {lost}" if config.search.proxies else lost)
     return base
 
 
@@ -113,33 +128,42 @@ def _start(
     return start
 
 
-def _check_text(config: SweepConfig, run: RunConfig) -> None:
+def _check_text(config: SweepConfig, run: RunConfig) -> Bounded:
     """Checks for all trials at once that the corpus has the categories of the space, and keeps what is declared of it.
 
     A trial that was refused for this would reveal something of the private text, and nothing charges for that.
-    Raises: InputError, including ``TextError``.
+    Returns: what the bounds of ``run`` did. Raises: InputError, including ``TextError``.
     """
-    for categories in (run.corpus.categories, *config.choices("corpus.categories")):
-        corpus = open_corpus(for_use(run).corpus.source.path, categories)
-        apply_bounds(corpus, run.bounds, run.corpus.declared_num_users)
+    bounded = [
+        apply_bounds(
+            open_corpus(for_use(run).corpus.source.path, categories), run.bounds, run.corpus.declared_num_users
+        )
+        for categories in (run.corpus.categories, *config.choices("corpus.categories"))
+    ]
+    return bounded[0]
 
 
 def _own_texts(
-    config: SweepConfig, bases: Mapping[str, RunConfig], named: Mapping[str, RunConfig], folder: SweepDir
+    config: SweepConfig,
+    bases: Mapping[str, RunConfig],
+    written: Mapping[str, RunConfig],
+    folder: SweepDir,
+    reporter: Reporter,
 ) -> _Texts:
     """Opens the text of the answer. Under rule ``public``, where only the winner may read the private text, it is compared
-    with what the search reads; ``named`` is the latter as the user named it.
+    with what the search reads; ``written`` is the latter as the user named it.
 
     Raises: InputError naming ``search.public`` if the search would train on private text, or be scored on it.
     """
     if config.search.rule != "public":
         return _opened(bases[""])
     winner = prepared(config.base, folder, folder.private / "winner")
-    _check_text(config, winner)
+    if lost := _check_text(config, winner).told(winner.bounds):
+        reporter.say(lost)
     texts = _opened(winner)
     remedy = "rule public searches on other text than the winner's, so that choosing costs nothing"
     for proxy in bases:
-        read, source = for_use(bases[proxy]).corpus, named[proxy].corpus
+        read, source = for_use(bases[proxy]).corpus, written[proxy].corpus
         assert read.evaluation is not None  # prepare_corpora refuses it
         assert source.evaluation is not None
         for key, one, other in (

@@ -8,6 +8,8 @@
     ('perplexity 151.7', 'lower', inf)
     >>> [score.say(value) for score, value in zip(metric.beside, (2.18, 0.0412))]
     ['2.180 bits/byte', '4.1% <unk>']
+    >>> metric.across.name, metric.initials
+    ('bits_per_byte', ('initial_perplexity', 'initial_bits_per_byte'))
 
 Keys of ``result.json``, columns of tables, axes of figures and the search take the name, the goal and the format from
 here. Importing this loads no network. Everything here is public.
@@ -19,11 +21,18 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from uedp_ray.components import in_table
 from uedp_ray.config import RunConfig
-from uedp_ray.fields import Check, number
+from uedp_ray.fields import Check, Later, number
+
+MUCH_UNKNOWN = 0.1
+"""The share of a text's words that are ``<unk>`` above which scores say more of ``<unk>`` than of words."""
+_FEWER_UNKNOWN = (
+    "fewer are with a byte-level tokenizer (vocabulary.kind: tokenizer), with more public text to take words from (and a "
+    "vocabulary.max_size that has room for them), or with vocabulary.strip_punctuation: true"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +59,24 @@ class Score:
         """The figure with its name."""
         return self.phrase.format(self.show(value))
 
+    def on(self, text: str) -> str:
+        """The key of its value on one of several evaluation texts."""
+        return f"{text}.{self.name}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Score):
-    """The score that models are compared by; in private training a function of released parameters only."""
+    """A score that models are compared by; in private training a function of released parameters only."""
 
     goal: Literal["min", "max"]
     ratio: bool = False
     """Whether its ratios count, not its differences: it is then above 0, and shown on a logarithmic scale."""
     beside: tuple[Score, ...] = ()
+    """Reported with it. A ``Metric`` among them compares models of different vocabularies, too; others tell of the text."""
+    purpose: str = ""
+    """What a model that was trained for it does, in a sentence about "a language model that …"."""
+    continues_text: bool = False
+    """Whether such a model is there to continue a text, as model cards then show."""
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -74,8 +92,21 @@ class Metric(Score):
         return {score.name: number(score.least, nothing=nothing) for score in self.scores}
 
     def checks_of_run(self, *, nothing: bool = True) -> dict[str, Check]:
-        """The checks of a run's result: its scores, and the one before training, which may be missing."""
-        return self.checks(nothing=nothing) | {self.initial: number(self.least, nothing=True)}
+        """The checks of a run's result: its scores, and those before training, which may be missing."""
+        before: dict[str, Check] = {self.initial: number(self.least, nothing=True)}
+        if self.across:
+            before[self.across.initial] = Later(number(self.across.least, nothing=True))
+        return self.checks(nothing=nothing) | before
+
+    @property
+    def across(self) -> Metric | None:
+        """The score beside it that compares models whatever their vocabularies are, if there is one."""
+        return next((score for score in self.beside if isinstance(score, Metric)), None)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The scores that tell of the model, and so change by training: this one, and ``across``."""
+        return (self, self.across) if self.across else (self,)
 
     @property
     def spread(self) -> str:
@@ -88,9 +119,32 @@ class Metric(Score):
         return f"initial_{self.name}"
 
     @property
+    def initials(self) -> tuple[str, ...]:
+        """The keys of the scores before training."""
+        return tuple(metric.initial for metric in self.metrics)
+
+    def before(self, result: Mapping[str, Any]) -> str:
+        """The scores before training, in a sentence that names the metric; empty if they are not known."""
+        found = [(metric, result.get(metric.initial)) for metric in self.metrics]
+        return ", ".join(
+            metric.show(value) if metric is self else metric.say(value) for metric, value in found if value is not None
+        )
+
+    def caution(self, scores: Mapping[str, Any], text: str = "the evaluation text") -> str:
+        """A sentence for readers of a model's scores on a text of which much is ``<unk>``; empty for any other.
+
+        ``scores`` may lack some, of which nothing is said. ``text``: its name for the reader.
+        """
+        unknown = scores.get(UNKNOWN.name)
+        if unknown is None or not unknown > MUCH_UNKNOWN:
+            return ""
+        compare = f"compare models by {self.across.title}; " if self.across else ""
+        return f"{unknown:.0%} of the words of {text} are <unk>, which is easy to predict: {compare}{_FEWER_UNKNOWN}"
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Its columns in a table of trials, in order."""
-        return (self.name, self.spread, *(score.name for score in self.beside), self.initial)
+        return (self.name, self.spread, *(score.name for score in self.beside), *self.initials)
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -106,10 +160,6 @@ class Metric(Score):
     def worst(self) -> float:
         return math.inf if self.goal == "min" else -math.inf
 
-    def on(self, text: str) -> str:
-        """The key of its value on one of several evaluation texts."""
-        return f"{text}.{self.name}"
-
     def mean(self, values: Iterable[float]) -> float:
         """The mean over texts or models; that of logarithms where ratios count."""
         values = list(values)
@@ -122,6 +172,13 @@ class Metric(Score):
         return value if self.goal == "min" else -value
 
 
+UNKNOWN = Score(
+    name="unk_share",
+    title="<unk>",
+    explained="share of the evaluation text's words that the vocabulary lacks",
+    phrase="{} <unk>",
+    format=".1%",
+)
 PERPLEXITY = Metric(
     name="perplexity",
     title="perplexity",
@@ -132,21 +189,19 @@ PERPLEXITY = Metric(
     goal="min",
     ratio=True,
     beside=(
-        Score(
+        Metric(
             name="bits_per_byte",
             title="bits/byte",
             explained="of the evaluation text, unknown words spelled out",
             phrase="{} bits/byte",
             format=".3f",
+            goal="min",
+            ratio=True,
         ),
-        Score(
-            name="unk_share",
-            title="<unk>",
-            explained="share of the evaluation text's words that the vocabulary lacks",
-            phrase="{} <unk>",
-            format=".1%",
-        ),
+        UNKNOWN,
     ),
+    purpose="predicts the next word",
+    continues_text=True,
 )
 
 METRICS: Mapping[str, Metric] = {"next_word": PERPLEXITY}

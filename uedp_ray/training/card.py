@@ -66,6 +66,7 @@ def card(
       vocabulary: the model's. ``longest``: the most tokens that the model reads; None without a limit.
     """
     privacy, training, metric = config.privacy, config.training, metric_of(config)
+    unknown = metric.caution(result)
     rows = [
         (
             "**ε, total**",
@@ -75,6 +76,7 @@ def card(
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         (f"Held-out {metric.title}", _scored(metric, result)),
         *_before(metric, result),
+        *([("Caution", _MARKUP.sub(r"\\\g<0>", unknown))] if unknown else []),
         ("Rounds", f"{result['rounds']} of {training.num_rounds} planned"),
         *(
             [("Base model", _base_model(config) or "not published")]
@@ -92,11 +94,11 @@ def card(
     )
     return f"""\
 ---
-{_front_matter(config)}---
+{_front_matter(config, metric)}---
 
 # {title}
 
-A language model ({config.model.architecture}) that predicts the next word, trained on private text with
+A language model ({config.model.architecture}) {_purpose(config, metric)}, trained on private text with
 {privacy.unit} differential privacy{f" ({narrowed})" if narrowed else ""}.
 
 | | |
@@ -108,10 +110,7 @@ if it was chosen among others by its results.
 
 ## Use
 
-{_sentences(config, vocabulary, longest)}
-
-```python
-{_example(config, vocabulary, longest)}```
+{_sentences(config, vocabulary, longest)}{_example(config, metric, vocabulary, longest)}
 
 ## Limits
 
@@ -132,9 +131,8 @@ def _scored(metric: Metric, result: Mapping[str, Any]) -> str:
 
 
 def _before(metric: Metric, result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    before = result.get(metric.initial)
-    title = f"{metric.title.capitalize()} before training on the private text"
-    return [] if before is None else [(title, metric.show(before))]
+    before = metric.before(result)
+    return [(f"{metric.title.capitalize()} before training on the private text", before)] if before else []
 
 
 def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
@@ -148,11 +146,22 @@ def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -
     )
     return (
         f"{text}; training used the first {config.model.max_length} tokens of each.{limit}\n"
-        f"Put {begin} in front yourself, without other special tokens:"
+        f"Put {begin} in front yourself, without other special tokens"
     )
 
 
-def _example(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
+def _purpose(config: RunConfig, metric: Metric) -> str:
+    return f"that {metric.purpose}" if metric.purpose else f"for the task {config.task.kind}"
+
+
+def _example(config: RunConfig, metric: Metric, vocabulary: Vocabulary, longest: int | None) -> str:
+    """The end of the sentence before it, and code for a model that continues a text."""
+    if not metric.continues_text:
+        return "."
+    return f":\n\n```python\n{_code(config, vocabulary, longest)}```"
+
+
+def _code(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
     if architecture(config.model.architecture).own is not None:
         return _PREDICT
     new = _NEW if longest is None else min(_NEW, max(1, longest // 2))
@@ -175,10 +184,10 @@ def _paid(total: Total) -> str:
     return "training" if total.rule == "none" else f"training and choosing together (rule {total.rule}){read}"
 
 
-def _front_matter(config: RunConfig) -> str:
+def _front_matter(config: RunConfig, metric: Metric) -> str:
     front: dict[str, Any] = {
         "library_name": "transformers" if architecture(config.model.architecture).own is None else "uedp_ray",
-        "pipeline_tag": "text-generation",
+        **({"pipeline_tag": "text-generation"} if metric.continues_text else {}),
         "tags": ["differential-privacy", "user-entity-differential-privacy"],
     }
     if base := _base_model(config):

@@ -260,7 +260,7 @@ class RunDriver:
         spent, config, metric = self.spent(), self.plan.config, self._metric
         result = {
             metric.name: self.rows[-1][metric.name],
-            metric.initial: self.rows[0][metric.name],
+            **{each.initial: self.rows[0][each.name] for each in metric.metrics},
             **{score.name: self.rows[-1][score.name] for score in metric.beside},
             "epsilon": spent,
             "delta": config.privacy.delta,

@@ -126,6 +126,8 @@ def train(
         with suppress(InputError):  # of this machine only; nothing depends on it
             speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
         result = run.load_result(metric)
+        if unknown := metric.caution(result):
+            reporter.say(f"caution: {unknown}")
         before, after = result[metric.initial], result[metric.name]
         if before is not None and (after is None or metric.cost(after) > metric.cost(before)):
             now = "not finite" if after is None else metric.show(after)

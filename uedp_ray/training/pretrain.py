@@ -21,7 +21,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Hashes, Sketch
 from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.textsize import text_size
+from uedp_ray.corpus.textsize import text_size, unk_share
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -31,7 +31,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metric import PERPLEXITY, UNKNOWN, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
@@ -56,8 +56,8 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
     Args:
       reporter: gets every step.
 
-    Returns: perplexity before and after on held-out public sentences, bits per byte and share of ``<unk>`` there, and the
-      checkpoint folder.
+    Returns: perplexity and bits per byte before and after on held-out public sentences, the share of ``<unk>`` there and,
+      where it can be read, in ``corpus.evaluation``, and the checkpoint folder.
     Raises: InputError if there is no public text, or ``out`` is not empty; TextError if the text is the private text of the
       same file, or its evaluation text.
     """
@@ -101,6 +101,7 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     vocabulary = make_vocabulary(config, sketch=sketch)
     if config.task.kind != "next_word":
         reporter.say(f"pre-training is on next words, whatever task.kind is ({config.task.kind})")
+    unread = _unread(config, vocabulary, reporter)
     task = NextWord.of(vocabulary, config.model.max_length)
     train, held_out, held_out_texts = _split(config, vocabulary, sketch)
     device = pick_device(config)
@@ -114,8 +115,31 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
         save_model(model, new)
         np.save(new / TEXT_SKETCH, sketch.hashes)
         vocabulary.save(new, longest=longest_input(model))
-    scores = task.scores(after, text_size(held_out_texts, vocabulary, config.model.max_length))
-    return {**scores, PERPLEXITY.initial: before, "checkpoint": str((out / "model").resolve())}
+    size = text_size(held_out_texts, vocabulary, config.model.max_length)
+    start = task.scores(before, size)
+    return {
+        **task.scores(after, size),
+        **unread,
+        **{metric.initial: start[metric.name] for metric in PERPLEXITY.metrics},
+        "checkpoint": str((out / "model").resolve()),
+    }
+
+
+def _unread(config: RunConfig, vocabulary: Vocabulary, reporter: Reporter) -> dict[str, float]:
+    """The share of ``<unk>`` in ``corpus.evaluation``, with a warning if it is large: of the pre-training text's own
+    sentences hardly a word is unknown. Empty if there is none, or it cannot be read here, where nothing else needs it.
+    """
+    source = config.corpus.evaluation
+    if source is None:
+        return {}
+    try:
+        texts = (sentence.text for sentence in readers.read(source))
+        found = {UNKNOWN.name: unk_share(texts, vocabulary, config.model.max_length)}
+    except (InputError, OSError):
+        return {}
+    if caution := metric_of(config).caution(found, "corpus.evaluation"):
+        reporter.say(f"warning: {caution}")
+    return {UNKNOWN.on("evaluation"): found[UNKNOWN.name]}
 
 
 def _split(

@@ -41,6 +41,7 @@ from uedp_ray.storage.files import (
     write_json,
 )
 from uedp_ray.storage.open import open_storage
+from uedp_ray.tasks.metric import UNKNOWN, metric_of
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear
 from uedp_ray.training.guard import (
@@ -334,6 +335,8 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     texts = (one for _, said in text.evaluation.texts() for one in said)
     size = text_size(texts, vocabulary, config.model.max_length)
     size.warn(reporter)
+    if unknown := metric_of(config).caution({UNKNOWN.name: size.unk_share}):
+        reporter.say(f"warning: {unknown}")
     return size
 
 
@@ -393,8 +396,5 @@ def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, repor
         )
     elif entities and not config.corpus.categories and (caution := nameless(corpus.statistics["mentions"])):
         reporter.say(f"caution: {caution} (private: read off the text)")
-    if bounded.dropped_share >= 0.05:
-        parts = ", ".join(f"{name} {share:.0%}" for name, share in bounded.dropped_by.items() if share >= 0.005)
-        reporter.say(
-            f"{bounded.dropped_share:.0%} of the words are dropped by bounds: {parts} (private: read off the text)"
-        )
+    if lost := bounded.told(config.bounds):
+        reporter.say(lost)
