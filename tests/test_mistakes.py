@@ -106,6 +106,8 @@ MISTAKES = {
     "a variable not set": (mistake(TRAIN, "corpus.source.path=$NOWHERE/x"), "corpus.source.path = .*NOWHERE is not set"),
     "no public text": (mistake(TRAIN, "vocabulary.public_text=[]", "pretrain.text=[]"),
                        r"vocabulary.public_text = \[\]: name public text"),
+    "no public text for pieces of words": (mistake(TRAIN, "vocabulary={kind: public-subwords}", "pretrain.text=[]"),
+                                           r"vocabulary.public_text = \[\]: name public text"),
     "no such public text": (mistake(TRAIN, "vocabulary.public_text=[{path: wiki.txt, format: text}]"),
                             r"vocabulary.public_text\[0\].path = 'wiki.txt': no such file"),
     "no such warm start": (mistake(TRAIN, "model.warm_start=runs/public"), "model.warm_start = 'runs/public': holds no model"),

@@ -258,12 +258,8 @@ def print_comparison(answer: dict[str, Any]) -> None:
     for name in ("model", *scores, "ε user-entity", "ε user", "ε entity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
-        epsilon_by = row["epsilon"]
-        table.add_row(
-            row["name"],
-            *_scores(row),
-            *(show_epsilon(epsilon_by[unit], "∞") for unit in ("user-entity", "user", "entity")),
-        )
+        by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in ("user-entity", "user", "entity"))
+        table.add_row(row["name"], *_scores(row), *by_unit)
     Console().print(table)
     names = ", ".join(row["name"] for row in answer["rows"] if not row["private"])
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""

@@ -248,10 +248,11 @@ def test_a_pretrained_model_keeps_the_tokenizer_it_came_with_unless_told_otherwi
     own = config(model={"architecture": "pretrained", "path": "some/model"})
     assert (own.words.kind, own.words.path) == ("tokenizer", "some/model")
     assert config().words.kind == "public-words"
-    words = {"model": {"architecture": "pretrained", "path": "some/model"}, "vocabulary__kind": "public-words"}
-    with pytest.raises(InputError, match=r"vocabulary.kind = 'public-words'.*vocabulary.replace_embeddings: true"):
-        config(**words)
-    assert config(**words, vocabulary__replace_embeddings=True).words.kind == "public-words"
+    for kind in ("public-words", "public-subwords"):
+        words = {"model": {"architecture": "pretrained", "path": "some/model"}, "vocabulary__kind": kind}
+        with pytest.raises(InputError, match=rf"vocabulary.kind = '{kind}'.*vocabulary.replace_embeddings: true"):
+            config(**words)
+        assert config(**words, vocabulary__replace_embeddings=True).words.kind == kind
     with pytest.raises(InputError, match=r"vocabulary.replace_embeddings = True: is for a pretrained model"):
         config(vocabulary__replace_embeddings=True)
     assert methods.overlay(config(), {"model": {"architecture": "pretrained", "path": "m"}}).words.path == "m"

@@ -41,6 +41,7 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
     assert run.corpus.declared_num_users == answers.users
     names_users = answers.evaluation.endswith(".jsonl")
     assert run.corpus.evaluation_basis == ("held_out_users" if names_users else "public")
+    assert run.words.kind == ("tokenizer" if answers.model else "public-subwords")
     assert run.privacy.delta * answers.users <= 0.1
     assert run.training.passes == 10.0
     if kind != "compare" and (not changes or "users" in changes):  # the others differ in no figure

@@ -1,8 +1,12 @@
-"""Vocabularies: words of public text, published tokenizers, and words released from private text."""
+"""Vocabularies: words and pieces of words of public text, published tokenizers, and words released from private text."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -81,7 +85,18 @@ def test_no_words_is_an_input_error(text: list[str]) -> None:
 
 
 def test_saved_vocabulary_loads_here_and_through_auto_tokenizer(tmp_path: Path) -> None:
-    vocabulary = _words(s.text for s in generate(100, seed=0, part="public"))
+    check_saved(
+        _words(s.text for s in generate(100, seed=0, part="public")), "please call the doctor , <unk> .", tmp_path
+    )
+
+
+def test_saved_pieces_of_words_load_here_and_through_auto_tokenizer(tmp_path: Path) -> None:
+    vocabulary = _pieces((s.text for s in generate(100, seed=0, part="public")), max_size=500)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')  # whose own tokenizer is another
+    check_saved(vocabulary, " please call the doctor , zzz .", tmp_path)
+
+
+def check_saved(vocabulary: Vocabulary, decoded: str, tmp_path: Path) -> None:
     text = "Please call the doctor , zzz ."
     vocabulary.save(tmp_path)
     again, auto = Vocabulary.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
@@ -92,9 +107,84 @@ def test_saved_vocabulary_loads_here_and_through_auto_tokenizer(tmp_path: Path) 
     ids = vocabulary.encode_batch([text])[0].tolist()
     assert again.encode_batch([text])[0].tolist() == ids
     assert auto(text, add_special_tokens=False)["input_ids"] == ids
-    assert auto.decode(ids) == vocabulary.decode(ids) == "please call the doctor , <unk> ."
+    assert auto.decode(ids) == vocabulary.decode(ids) == decoded
     assert auto.eos_token == "</s>"
+
+
+def test_the_digest_is_of_the_settings_too() -> None:
     assert _words(strip_punctuation=True).digest != _words().digest
+
+
+def _pieces(text: Iterable[str] = TEXT, **settings: object) -> Vocabulary:
+    return _words(text, kind="public-subwords", **{"max_size": 280, **settings})
+
+
+def test_no_text_is_unknown_to_pieces_of_words_and_all_of_it_is_kept() -> None:
+    vocabulary = _pieces(lowercase=False)
+    assert (vocabulary.unk_id, vocabulary.size) == (None, 280)
+    assert (vocabulary.eos_id, vocabulary.bos_id, vocabulary.pad_id) == (0, 0, 1)
+    letters = [chr(i) for i in range(0, 0x110000, 7) if not 0xD800 <= i < 0xE000]  # less surrogates, which are no text
+    texts = ["Die Datei (kann) nicht geöffnet werden: 漢字\n\t\U0001f916\x00", "<unk> the", " a  b "]
+    texts += ["".join(letters[i : i + 999]) for i in range(0, len(letters), 999)]
+    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
+        assert ids.max() < vocabulary.size
+        assert vocabulary.decode(ids).removeprefix(" ") == text.removeprefix(" ")
+    assert vocabulary.offsets(texts[0])[-1][1] == len(texts[0])
+    assert [len(ids) for ids in vocabulary.encode_batch(["", "the form"])] == [0, 2]
+
+
+def test_pieces_of_words_heed_size_count_case_and_punctuation() -> None:
+    assert _pieces(max_size=258).size == 258, "bytes alone"
+    assert len(_pieces(max_size=258).encode_batch(["the"])[0]) == 4
+    whole = _pieces(max_size=10_000)
+    assert 258 < whole.size < 400, "no more pairs to join"
+    assert [whole.decode([i]) for i in whole.encode_batch(["THE doctor"])[0]] == [" the", " doctor"]
+    often = _pieces(max_size=10_000, min_count=2)
+    assert [often.decode([i]) for i in often.encode_batch(["the form d"])[0]] == [" the", " form", " d"]
+    assert len(often.encode_batch(["doctor"])[0]) > 1, "it occurs once"
+    bare = _pieces(strip_punctuation=True)
+    assert bare.decode(bare.encode_batch(["The doctor, DIDN'T sign!"])[0]) == " the doctor didnt sign"
+    for text, settings in (([], {}), ([""], {}), (TEXT, {"min_count": 99})):
+        with pytest.raises(InputError, match=r"public_text.*name public text"):
+            _pieces(text, **settings)
+    with pytest.raises(InputError, match=r"max_size = 257.*a token for every byte"):
+        VocabularyConfig(kind="public-subwords", max_size=257)
+
+
+@pytest.mark.slow
+def test_the_same_text_gives_the_same_pieces_of_words_in_every_process(tmp_path: Path) -> None:
+    text = [s.text for s in generate(100, seed=0, part="public")]
+    (tmp_path / "text.json").write_text(json.dumps(text))
+    code = """
+import json, sys
+from uedp_ray.config import VocabularyConfig
+from uedp_ray.corpus.vocabulary import build_vocabulary
+text = json.load(open(sys.argv[1]))
+build_vocabulary(VocabularyConfig(kind="public-subwords", max_size=800), public_text=lambda: text).save(sys.argv[2])
+"""
+    for threads, seed in (("1", "1"), ("4", "2")):
+        variables = {
+            "RAYON_NUM_THREADS": threads,
+            "PYTHONHASHSEED": seed,
+            "TOKENIZERS_PARALLELISM": str(threads != "1").lower(),
+        }
+        command = [sys.executable, "-c", code, str(tmp_path / "text.json"), str(tmp_path / threads)]
+        subprocess.run(command, check=True, env={**os.environ, **variables})
+    one, four = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("1", "4"))
+    assert one == four
+    assert "tokenizer.json" in one
+    again = Vocabulary.load(tmp_path / "1")
+    assert (again.digest, again.size) == (_pieces(text, max_size=800).digest, 800)
+    assert _pieces(text, max_size=801).digest != again.digest
+
+
+def test_an_error_in_public_text_is_that_of_its_reader() -> None:
+    def broken() -> Iterable[str]:
+        yield "the"
+        raise InputError("path", "public.txt", "is no text")
+
+    with pytest.raises(InputError, match="is no text"):
+        build_vocabulary(VocabularyConfig(kind="public-subwords"), public_text=broken)
 
 
 def test_gpt2_tokenizer(real_models: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.told import Told
 from tests.training.runs import TEST_NOISE, TREE, run_config, run_tree
 from tests.training.test_privacy_page import table
 from uedp_ray import export
@@ -184,6 +185,24 @@ def test_the_example_of_the_card_runs_also_where_the_text_fills_the_model(export
     text = (out / "README.md").read_text()
     assert "Sentences begin and end with `</s>`; " in text
     assert "reads at most 12 tokens" in text
+
+
+def test_a_model_of_pieces_of_words_reads_and_writes_any_text(corpora, tmp_path, monkeypatch, capsys):
+    said = []
+    words = {"kind": "public-subwords", "max_size": 500}
+    config = run_config(corpora, vocabulary={**TREE["vocabulary"], **words}, training={"num_rounds": 1})
+    result = train(config, tmp_path / "run", workers=0, reporter=Told(say=said.append))
+    assert result["unk_share"] == 0
+    assert any("of the tokens are beyond model.max_length" in line for line in said)
+    assert not any("max_size" in line for line in said), "there is text enough"
+    export(tmp_path / "run", tmp_path / "out")
+    printed, found = run_example(tmp_path / "out", monkeypatch, capsys, "né")
+    tokenizer = found["tokenizer"]
+    assert tokenizer.decode(found["prompt"][0], skip_special_tokens=True) == " né"
+    assert (len(tokenizer), tokenizer.unk_token) == (500, None)
+    assert found["model"].config.vocab_size == 500
+    assert printed
+    assert predict(tmp_path / "out", ["Grüße"]) == predict(tmp_path / "run", ["Grüße"])
 
 
 def test_the_example_of_a_network_of_our_own(corpora, tmp_path, monkeypatch, capsys):

@@ -136,7 +136,7 @@ class RunConfig:
         words, model = self.vocabulary, self.model
         if words.kind == "tokenizer" and not self.words.path:
             raise InputError("vocabulary.path", "", "name a tokenizer folder, file or hub id")
-        if words.kind in ("public-words", "noisy-threshold") and model.architecture == "pretrained":
+        if words.kind not in (None, "tokenizer") and model.architecture == "pretrained":
             if not words.replace_embeddings and not model.warm_start:
                 remedy = "a pretrained model knows the tokens it came with: leave it out to keep them, or add"
                 raise InputError("vocabulary.kind", words.kind, f"{remedy} vocabulary.replace_embeddings: true")

@@ -100,7 +100,8 @@ def _run(answers: Answers, *, budget: bool) -> str:
         words, rate = "", 0.002
     else:
         network = (
-            "model:\n  {architecture: gpt2, num_layers: 2, hidden_size: 128, num_heads: 4, max_length: 48, trainable: lora, "
+            "model:  # max_length counts tokens, about two a word\n"
+            "  {architecture: gpt2, num_layers: 2, hidden_size: 128, num_heads: 4, max_length: 96, trainable: lora, "
             "lora_rank: 4,\n    lora_targets: [c_attn, c_proj, c_fc, lm_head]}  # the output layer too: it knows how often "
             "words occur"
         )
@@ -212,7 +213,8 @@ _BASIS = {
 }
 """By whether the evaluation text names no users."""
 _WORDS = """\
-vocabulary: {{kind: public-words, max_size: 8000}}
+vocabulary:  # pieces of words; perplexities of other vocabularies cannot be compared with theirs, bits per byte can
+  {{kind: public-subwords, max_size: 4000, lowercase: true}}  # false: capitals are predicted too
 pretrain:  # ordinary training on public text: the more of it, and the more like the private text, the better
   text: [{public}]
   num_steps: 1000

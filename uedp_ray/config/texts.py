@@ -16,6 +16,8 @@ from uedp_ray.errors import InputError
 
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
+FEWEST_SUBWORDS = 258
+"""Tokens of ``public-subwords``, at least: every byte, the end token and the padding token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +111,19 @@ class VocabularyConfig:
     """How text becomes token ids."""
 
     kind: VocabularyKind | None = None
-    """A published tokenizer, a word vocabulary of public text, or one released from private text with noise. None: the
-    tokenizer that a pretrained model came with; for other models ``public-words``."""
+    """A published tokenizer; a vocabulary of public text, of words or of pieces of words (byte pair encoding over bytes, in
+    which no text is unknown); or words released from private text with noise. None: the tokenizer that a pretrained model
+    came with; for other models ``public-words``."""
     path: str = field(default="", metadata={"names": "hub"})
     """``tokenizer``: folder, ``tokenizer.json`` or hub name. For a pretrained model, empty means the model's own."""
     public_text: tuple[SourceConfig, ...] = ()
-    """``public-words``: text to count words in; empty means ``pretrain.text``."""
+    """``public-words`` and ``public-subwords``: text to count in; empty means ``pretrain.text``."""
     max_size: int = 10_000
-    """Words kept at most, three special tokens included."""
+    """Tokens at most, special ones included: three beside words, two beside pieces of words."""
     min_count: int = 1
-    """``public-words``: rarer words are left out."""
+    """``public-words``: rarer words are left out. ``public-subwords``: rarer pairs of pieces are not joined."""
     lowercase: bool = True
-    """Whether words are lower-cased; not for ``tokenizer``."""
+    """Whether text is lower-cased; not for ``tokenizer``."""
     strip_punctuation: bool = False
     """The paper lower-cases and removes punctuation marks."""
     noise_multiplier: float | None = None
@@ -130,7 +133,7 @@ class VocabularyConfig:
     max_words_per_user: int = 100
     """``noisy-threshold``: words that one user contributes, the same number of each sentence."""
     replace_embeddings: bool = False
-    """Lets a pretrained model use a word vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
+    """Lets a pretrained model use another vocabulary instead of its own tokenizer: its embeddings are then redrawn."""
 
     def __post_init__(self) -> None:
         check_choices(self, "vocabulary")
@@ -138,6 +141,9 @@ class VocabularyConfig:
             positive("vocabulary.noise_multiplier", self.noise_multiplier)
             positive("vocabulary.threshold_delta", self.threshold_delta)
         at_least("vocabulary.max_size", self.max_size, 4)
+        if self.kind == "public-subwords" and self.max_size < FEWEST_SUBWORDS:
+            remedy = f"{self.kind} has a token for every byte, and two more: {FEWEST_SUBWORDS} or more"
+            raise InputError("vocabulary.max_size", self.max_size, remedy)
         at_least("vocabulary.min_count", self.min_count, 1)
         at_least("vocabulary.max_words_per_user", self.max_words_per_user, 1)
 

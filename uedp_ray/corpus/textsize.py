@@ -62,6 +62,12 @@ def unk_share(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> 
     return text_size(itertools.islice(texts, _SAMPLE), vocabulary, max_length).unk_share
 
 
+def tell_cut(share: float, max_length: int, reporter: Reporter, whose: str) -> None:
+    """Tells which share of a text's tokens is beyond ``max_length``, unless it rounds to nothing."""
+    if share >= 0.0005:
+        reporter.say(f"{share:.1%} of the tokens are beyond model.max_length = {max_length} and not used ({whose})")
+
+
 def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
     """Counts what ``encode_texts`` keeps of the texts. Memory: a batch of sentences."""
     counts: Counter[str] = Counter(dict.fromkeys(TextSize.__dataclass_fields__, 0))

@@ -1,11 +1,15 @@
-"""Text to token ids: a published tokenizer, the words of public text, or words released from private text with noise.
+"""Text to token ids: a published tokenizer, words or pieces of words of public text, or words released from private text
+with noise.
 
     vocabulary = build_vocabulary(VocabularyConfig(max_size=5000), public_text=lambda: iter(["the patient left ."]))
     vocabulary.encode_batch(["The patient left ."])     # [array([6, 5, 4, 3], dtype=int32)]
     vocabulary.save("model")                            # AutoTokenizer.from_pretrained("model") opens it
 
-Every kind is a ``transformers.PreTrainedTokenizerFast``. The first two kinds read public text only. The third
-reads private text and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it releases a word.
+Every kind is a ``transformers.PreTrainedTokenizerFast``. All but the last read public text only. That one reads private text
+and spends privacy: the caller writes ``vocabulary_event_fields`` to the ledger before it releases a word.
+
+Pieces of words are byte pair encoding over bytes: Sennrich, Haddow and Birch, "Neural machine translation of rare words with
+subword units" (2016); Radford et al., "Language models are unsupervised multitask learners" (2019).
 
 Reference for releasing the keys of a private histogram by a noisy threshold: Korolova, Kenthapadi, Mishra and Ntoulas,
 "Releasing search queries and clicks privately" (2009); with Gaussian noise and an L2 bound: Gopi et al., "Differentially
@@ -25,9 +29,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from uedp_ray.config import VocabularyConfig
+from uedp_ray.config.texts import FEWEST_SUBWORDS
 from uedp_ray.errors import InputError
 from uedp_ray.storage.files import check_regular, read_hub_json
 
@@ -187,10 +192,10 @@ def build_vocabulary(
     max_holders: int = 0,
     noise: Noise | None = None,
 ) -> Vocabulary:
-    """The vocabulary a config asks for. ``max_size`` counts the three special tokens; ``tokenizer`` ignores it.
+    """The vocabulary a config asks for. ``max_size`` counts the special tokens; ``tokenizer`` ignores it.
 
     Args:
-      public_text: opens the public sentences; for ``public-words``.
+      public_text: opens the public sentences; for ``public-words`` and ``public-subwords``.
       private_texts: for ``noisy-threshold``, every user's sentences, less those that the contribution bounds drop or weigh
         below 1 (so that an entity occurs with at most ``max_holders`` users).
       max_holders: K, for ``noisy-threshold``; 0 protects users only.
@@ -201,6 +206,8 @@ def build_vocabulary(
     """
     if config.kind == "tokenizer":
         return Vocabulary.load(config.path)
+    if config.kind == "public-subwords":
+        return _subword_vocabulary(public_text(), config)
     normalize = _normalizer(config)
     if config.kind in (None, "public-words"):
         counts = Counter(word for text in public_text() for word in _words(normalize, text))
@@ -307,18 +314,43 @@ def _words(normalize: Any, text: str) -> list[str]:
 
 
 def _word_vocabulary(words: Sequence[str], config: VocabularyConfig) -> Vocabulary:
-    from transformers import PreTrainedTokenizerFast
-
     kept = (*SPECIAL, *words[: config.max_size - len(SPECIAL)])
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=UNKNOWN))
     tokenizer.normalizer = _normalizer(config)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _with_ends(tokenizer, unk_token=UNKNOWN)
+
+
+def _subword_vocabulary(texts: Iterable[str], config: VocabularyConfig) -> Vocabulary:
+    """Byte pair encoding over bytes: no text is unknown. The same texts give the same tokens, on any number of threads."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = _normalizer(config)
+    # With a space before it, the first word of a sentence is the token that it is elsewhere.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.max_size,
+        min_frequency=config.min_count,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() == FEWEST_SUBWORDS < config.max_size:
+        remedy = "name public text to learn tokens from, or lower vocabulary.min_count"
+        raise InputError("vocabulary.public_text", "no pair of letters", remedy)
+    return _with_ends(tokenizer)
+
+
+def _with_ends(tokenizer: Tokenizer, **special: str) -> Vocabulary:
+    from transformers import PreTrainedTokenizerFast
+
     return Vocabulary(
         PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
-            unk_token=UNKNOWN,
             eos_token=END,
             pad_token=PAD,
             clean_up_tokenization_spaces=False,
+            **special,
         )
     )

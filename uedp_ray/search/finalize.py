@@ -61,8 +61,6 @@ def finalize(
     write_table(rows, config, folder.table)
     base = config.at_base(rows)
     found = _best(config, folder, rows, selection, winner)
-    if found is not None and winner is not None and config.search.rule in TRAINS_ANEW:
-        found |= {key: winner.get(key) for key in config.metric.initials}  # a trial's are of other text
     if caution := config.metric.caution(found or {}):
         reporter.say(f"caution: {caution}")
     answer = {
@@ -339,8 +337,9 @@ def _best(
         answer["run_dir"] = folder.winner.name
     if winner is not None and config.search.rule in TRAINS_ANEW:  # the trials had other text, or less of the budget
         of_run = ("epsilon", "noise_multiplier", "rounds", "planned_rounds")
-        measured = (*config.metric.names, config.metric.initial, *of_run)
-        answer |= {key: winner[key] for key in measured} | {config.metric.spread: None, "seeds": 1}
+        answer |= {key: winner[key] for key in (*config.metric.names, *of_run)}
+        answer |= {key: winner.get(key) for key in config.metric.initials}  # an earlier version had fewer of them
+        answer |= {config.metric.spread: None, "seeds": 1}
     own = answer["epsilon"][config.budget.unit]
     total = own if config.search.rule == "public" else selection["epsilon"]
     if own is not None:  # by another accountant, one run may come to a trace more than all of them

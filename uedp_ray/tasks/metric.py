@@ -30,8 +30,8 @@ from uedp_ray.fields import Check, Later, number
 MUCH_UNKNOWN = 0.1
 """The share of a text's words that are ``<unk>`` above which scores say more of ``<unk>`` than of words."""
 _FEWER_UNKNOWN = (
-    "fewer are with a byte-level tokenizer (vocabulary.kind: tokenizer), with more public text to take words from (and a "
-    "vocabulary.max_size that has room for them), or with vocabulary.strip_punctuation: true"
+    "there is none with pieces of words (vocabulary.kind: public-subwords), and less of it with more public text to take "
+    "words from (and a vocabulary.max_size that has room for them), or with vocabulary.strip_punctuation: true"
 )
 
 

@@ -94,7 +94,7 @@ def check_pretraining(config: RunConfig) -> None:
     if not used.pretrain.text:
         raise InputError("pretrain.text", [], "name public text to train on")
     if used.words.kind == "noisy-threshold":
-        raise InputError("vocabulary.kind", used.words.kind, "pre-training reads no private text: use public-words")
+        raise InputError("vocabulary.kind", used.words.kind, "pre-training reads no private text: use public-subwords")
     check_device(used)
     check_model(used)
     for number, source in enumerate(used.pretrain.text):
@@ -204,7 +204,7 @@ def _vocabulary(config: RunConfig) -> Vocabulary | None:
         return _saved("vocabulary.path", words.path, Vocabulary.load(words.path))
     if words.kind == "tokenizer":
         return _saved("model.path", config.model.path, own_tokenizer(config.model.path))
-    if words.kind == "public-words":
+    if words.kind != "noisy-threshold":
         field, texts = public_text(config)
         if not texts:
             remedy = "name public text to count words in, here or in pretrain.text"

@@ -21,7 +21,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Hashes, Sketch
 from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.textsize import text_size, unk_share
+from uedp_ray.corpus.textsize import tell_cut, text_size, unk_share
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -98,12 +98,12 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     settings = config.pretrain
     make_folder(out)  # fail now, not after hours of training
     sketch = Sketch()
-    vocabulary = make_vocabulary(config, sketch=sketch)
+    vocabulary = make_vocabulary(config, sketch=sketch, reporter=reporter)
     if config.task.kind != "next_word":
         reporter.say(f"pre-training is on next words, whatever task.kind is ({config.task.kind})")
     unread = _unread(config, vocabulary, reporter)
     task = NextWord.of(vocabulary, config.model.max_length)
-    train, held_out, held_out_texts = _split(config, vocabulary, sketch)
+    train, held_out, held_out_texts = _split(config, vocabulary, sketch, reporter)
     device = pick_device(config)
     with ALONE, seeded(device, settings.seed):
         model = initial_model(config, vocabulary).to(device)
@@ -143,14 +143,15 @@ def _unread(config: RunConfig, vocabulary: Vocabulary, reporter: Reporter) -> di
 
 
 def _split(
-    config: RunConfig, vocabulary: Vocabulary, sketch: Sketch
+    config: RunConfig, vocabulary: Vocabulary, sketch: Sketch, reporter: Reporter
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
-    """Token ids to train on, token ids held out, and the texts of the latter."""
+    """Token ids to train on, token ids held out, and the texts of the latter. Tells how much ``max_length`` cuts off."""
     texts, read = itertools.tee(public_sentences(config.pretrain.text, config.pretrain.max_words, sketch))
     train: list[np.ndarray] = []
     held_out: list[np.ndarray] = []
     held_out_texts: list[str] = []
-    pairs = zip(texts, encoded(read, vocabulary, config.model.max_length), strict=True)
+    longest, cut = config.model.max_length, [0]
+    pairs = zip(texts, encoded(read, vocabulary, longest, cut), strict=True)
     for i, (text, ids) in enumerate((text, ids) for text, ids in pairs if len(ids)):
         if i % _HELD_OUT:
             train.append(ids)
@@ -159,6 +160,8 @@ def _split(
             held_out_texts.append(text)
     if not train:
         raise InputError("pretrain.text", f"{len(held_out)} sentences", "too few to train on: name more text")
+    share = cut[0] / (cut[0] + sum(map(len, (*train, *held_out))))
+    tell_cut(share, longest, reporter, "of the public text")
     return train, held_out, held_out_texts
 
 

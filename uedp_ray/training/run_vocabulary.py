@@ -33,6 +33,7 @@ from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
 from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.reporting import SILENT, Reporter
 
 
 def public_sentences(
@@ -58,10 +59,11 @@ def public_sentences(
                     return
 
 
-def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabulary:
+def make_vocabulary(config: RunConfig, sketch: Sketch | None = None, *, reporter: Reporter = SILENT) -> Vocabulary:
     """A vocabulary that reads no private text: the warm start's if there is one, else as configured (``RunConfig.words``).
 
-    The public text that was read is added to ``sketch``. Raises: InputError if it should come from the private text.
+    The public text that was read is added to ``sketch``; ``reporter`` is told if it gives fewer pieces of words than asked.
+    Raises: InputError if it should come from the private text.
     """
     if config.model.warm_start:
         return warm_vocabulary(config.model.warm_start)
@@ -69,11 +71,15 @@ def make_vocabulary(config: RunConfig, sketch: Sketch | None = None) -> Vocabula
     if settings.kind == "tokenizer" and not config.vocabulary.path:
         return own_tokenizer(config.model.path)
     if settings.kind == "noisy-threshold":
-        raise InputError("vocabulary.kind", settings.kind, "pre-training reads no private text: use public-words")
+        raise InputError("vocabulary.kind", settings.kind, "pre-training reads no private text: use public-subwords")
     field, text = public_text(config)
-    return build_vocabulary(
+    vocabulary = build_vocabulary(
         settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)
     )
+    if settings.kind == "public-subwords" and vocabulary.size < settings.max_size:
+        size = f"vocabulary.max_size = {settings.max_size}"
+        reporter.say(f"the vocabulary has {vocabulary.size} tokens, fewer than {size}: {field} holds no more")
+    return vocabulary
 
 
 def draw_vocabulary(config: RunConfig, text: Text, sentence_weight: np.ndarray) -> tuple[Vocabulary, dict[str, Any]]:

@@ -23,7 +23,7 @@ from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
-from uedp_ray.corpus.textsize import TextSize, text_size
+from uedp_ray.corpus.textsize import TextSize, tell_cut, text_size
 from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
@@ -232,7 +232,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     ledger = _open_ledger(run, asked, plan)
     if not run.vocabulary.exists() or unused(run):  # of a start that ended here: the text may have changed since
         reporter.say("building the vocabulary")
-        _make_vocabulary(run, asked, text, bounded, ledger)
+        _make_vocabulary(run, asked, text, bounded, ledger, reporter)
         storage.put(run.vocabulary)
     if (run.vocabulary / NO_WORDS).exists():
         remedy = (
@@ -308,13 +308,15 @@ def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
     return ledger
 
 
-def _make_vocabulary(run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, ledger: Ledger) -> None:
+def _make_vocabulary(
+    run: RunDir, asked: _Asked, text: _Text, bounded: Bounded, ledger: Ledger, reporter: Reporter
+) -> None:
     config, used = asked.config, asked.used
     if config.words.kind == "noisy-threshold" and not config.model.warm_start:
         _release_words(run, used, trained_text(run, config, text.corpus), bounded.sentence_weight, ledger)
         return
     read = Sketch()
-    vocabulary = make_vocabulary(used, read)
+    vocabulary = make_vocabulary(used, read, reporter=reporter)
     if asked.guarded:
         field, sources = public_text(config)
         check_public(text.corpus.text_sketch, read.hashes, field, [source.path or source.format for source in sources])
@@ -326,9 +328,7 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
     vocabulary = Vocabulary.load(run.vocabulary)
     cut = encode(tokens, trained_text(run, config, text.corpus), vocabulary, config).share_cut
-    if cut >= 0.0005:
-        length = f"model.max_length = {config.model.max_length}"
-        reporter.say(f"{cut:.1%} of the tokens are beyond {length} and not used (private: read off the text)")
+    tell_cut(cut, config.model.max_length, reporter, "private: read off the text")
     if text.evaluation is None:
         return None
     encode(tokens, text.evaluation, vocabulary, config)
