@@ -177,8 +177,7 @@ def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_pa
     path = answer("init", *own, "--kind", kind)["path"]
     assert path == ("run.yaml" if kind == "train" else f"{kind}.yaml")
     refused("init", *own, "--kind", kind, parts=["--out", "exists"])
-    bad = [*own[:-1], 1, "--kind", kind, "--out", "other.yaml"]
-    refused("init", *bad, parts=["max_holders", "no more than"])
+    refused("init", *own, "--epsilon", 0, "--kind", kind, "--out", "other.yaml", parts=["--epsilon"])
     refused("init", *own[:2], "--out", "other.yaml", parts=["--evaluation", "give it"])
     refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
     refused("init", *own, "--out", "no/such/folder.yaml", parts=["--out", "create it first"])

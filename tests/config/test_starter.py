@@ -27,10 +27,11 @@ READ = {"train": load_config, "sweep": load_sweep_config, "compare": Comparison.
     [
         {},
         {"users": 50_000, "epsilon": 0.5},
+        {"users": 2, "epsilon": 8.123456789012345},
         {"public": "", "model": "gpt2"},
         {"text": 'my "notes": $HOME/ñ #1.parquet', "evaluation": "other.txt"},
     ],
-    ids=["plain", "many users", "pretrained", "odd names"],
+    ids=["plain", "many users", "few users", "pretrained", "odd names"],
 )
 def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
     answers = Answers(**OWN | changes)
@@ -43,6 +44,8 @@ def test_each_is_read_and_within_its_budget(tmp_path, kind, changes):
     assert run.corpus.evaluation_basis == ("held_out_users" if names_users else "public")
     assert run.words.kind == ("tokenizer" if answers.model else "public-subwords")
     assert run.privacy.delta * answers.users <= 0.1
+    budget = run.privacy if kind != "sweep" else found.budget
+    assert kind == "compare" or budget.target_epsilon == answers.epsilon, "to the last digit"
     assert run.training.passes == 10.0
     if kind != "compare" and (not changes or "users" in changes):  # the others differ in no figure
         planned = plan(found, trials=2)

@@ -22,6 +22,7 @@ from uedp_ray.fields import UNPRINTABLE
 
 FileKind = Literal["train", "sweep", "compare"]
 _PASSES = 10
+_HOLDERS = 5
 LEAST_COHORT = 20
 """Users in a round; with fewer nothing was measured."""
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text", ".conll": "conll"}
@@ -81,7 +82,7 @@ def starter(kind: FileKind, answers: Answers) -> str:
     search = _PROXIES.format(proxies="".join(_proxies(answers))) if answers.proxies else _SECRET
     share = _share(answers.users)
     shares = f"{share / 2:g}, {min(1.0, 4 * share):g}"
-    space = _SPACE.format(epsilon=f"{answers.epsilon:g}", delta=_delta(answers.users), search=search, shares=shares)
+    space = _SPACE.format(epsilon=_exact(answers.epsilon), delta=_delta(answers.users), search=search, shares=shares)
     return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
 
 
@@ -106,7 +107,7 @@ def _run(answers: Answers, *, budget: bool) -> str:
             "words occur"
         )
         words, rate = _WORDS.format(public=_source("public", answers.public)), 0.01
-    target = f"\n  target_epsilon: {answers.epsilon:g}\n  delta: {_delta(answers.users)}" if budget else ""
+    target = f"\n  target_epsilon: {_exact(answers.epsilon)}\n  delta: {_delta(answers.users)}" if budget else ""
     return _RUN.format(
         private=private,
         users=answers.users,
@@ -116,12 +117,18 @@ def _run(answers: Answers, *, budget: bool) -> str:
         words=words,
         target=f"{target}  # well below 1 / users" if budget else "",
         share=share,
+        holders=min(_HOLDERS, answers.users),
         passes=_PASSES,
         evaluate_every=max(1, rounds // 10),
         checkpoint_every=max(1, rounds // 20),
         network=network,
         rate=rate,
     )
+
+
+def _exact(value: float) -> str:
+    """A number in few characters, and never another one."""
+    return short if float(short := f"{value:g}") == value else repr(value)
 
 
 def _share(users: int) -> float:
@@ -193,7 +200,7 @@ corpus:
 {words}bounds:  # what one entity (a name, a company, …) may hold; more is weighed down, once, before training
   mode: enforced
   max_sentences_per_entity: 1  # of one user
-  max_holders: 5  # users; fewer need less noise, and weigh common entities down more
+  max_holders: {holders}  # users; fewer need less noise, and weigh common entities down more
 privacy:
   unit: user-entity  # hides that a user took part, and any entity{target}
   l2_clip_norm: 1.0
