@@ -259,7 +259,7 @@ def test_much_that_is_unknown_is_said_of_a_task_without_advice_that_it_cannot_fo
         reporter=Told(say=told.append),
     )
     (said,) = (line for line in told if "<unk>" in line)
-    assert "vocabulary.kind: tokenizer" in said
+    assert "vocabulary.kind: public-subwords" in said
     assert "bits" not in said
 
 

@@ -96,7 +96,7 @@ def test_what_was_gained_on_text_of_which_much_is_unknown_is_told_in_bits_per_by
         "Perplexity flatters the model: 56% of the words of the evaluation text are <unk>"
         in text[: text.index("What to hand on")]
     )
-    assert "vocabulary.kind: tokenizer" in text[: text.index("What to hand on")]
+    assert "vocabulary.kind: public-subwords" in text[: text.index("What to hand on")]
     result["best"]["initial_bits_per_byte"] = None  # an earlier version's
     (copy / "result.json").write_text(json.dumps(result))
     assert "52.2% over the public model (68.9)" in Page(report([copy], publish=publish)).text
