@@ -30,6 +30,7 @@ FLOORS = (
     ("search",),
     ("analysis",),
     ("console",),
+    ("screens",),
     ("cli",),
     ("__init__", "__main__"),
 )

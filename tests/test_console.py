@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from tests.training.runs import run_tree
-from uedp_ray import console
-from uedp_ray.console import emit, err, screen, sweep_screen
+from uedp_ray import console, screens
+from uedp_ray.console import emit, err
+from uedp_ray.screens import screen, sweep_screen
 
 STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
 KINDS = ["pipe", "terminal", "full disk"]
@@ -117,13 +118,29 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
 
 def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
-    with console.screen() as reporter:
+    monkeypatch.setattr(screens.time, "monotonic", lambda: float(next(clock)))
+    with screen() as reporter:
         for step in range(1, 11):
             reporter.step(step, 10, 1.0)
     lines = [line for line in capfd.readouterr().err.splitlines() if "pre-training step" in line]
     assert len(lines) == 5
     assert re.fullmatch(r"pre-training step 4/10  loss 1\.000  \d+ s left", lines[1])
+
+
+def test_a_search_tells_the_time_that_is_left(capfd, monkeypatch):
+    """A start that resumes a search learns from its own trials, not from those that had ended before."""
+    clock = iter([0.0, 10.0, 300.0, 900.0])
+    monkeypatch.setattr(screens.time, "monotonic", lambda: next(clock))
+    counts = dict.fromkeys(("stopped", "failed", "refused"), 0)
+    with sweep_screen() as reporter:
+        for done, running in ((4, 0), (4, 2), (5, 2), (8, 0)):
+            status = counts | {"asked": done + running, "done": done, "running": running, "wanted": 8, "best": None}
+            reporter.trials(status)
+    assert capfd.readouterr().err.splitlines() == [
+        "trials: 4 done of 8",
+        "trials: 5 done, 2 running of 8; about 15 min left",
+        "trials: 8 done of 8",
+    ]
 
 
 def test_an_answer_that_nobody_reads_ends_with_1():

@@ -1,4 +1,4 @@
-"""The output of commands: progress on standard error, answers on standard output."""
+"""The output of commands: lines on standard error, answers on standard output."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
 import typer
 from rich import box
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.console import Console
 from rich.table import Table
 
 from uedp_ray.errors import one_line
@@ -109,107 +106,7 @@ class Lines(Reporter):
         err.print(line, style="dim", markup=False, soft_wrap=True)
 
 
-class Screen(Lines):
-    """Lines, and a live bar on a terminal; elsewhere a line at every fifth of the way."""
-
-    def __init__(self, bar: Progress):
-        self._bar, self._task = bar, bar.add_task("starting", total=None)
-        self._printed = (0, "")
-        self._began = (0, 0.0)  # the first step, and when it ended
-
-    def prepared(self, stage: str, done: int, total: int | None) -> None:
-        self._show(done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}")
-
-    def step(self, step: int, steps: int, loss: float) -> None:
-        if step <= self._began[0] or not self._began[0]:
-            self._began = step, time.monotonic()
-        pace = (time.monotonic() - self._began[1]) / max(1, step - self._began[0])
-        left = f"  {pace * (steps - step):.0f} s left" if pace else ""
-        self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}{left}")
-
-    def round(self, row: dict[str, Any]) -> None:
-        """Shows round, rounds per second, epsilon at the planned end, the last scores and time left."""
-        spent, evaluated = row["epsilon"], row["evaluated"]
-        of = "" if evaluated == row["round"] else f" after round {evaluated}" if evaluated else " before training"
-        parts = [
-            f"round {row['round']}/{row['num_rounds']}",
-            f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
-            "" if row[metric_in(row).name] is None else _measured(row, 1) + of,
-            f"{row['seconds_left']:.0f} s left",
-        ]
-        self._show(row["round"], row["num_rounds"], "  ".join(part for part in parts if part))
-
-    def _show(self, done: int, total: int | None, text: str) -> None:
-        self._bar.update(self._task, completed=done, total=total, description=text)
-        fifth = (done * 5 // total if total else 0, text.split()[0])
-        if not err.is_terminal and fifth != self._printed and fifth[0]:
-            self._printed = fifth
-            err.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class SweepScreen(Screen):
-    """A ``Screen`` with a live table of trials on a terminal; elsewhere a line as trials end."""
-
-    def __init__(self, bar: Progress, live: Live | None):
-        super().__init__(bar)
-        self._live, self._ended = live, 0
-
-    def trials(self, status: dict[str, Any]) -> None:
-        if self._live is not None:
-            self._live.update(Group(_status_table(status), self._bar))
-        elif self._ended != (count := status["asked"] - status["running"]):
-            self._ended = count
-            err.print(_status_line(status), markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def screen() -> Iterator[Screen]:
-    bar = _bar()
-    with bar if err.is_terminal else nullcontext():
-        yield Screen(bar)
-
-
-@contextmanager
-def sweep_screen() -> Iterator[SweepScreen]:
-    bar = _bar()
-    with Live(bar, console=err, transient=True) if err.is_terminal else nullcontext() as live:
-        yield SweepScreen(bar, live)
-
-
-def _bar() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=err, transient=True)
-
-
-def _status_table(status: dict[str, Any]) -> Table:
-    table = Table(title=f"{status['done'] + status['stopped'] + status['failed']} of {status['wanted']} trials")
-    cells = {name: str(status[name]) for name in _STATES} | _best_cells(status["best"])
-    for name in cells:
-        table.add_column(name, justify="right")
-    table.add_row(*cells.values())
-    return table
-
-
-def _status_line(status: dict[str, Any]) -> str:
-    best = status["best"]
-    counts = ", ".join(f"{status[state]} {state}" for state in _STATES if status[state])
-    if best is None:
-        return f"trials: {counts} of {status['wanted']}"
-    alone = show_epsilon(best["epsilon"], "∞")
-    found = f"best so far {best['trial']}: {_measured(best, 1)}, ε of that run alone {alone}"
-    return f"trials: {counts} of {status['wanted']}; {found}"
-
-
-_STATES = ("done", "running", "stopped", "failed", "refused")
-
-
-def _best_cells(best: dict[str, Any] | None) -> dict[str, str]:
-    """Returns the cells of the best trial by heading."""
-    if best is None:
-        return {"best so far": "-"}
-    scores = {score.title: score.show(best[score.name]) for score in metric_in(best).scores}
-    return {"best so far": best["trial"], **scores, "ε of it alone": show_epsilon(best["epsilon"], "∞")}
-
+STATES = ("done", "running", "stopped", "failed", "refused")
 
 _LONGEST_LINE = 1 << 20
 
@@ -323,7 +220,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         console.width = max(console.width, 160)
     console.print(table)
     counts = answer["counts"]
-    ends = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    ends = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
     if short := ", ".join(f"{row['trial']} ({fewer})" for row in done if (fewer := shortened(row))):
         lines.append(f"Caution: rounds that a crash lost were charged, and not trained again, in trials {short}.")
@@ -346,7 +243,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         trained = f"the settings of trial {best['trial']} on the private text" if anew else f"trial {best['trial']}"
         before = metric.before(best) if anew else ""
         from_there = f" (from {before} before that training)" if before else ""
-        lines.append(f"Best: {trained}, {_measured(best)}{from_there}, in {best['run_dir']}")
+        lines.append(f"Best: {trained}, {measured(best)}{from_there}, in {best['run_dir']}")
         if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
             lines.append(unlike)
         alone = show_epsilon(best["epsilon"][unit], "∞")
@@ -378,7 +275,7 @@ def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
     return [f"{first}{beside}", *others]
 
 
-def _measured(row: dict[str, Any], most: int | None = None) -> str:
+def measured(row: dict[str, Any], most: int | None = None) -> str:
     """Returns the score, with at most ``most`` of the others: a line on a narrow terminal has room for one."""
     metric = metric_in(row)
     others = ", ".join(score.say(row[score.name]) for score in metric.beside[:most])

@@ -9,9 +9,10 @@ import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.config import SourceConfig, choices, from_dict, load_config
-from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short, screen, sweep_screen
+from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
+from uedp_ray.screens import screen, sweep_screen
 from uedp_ray.target import check_name, check_target
 
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
