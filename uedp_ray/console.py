@@ -242,7 +242,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = f"the settings of trial {best['trial']} on the private text" if anew else f"trial {best['trial']}"
         before = metric.before(best) if anew else ""
-        from_there = f" (from {before} before that training)" if before else ""
+        from_there = f" (from {before}, before that training)" if before else ""
         lines.append(f"Best: {trained}, {measured(best)}{from_there}, in {best['run_dir']}")
         if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
             lines.append(unlike)

@@ -265,7 +265,7 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     assert f"Caution: {share}" in shown
     if rule == "public":
         start = f"{ran['initial_perplexity']:.1f}, {ran['initial_bits_per_byte']:.3f} bits/byte"
-        assert f"(from {start} before that training)" in shown
+        assert f"(from {start}, before that training)" in shown
 
 
 @pytest.mark.usefixtures("here")
