@@ -120,6 +120,13 @@ def test_an_interrupt_amid_the_end_of_an_epoch_waits_and_loses_none(ordinary, tm
     assert charged == [0, 1, 2]
 
 
+def test_each_epoch_draws_masks_of_its_own(ordinary, tmp_path, monkeypatch):
+    seeds, seeded = [], epochs.seeded
+    monkeypatch.setattr(epochs, "seeded", lambda device, seed: seeds.append(seed) or seeded(device, seed))
+    train(ordinary, tmp_path / "run", workers=0)
+    assert len(set(seeds)) == len(seeds) == 3
+
+
 def test_further_workers_have_nothing_to_do(done, monkeypatch):
     class Other(LocalReducer):
         is_driver = False
