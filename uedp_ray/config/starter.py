@@ -67,11 +67,11 @@ def starter(kind: FileKind, answers: Answers) -> str:
             "name one of two: public text, for words and a warm start, or a pretrained model (--model), which has both"
         )
         raise InputError("public", answers.public, remedy)
-    if os.path.realpath(answers.evaluation) == os.path.realpath(answers.text):
+    if _is_one_of(answers.evaluation, answers.text):
         raise InputError("evaluation", answers.evaluation, "is the private text: name text of other users")
-    if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.text):
+    if _is_one_of(answers.public, answers.text):
         raise InputError("public", answers.public, "is the private text: name text that anyone may read")
-    if answers.public and os.path.realpath(answers.public) == os.path.realpath(answers.evaluation):
+    if _is_one_of(answers.public, answers.evaluation):
         remedy = "is the public text, and no text can evaluate a model trained on it: name other text"
         raise InputError("evaluation", answers.evaluation, remedy)
     if kind == "train":
@@ -126,6 +126,11 @@ def _run(answers: Answers, *, budget: bool) -> str:
     )
 
 
+def _is_one_of(path: str, *others: str) -> bool:
+    """Whether it is the same file as one of them, by whatever name; empty ones are no files."""
+    return bool(path) and os.path.realpath(path) in map(os.path.realpath, filter(None, others))
+
+
 def _exact(value: float) -> str:
     """A number in few characters, and never another one."""
     return short if float(short := f"{value:g}") == value else repr(value)
@@ -139,10 +144,10 @@ def _share(users: int) -> float:
 def _proxies(answers: Answers) -> Iterator[str]:
     """The settings of each public text to search on, cut into as many users as the private text has."""
     for number, path in enumerate(answers.proxies, 1):
-        kind, others = _format("proxy", path), (answers.public, answers.text, answers.evaluation)
-        if os.path.realpath(path) in map(os.path.realpath, filter(None, others)):
+        kind = _format("proxy", path)
+        if _is_one_of(path, answers.public, answers.text, answers.evaluation):
             raise InputError("proxy", path, "is named for something else: name text of another source")
-        if os.path.realpath(path) in map(os.path.realpath, answers.proxies[: number - 1]):
+        if _is_one_of(path, *answers.proxies[: number - 1]):
             raise InputError("proxy", path, "is named twice, which says nothing more: name other text, or drop one")
         if kind == "prepared":
             raise InputError("proxy", path, "is prepared, with users of its own: name the file that it was made of")

@@ -66,6 +66,11 @@ class SourceConfig:
         seed("seed", self.seed)
         check_choices(self)
 
+    @property
+    def where(self) -> str:
+        """What a message calls it: its path, or its format if it is generated."""
+        return self.path or self.format
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformConfig:

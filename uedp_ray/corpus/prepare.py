@@ -147,7 +147,7 @@ def prepare(
         }
         (work / "corpus.json").write_text(json.dumps(manifest, indent=2, sort_keys=True))
     if protected and not statistics["entities"]:
-        where = source.path or source.format
+        where = source.where
         _log.warning(
             "no sensitive entity was found in %s: check its detector and categories (private: read off the text)", where
         )

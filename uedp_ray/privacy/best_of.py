@@ -147,9 +147,9 @@ class Best:
             if not reach <= _MOST_REACH:
                 return None
             last = math.ceil(reach / gap) + 1
-            if last <= _MOST_REACHED:
+            if last <= _MOST_MULTIPLES:
                 break
-            gap = 2.0 ** math.ceil(math.log2(2.0 * reach / _MOST_REACHED))  # losses are rounded up to it
+            gap = 2.0 ** math.ceil(math.log2(2.0 * reach / _MOST_MULTIPLES))  # losses are rounded up to it
         bound_G, reverse_G = (each.profile_G(losses, last) for each, losses in zip(cells, (one, other), strict=True))
         return _pair_of(bound_G, reverse_G, gap, last), _pair_of(reverse_G, bound_G, gap, last)
 
@@ -184,7 +184,7 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 _MOST_REACH = 600.0
 """A loss beyond which exp of it, and of its opposite, come near the ends of floating-point numbers."""
-_MOST_REACHED = 1 << 16
+_MOST_MULTIPLES = 1 << 16
 """Multiples of the gap, on either side of 0, at which the best run's profile is computed at most. Tiny losses, of users that
 are hardly ever drawn, need far more: the number of runs may weigh them by far more than they are."""
 _MOST_POINTS = 1 << 13

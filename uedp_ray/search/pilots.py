@@ -77,8 +77,7 @@ def fix_pilots(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
         guess = largest(lambda rest: together(_runs(sweep, points[:FEW], rest)), target, guess)
     rest = most(sweep, lambda rest: together(_runs(sweep, points, rest)), reporter, guess, words)
     finals = _runs(sweep, points, rest)
-    runs_of = len(pilots) // len(points)
-    for point, pilot, final in zip(points, pilots[::runs_of], finals, strict=True):
+    for point, pilot, final in zip(points, pilots[:: len(pilots) // len(points)], finals, strict=True):
         if pilot and not final:  # its noise is given: it may be the best, and could not be trained then
             why = judge(sweep, point, Allowance(rest)).reason
             left = (

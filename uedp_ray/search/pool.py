@@ -200,22 +200,25 @@ def read_pool(folder: SweepDir) -> dict[str, Any]:
     return pool
 
 
-def check_pool(folder: SweepDir, rows: Sequence[Row]) -> None:
-    """Raises: InputError if the pool of trials that were drawn in secret is damaged, or lacks what these trials are of."""
+def drawn_pool(folder: SweepDir, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the pool of trials that were drawn in secret.
+
+    Raises: InputError if it is damaged, or lacks what these trials are of.
+    """
     pool = read_pool(folder)
     numbers = [row["number"] for row in rows]
     for name, least in (("draws", max(numbers, default=-1) + 1), ("candidates", len(pool["points"]))):
         if len(pool.get(name, ())) < least:
             raise InputError(folder.pool.name, str(folder.pool), f"lacks {name}: {RESTORE}")
+    return pool
 
 
 def check_trials(
-    sweep: SweepConfig, folder: SweepDir, rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
+    sweep: SweepConfig, pool: Mapping[str, Any], rows: Sequence[Row], ledgers: Sequence[Any], terms: Mapping[str, Any]
 ) -> None:
     """Raises: InputError if a trial, all seeds of it together, spent more than it may: than the candidate that was drawn for
     it, or, as earlier versions priced it, than any candidate.
     """
-    pool = read_pool(folder)
     candidates = candidates_of(pool["candidates"])
     seeds, budget = sweep.search.seeds_per_trial, sweep.budget
     for place, row in enumerate(rows):

@@ -60,16 +60,12 @@ def searched_bases(sweep: SweepConfig) -> dict[str, RunConfig]:
             bases[proxy] = from_dict(RunConfig, set_keys(to_dict(sweep.base), settings))
         if bases[proxy].corpus.source == sweep.base.corpus.source:
             remedy = "rule public searches on public text: give corpus.source there"
-            raise InputError(setting_of(proxy), _named(bases[proxy]), remedy)
+            raise InputError(setting_of(proxy), bases[proxy].corpus.source.where, remedy)
     for proxy, other in itertools.combinations(bases, 2):
         if bases[proxy].corpus.source == bases[other].corpus.source:
             remedy = f"is the same text as {setting_of(proxy)}, which says nothing more: name other text, or drop one"
-            raise InputError(setting_of(other), _named(bases[other]), remedy)
+            raise InputError(setting_of(other), bases[other].corpus.source.where, remedy)
     return bases or {"": sweep.base}
-
-
-def _named(base: RunConfig) -> str:
-    return base.corpus.source.path or base.corpus.source.format
 
 
 def by_seed(sweep: SweepConfig, scores: Sequence[float]) -> list[float]:

@@ -39,10 +39,10 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pilots import cost_of_pilots, final_allowance, fix_pilots
 from uedp_ray.search.pool import (
     RESTORE,
-    check_pool,
     check_trials,
     cost_by,
     cost_of_all,
+    drawn_pool,
     fix_points,
     fix_pool,
     parts_of,
@@ -173,21 +173,20 @@ def cost_of_selection(
     ledgers = [] if rule == "public" else charged_runs(sweep, folder, rows)
     odometer = _fixed_odometer(terms)
     epsilon = terms.get("epsilon", math.inf)
-    if rule in SECRET:
-        check_pool(folder, rows)
+    pool = drawn_pool(folder, rows) if rule in SECRET else {}
     if rule == "repeat_and_select":
         reporter.say(PRICING_POINTS)
         try:
-            check_trials(sweep, folder, rows, ledgers, terms)
+            check_trials(sweep, pool, rows, ledgers, terms)
             drawn = {"mean": terms["mean"], "law": terms["law"], "by": priced_by(terms)}
-            found = cost_by(rule, sweep, candidates=candidates_of(read_pool(folder)["candidates"]), **drawn)
+            found = cost_by(rule, sweep, candidates=candidates_of(pool["candidates"]), **drawn)
             epsilon = max(epsilon, found)  # where the terms were changed, the larger counts
         except (InputError, UnsupportedEvent) as error:
             rule, note = "composition", f" Not by repeat_and_select: {error}."
     elif rule in PILOTS:
         try:
             if rule in SECRET:
-                check_trials(sweep, folder, rows, ledgers, terms)
+                check_trials(sweep, pool, rows, ledgers, terms)
             epsilon = cost_of_pilots(sweep, folder, terms, ledgers)
         except (InputError, UnsupportedEvent) as error:
             epsilon, note = math.inf, f" Not covered by what was planned: {error}."

@@ -189,7 +189,7 @@ def check_model_folder(config: RunConfig) -> None:
     For commands that run where neither the text nor the model need be.
     """
     path = os.path.expandvars(config.model.path)
-    if config.model.architecture == "pretrained" and os.path.isdir(path):
+    if os.path.isdir(path):
         settings_of(path)
         if config.words.kind == "tokenizer" and not config.vocabulary.path and not config.model.warm_start:
             own_tokenizer(path)

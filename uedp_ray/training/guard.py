@@ -96,7 +96,7 @@ def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig
 
     Raises: TextError naming ``field`` and its ``source``.
     """
-    named = source.path or source.format
+    named = source.where
     if other.digest == private.digest:
         raise TextError(field, named, f"it is the text of corpus.source: {remedy}")
     users = shared_users(private.user_names, other.user_names)
@@ -128,7 +128,7 @@ def check_public_text(config: RunConfig, private: Hashes | None, evaluation: Has
         for _ in public_sentences(sources, used.pretrain.max_words, sketch, field=field):
             pass
         if private is not None:
-            check_public(private, sketch.hashes, field, [source.path or source.format for source in sources])
+            check_public(private, sketch.hashes, field, [source.where for source in sources])
         if evaluation is not None and config.corpus.evaluation is not None and field == "pretrain.text":
             _refuse_seen(evaluation, config.corpus.evaluation, sketch.hashes, field)
 
@@ -145,7 +145,7 @@ def check_unseen(evaluation: Hashes, source: SourceConfig, model: str) -> None:
 
 def _refuse_seen(evaluation: Hashes, source: SourceConfig, sketch: Hashes, seen: str) -> None:
     remedy = "no text can evaluate a model trained on it, name other text"
-    _refuse_shared_text(sketch, evaluation, "corpus.evaluation", source.path or source.format, remedy, seen)
+    _refuse_shared_text(sketch, evaluation, "corpus.evaluation", source.where, remedy, seen)
 
 
 def _refuse_shared_text(

@@ -319,7 +319,7 @@ def _make_vocabulary(
     vocabulary = make_vocabulary(used, read, reporter=reporter)
     if asked.guarded:
         field, sources = public_text(config)
-        check_public(text.corpus.text_sketch, read.hashes, field, [source.path or source.format for source in sources])
+        check_public(text.corpus.text_sketch, read.hashes, field, [source.where for source in sources])
     with replacing(run.vocabulary, made=VOCABULARY) as new:
         vocabulary.save(new)
 
