@@ -6,19 +6,16 @@ import json
 import os
 import shutil
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from tests.search.sweeps import PRETRAIN, journal, journal_states, sweep_config, sweep_tree, table, write_sweep
+from tests.search.sweeps import PRETRAIN, journal, journal_states, sweep_config, sweep_tree, table
 from tests.told import Told
 from tests.training.runs import events
 from tests.training.test_export import files
 from uedp_ray import export
-from uedp_ray.config import SourceConfig
 from uedp_ray.console import print_sweep
-from uedp_ray.corpus.prepare import prepare
-from uedp_ray.errors import InputError, TextError
+from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.search import sweep as sweep_module
 from uedp_ray.search.sweep import sweep
@@ -231,123 +228,6 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     assert sweep(fewer, tmp_path / "out", resume=True) == answer
     assert files(tmp_path / "out" / "winner") == kept
     assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("rule", ["public", "composition"])
-def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(corpora, tmp_path, capsys, rule):
-    """All that was said, after the last trial, was that 36% of the proxies were <unk>; of the winner's text 56% were."""
-    source = {"format": "synthetic", "num_users": 30, "part": "public"}
-    held_out = {"format": "synthetic", "num_users": 6, "part": "public", "seed": 3}
-    public = {"corpus.source": source, "corpus.evaluation": held_out, "corpus.evaluation_basis": "public"}
-    search = {"trials": 1, "selection": rule, **({"public": public} if rule == "public" else {})}
-    tree, said = sweep_tree(corpora, search=search), []
-    tree["base"]["vocabulary"]["max_size"] = 40
-    tree["base"]["bounds"]["max_holders"] = 1
-    config = load_sweep_config(write_sweep(tree, tmp_path))
-    answer = sweep(config, tmp_path / "out", reporter=Told(say=said.append))
-    before = said[: next(place for place, line in enumerate(said) if line.startswith("searching: "))]
-    of = " of the proxy" if rule == "public" else ""
-    assert [line for line in before if f"of the words of the evaluation text{of} are <unk>" in line]
-    lost = [line for line in before if "dropped by bounds: " in line]
-    assert len(lost) == (2 if rule == "public" else 1)
-    for line in lost:
-        assert line.startswith("caution: of the proxy, ") != ("(private: read off the text" in line)
-    share = f"{answer['best']['unk_share']:.0%} of the words of the evaluation text are <unk>"
-    assert said[-1].startswith(f"caution: {share}")
-    ran = json.loads((Path(answer["best"]["run_dir"]) / "result.json").read_text())
-    first = json.loads((tmp_path / "out" / "trials" / "0000" / "result.json").read_text())
-    for key in ("initial_perplexity", "initial_bits_per_byte"):
-        assert answer["best"][key] == ran[key]
-        assert answer["trials"][0][key] == first[key]
-    print_sweep(answer)
-    shown = capsys.readouterr().out
-    assert f"Caution: {share}" in shown
-    if rule == "public":
-        start = f"{ran['initial_perplexity']:.1f}, {ran['initial_bits_per_byte']:.3f} bits/byte"
-        assert f"(from {start}, before that training)" in shown
-
-
-@pytest.mark.usefixtures("here")
-def test_rule_public_refuses_the_private_text_under_another_spelling(corpora, tmp_path):
-    """A search on it would not cost nothing, whatever it says."""
-    for name, source in {
-        "path": {"path": f"{corpora}/./private"},
-        "prepared twice": {"path": str(prepared_again(corpora / "private", tmp_path / "twice"))},
-        "another detector": {"format": "synthetic", "num_users": 30, "detector": ["regex"]},
-        "a part of it": {"format": "synthetic", "num_users": 9, "categories": ["person"]},
-    }.items():
-        search = {"trials": 2, "selection": "public", "public": {"corpus.source": source}}
-        (tmp_path / name).mkdir()
-        with pytest.raises(InputError, match=r"is the text of|of its running text") as caught:
-            sweep(sweep_config(corpora, tmp_path / name, search=search), tmp_path / name / "out")
-        assert caught.value.field == "search.public.corpus.source", name
-        assert not (tmp_path / name / "out" / "trials").exists()
-
-
-@pytest.mark.usefixtures("here")
-def test_a_category_of_the_space_that_the_corpus_does_not_have_is_refused(corpora, tmp_path):
-    base = sweep_tree(corpora)["base"]
-    base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
-    space, told = {"corpus.categories": {"choice": [["person"], ["iban"]]}}, []
-    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
-    search = {"trials": 2, "selection": "public", "public": public}
-    with pytest.raises(InputError, match=r"corpus\.categories = 'iban'"):
-        sweep(
-            sweep_config(corpora, tmp_path, base=base, space=space, search=search),
-            tmp_path / "out",
-            reporter=Told(say=told.append),
-        )
-    assert not (tmp_path / "out" / "trials").exists()
-    assert (tmp_path / "out" / "private" / "corpora" / "private").exists()
-    assert not any("holds a copy" in line for line in told), "what was copied by then is public text"
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("copied", [True, False])
-def test_what_stays_of_a_search_on_public_text_is_told_if_it_is_private(corpora, tmp_path, copied):
-    base, told = sweep_tree(corpora)["base"], []
-    base["pretrain"] = PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}
-    base["corpus"]["declared_num_users"] = 30
-    if copied:
-        base["corpus"]["source"] = {"format": "synthetic", "num_users": 9}
-    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
-    config = sweep_config(corpora, tmp_path, base=base, search={"trials": 2, "selection": "public", "public": public})
-    with pytest.raises(TextError):
-        sweep(config, tmp_path / "out", reporter=Told(say=told.append))
-    line = f"refused; {tmp_path / 'out' / 'private'} holds a copy of the private text"
-    assert [each.startswith(line) for each in told if "holds a copy" in each] == [True] * copied
-
-
-BROKEN = {
-    "users": {"corpus": {"declared_num_users": 8}},
-    "bounds": {"bounds": {"mode": "declared", "max_holders": 1, "max_sentences_per_entity": 9}},
-    "public text": {"vocabulary": {"public_text": [{"format": "synthetic", "num_users": 9}]}},
-    "text to pre-train on": {"pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9}]}},
-    "text to score on": {
-        "pretrain": PRETRAIN | {"text": [{"format": "synthetic", "num_users": 9, "part": "held_out"}]}
-    },
-}
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_the_text_does_not_allow_refuses_the_sweep_and_no_trial(corpora, tmp_path, monkeypatch, name):
-    """Which trials failed for it would tell of the text, exactly and uncharged."""
-    monkeypatch.setattr("uedp_ray.training.pretrain.pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
-    base, told = sweep_tree(corpora)["base"], []
-    base["corpus"] |= {"source": {"format": "synthetic", "num_users": 9}, "declared_num_users": 30}
-    for section, settings in BROKEN[name].items():
-        base[section] = {**base.get(section, {}), **settings}
-    with pytest.raises(TextError):
-        sweep(sweep_config(corpora, tmp_path, base=base), tmp_path / "out", reporter=Told(say=told.append))
-    assert not (tmp_path / "out" / "trials").exists()
-    assert "holds a copy of the private text" in told[-1]
-
-
-def prepared_again(source, out):
-    prepare(SourceConfig(path=str(source), categories=("person",)), out)
-    return out
 
 
 def test_more_workers_than_the_cluster_has_are_refused_before_anything_is_trained(corpora, tmp_path):
