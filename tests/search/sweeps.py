@@ -14,7 +14,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.training.runs import run_tree
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.reporting import SILENT, Reporter
+from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.finalize import finalize
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.proxies import searched_bases
@@ -125,3 +128,22 @@ def journal_states(out):
 
 def table(out):
     return pq.read_table(out / "trials.parquet").to_pylist()
+
+
+def write_ledgers(sweep, folder, points, *, rounds=None):
+    """What trials at these points leave when all goes well, or after fewer or more rounds."""
+    for trial, point in enumerate(points):
+        config = judge(sweep, point, alone(sweep)).config
+        for run in folder.runs(trial, sweep.suffixes):
+            run.mkdir(parents=True)
+            plan = Plan.of(config)
+            ledger = Ledger.create(run / "ledger.jsonl", plan.header())
+            for release in plan.header()["plan"]["releases"]:
+                ledger.append(**release)
+            for number in range(config.training.num_rounds)[:rounds]:
+                ledger.append(**plan.event(round_index=number, attempt=0))
+
+
+def rows(count, sweep=None, point=None, state="done"):
+    return [dict.fromkeys(sweep.parsed_space if sweep else ()) | (point or {}) | {"number": number, "state": state}
+            for number in range(count)]  # fmt: skip

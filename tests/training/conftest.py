@@ -1,10 +1,11 @@
-"""A run that stopped."""
+"""A run that stopped, and one that was exported."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.training.runs import crash, run_config
+from uedp_ray import export
 
 
 @pytest.fixture
@@ -13,3 +14,9 @@ def crashed(corpora, tmp_path):
     out = tmp_path / "run"
     crash(run_config(corpora), out, charges=4)
     return out
+
+
+@pytest.fixture(scope="module")
+def exported(private_run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "out"
+    return out, export(private_run.out, out)
