@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from tests.models.helpers import tiny_llama
 from tests.training.runs import run_config
-from tests.training.test_export import run_example
+from tests.training.test_card import run_example
 from tests.training.test_run import hand_perplexity
 from uedp_ray import export
 from uedp_ray.errors import InputError
