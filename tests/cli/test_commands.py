@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from importlib.metadata import version
 
@@ -148,6 +150,16 @@ def test_help_names_every_command(command):
     assert code == 0
     for name in ("epsilon", "calibrate", "prepare", "pretrain", "train", "compare", "sweep", "report", "predict"):
         assert name in out
+
+
+@pytest.mark.parametrize(("typed", "completed"), [("uedp-ray exp", "export"), ("uedp-ray plan --tr", "--trials")])
+def test_a_shell_completes_commands_and_options(typed, completed):
+    asked = {"_UEDP_RAY_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    console_script = "import sys, uedp_ray.__main__ as script; sys.argv[0] = 'uedp-ray'; script.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", console_script], env=os.environ | asked, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [completed])
 
 
 def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refused, command, tmp_path, corpora):

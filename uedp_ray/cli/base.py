@@ -12,7 +12,7 @@ import uedp_ray
 from uedp_ray.errors import InputError
 
 app = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="Language models with user-entity differential privacy: train, account, sweep.",
     context_settings={"help_option_names": ["-h", "--help"]},
