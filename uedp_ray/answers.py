@@ -28,6 +28,7 @@ from uedp_ray.privacy.selection import (
     PILOTS,
     PRICING_POINTS,
     SECRET,
+    UNCHECKED,
     accountant_of,
     candidates_of,
     epsilon_of_choosing,
@@ -218,6 +219,7 @@ def export_epsilon(folder: Path, *, reporter: Reporter = SILENT) -> dict[str, An
     settled = odometer is not None and odometer.settled_by_results(total)
     by = "" if rule in ("none", "public") else accountant_of(rule, odometer=odometer, by=priced_by(terms))
     note += f" {SETTLED_BY_RESULTS}" if settled else ""
+    note += f" {UNCHECKED[rule]}" if rule in UNCHECKED else ""
     if found < stated * (1 - _SAME):
         note += (
             f" What selection.json says of the runs gives {show_epsilon(found)}, less than it states: was it changed?"

@@ -248,7 +248,10 @@ def print_sweep(answer: dict[str, Any]) -> None:
             lines.append(unlike)
         alone = show_epsilon(best["epsilon"][unit], "∞")
         paid_for = narrowed(unit, answer["selection"].get("categories"))
-        lines.append(f"ε of this model, training and choosing: {total} ({paid_for}, δ = {show_delta(best['delta'])})")
+        read = ", settled by results" if answer["selection"].get("settled_by_results") else ""
+        lines.append(
+            f"ε of this model, training and choosing: {total}{read} ({paid_for}, δ = {show_delta(best['delta'])})"
+        )
         runs = best["seeds"]
         mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")

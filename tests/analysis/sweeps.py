@@ -135,6 +135,7 @@ def _result(
             "rule": rule,
             "epsilon": choice,
             **price,
+            "settled_by_results": False,
             "releasable": RELEASABLE[rule],
             "text": f"The choice among {len(rows)} trials is paid by the rule {rule}.",
         },

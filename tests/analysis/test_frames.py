@@ -176,6 +176,16 @@ def test_a_result_that_is_not_of_all_trials_makes_no_finished_sweep(small, tmp_p
         report([copy], publish=True)
 
 
+def test_a_result_of_an_earlier_version_says_in_words_whether_results_settled_its_total(small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    result = read_result(copy)
+    del result["selection"]["settled_by_results"]
+    for accountant in ("Renyi odometer over all ledgers", "composition of all planned runs and their ledgers"):
+        result["selection"]["accountant"] = accountant
+        (copy / "result.json").write_text(json.dumps(result))
+        assert load_sweep(copy).selection["settled_by_results"] is ("odometer" in accountant)
+
+
 def test_a_result_that_knows_of_more_than_the_table_is_of_all(small, tmp_path):
     """As a copy that was made while the sweep ended may have it."""
     copy = shutil.copytree(small, tmp_path / "copy")

@@ -56,7 +56,7 @@ def test_a_rule_without_a_theorem_has_no_price(monkeypatch, searcher):
 
 
 def test_the_example_of_the_specification():
-    assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.77, abs=0.01)
+    assert accounting.epsilon(ROUND, rounds=500, delta=1e-5) == pytest.approx(2.78, abs=0.01)
     for law, expected in (("logarithmic", 5.66), ("geometric", 6.71)):
         call = {**RANDOM, "candidates": [[(ROUND, 500)]], "mean": 32, "law": law, "delta": 1e-5, "by": "renyi"}
         assert epsilon_of_choosing("repeat_and_select", **call) == pytest.approx(expected, abs=0.005)

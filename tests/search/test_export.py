@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.analysis.page import Page
 from tests.search.sweeps import finalize_here, search_here, sweep_config, sweep_tree
 from tests.told import Told
 from tests.training.test_export import FILES, files, traces
 from tests.training.test_privacy_page import table
 from uedp_ray import export
+from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
+from uedp_ray.analysis.headline import headline
+from uedp_ray.analysis.report import report
 from uedp_ray.analysis.summary import summary
 from uedp_ray.answers import export_epsilon, ledger_epsilon
 from uedp_ray.config import load_config
@@ -25,7 +30,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
-from uedp_ray.privacy.selection import PRICING_POINTS
+from uedp_ray.privacy.selection import PRICING_POINTS, UNCHECKED
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced
@@ -88,6 +93,9 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
         f"Of training and choosing together, by rule {alone}{show_epsilon(again['epsilon_of_run'])}." in again["text"]
     )
     assert (again["epsilon"], again["epsilon_of_run"]) == (pytest.approx(told["epsilon"]), told["epsilon_of_run"])
+    for text in (again["text"], (out / "privacy.md").read_text()):
+        assert UNCHECKED.get(done.rule, "") in text
+        assert ("Only the owner can check" in text) == (done.rule != "public")
     assert predict(out, ["the"])
 
 
@@ -139,13 +147,14 @@ def test_of_an_export_the_total_alone_is_a_guarantee_where_a_choice_was_charged(
     assert export_epsilon(out)["guarantee"] is not chosen, "the ledger says that there was a choice"
 
 
-def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on):
+def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on, capsys):
     """Of an adaptive search it is an odometer's, and no epsilon of the search whatever its outcome."""
     folder, _ = handed_on
     adaptive = done.rule == "composition" and "odometer" in json.loads((done.out / "selection.json").read_text())
     sweep_ = load_sweep(done.out)
     answer = export_epsilon(folder)
     assert done.answer["selection"]["settled_by_results"] is answer["settled_by_results"] is adaptive
+    assert handed_on[1]["settled_by_results"] is adaptive
     told = (folder / "privacy.md").read_text(), done.answer["selection"]["text"], answer["text"], str(summary(sweep_))
     for text in told:
         assert (SETTLED_BY_RESULTS in text) == adaptive
@@ -153,6 +162,16 @@ def test_a_total_that_results_settled_says_so_wherever_it_stands(done, handed_on
     assert answer["guarantee"] is not adaptive, "whoever reads the field alone reads an (epsilon, delta) of the search"
     assert ("an upper bound" in answer["text"]) is not adaptive
     assert ("results settled this figure" in (folder / "README.md").read_text()) == adaptive
+    print_sweep(done.answer)
+    shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("ε of this model"))
+    page = Page(report([done.out])).text
+    first, beside = dict(headline(sweep_))["Total ε"], prices(sweep_)[0].what
+    price = re.escape(show_epsilon(answer["epsilon"]))
+    for text in (shown, first, beside):
+        assert ("settled by results" in text) == adaptive
+    assert len(re.findall(rf"ε = {price}, settled by results", page)) == 2 * adaptive, (
+        "beside the figures, and privacy.md"
+    )
 
 
 def test_a_total_that_promises_little_is_cautioned_wherever_it_stands(done, handed_on, capsys):

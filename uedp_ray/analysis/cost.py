@@ -59,7 +59,8 @@ def prices(sweep: Sweep) -> list[Price]:
     if sweep.best is None:
         return []
     rule, best = sweep.selection["rule"], sweep.best
-    total = Price(f"in total: the chosen run and its choice, by rule {rule}", best["epsilon_with_choice"], True)
+    read = ", settled by results" * sweep.selection["settled_by_results"]
+    total = Price(f"in total: the chosen run and its choice, by rule {rule}{read}", best["epsilon_with_choice"], True)
     named = "one run: " if best["seeds"] < 2 else f"one of the {best['seeds']} runs of "
     if rule in selection.TRAINS_ANEW and sweep.finished:
         named += f"the last one, by the settings of trial {best['trial']}, alone, as if they were not chosen"

@@ -40,7 +40,7 @@ from uedp_ray.analysis.style import (
     score_axis,
     shown_value,
 )
-from uedp_ray.privacy.statement import show_delta
+from uedp_ray.privacy.statement import show_delta, show_epsilon
 
 
 def noiseless(sweep: Sweep) -> str:
@@ -229,9 +229,8 @@ def joint_pareto(sweeps: Sequence[Sweep]) -> Figure:
     far = score_axis(axes, metric, [score for *_, score in totals])
     for index, (sweep, total, score) in enumerate(totals):
         style = line(index) | {"linestyle": "none", "markersize": 9}
-        axes.plot(
-            [total], [min(score, far)], **style, label=f"{sweep.name}: {metric.say(score)} at ε = {number(total)}"
-        )
+        at = show_epsilon(total) + ", settled by results" * sweep.selection["settled_by_results"]
+        axes.plot([total], [min(score, far)], **style, label=f"{sweep.name}: {metric.say(score)} at ε = {at}")
     axes.set_xlim(0, 1.1 * max(total for _, total, _ in totals))
     axes.set_xlabel(epsilon_label(sweeps[0], "in total, training and choosing"))
     legend(figure, [axes])

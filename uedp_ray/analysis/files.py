@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Check, Missing, Unexpected, anything, list_of, number, one_of, record, string
+from uedp_ray.fields import Check, Missing, Unexpected, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.selection import RULES
 from uedp_ray.search.space import Dimension
 from uedp_ray.search.sweep_config import SweepConfig
@@ -85,9 +85,7 @@ def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
         raise InputError(
             "result.json", str(root), f"is not JSON that a sweep writes ({type(error).__name__})"
         ) from None
-    if isinstance(tree, dict) and isinstance(tree.get("best"), dict):  # earlier versions have it in the table only
-        for key in config.metric.initials:
-            tree["best"].setdefault(key, None)
+    _complete(tree, config)
     try:
         _check_result(tree, config)
     except Unexpected as error:
@@ -101,6 +99,17 @@ def read_result(root: Path, config: SweepConfig) -> dict[str, Any]:
         if total is not None and (alone is None or total < alone):
             raise InputError("result.json: best.epsilon_with_choice", total, f"is below the {alone} of its run alone")
     return tree
+
+
+def _complete(tree: Any, config: SweepConfig) -> None:
+    """Adds what earlier versions have in the table only, or say in words."""
+    if not isinstance(tree, dict):
+        return
+    if isinstance(best := tree.get("best"), dict):
+        for key in config.metric.initials:
+            best.setdefault(key, None)
+    if isinstance(price := tree.get("selection"), dict):
+        price.setdefault("settled_by_results", "odometer" in str(price.get("accountant")))
 
 
 def _short(value: object) -> str:
@@ -132,6 +141,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         "rule": one_of(*RULES),
         "epsilon": spent,
         **dict.fromkeys(("accountant", "releasable", "text"), string()),
+        "settled_by_results": flag,
         **terms,
     }
     reference = {"name": one_of("public-only", "noiseless"), metric.name: score, "epsilon": spent}

@@ -66,7 +66,7 @@ class Sweep:
     best_run: Path | None
     """The run directory of the chosen model."""
     selection: Mapping[str, Any]
-    """The price of choosing: rule, epsilon, delta, unit, accountant, releasable, text."""
+    """The price of choosing: rule, epsilon, delta, unit, accountant, settled_by_results, releasable, text."""
     references: pd.DataFrame
     """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN for no guarantee)."""
     finished: bool
@@ -390,6 +390,7 @@ def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
             "delta": config.budget.delta,
             "unit": config.budget.unit,
             "accountant": "none yet",
+            "settled_by_results": False,
             "releasable": "nothing yet: the sweep is not finished, and its price is not settled",
             "text": "The price of choosing is computed when the sweep ends.",
         },

@@ -14,7 +14,7 @@ from typing import Any
 
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.style import number, shown_value
-from uedp_ray.analysis.summary import shown, terms, with_spread
+from uedp_ray.analysis.summary import shown_total, terms, with_spread
 from uedp_ray.privacy.selection import TRAINS_ANEW
 from uedp_ray.tasks.metric import Metric
 
@@ -36,7 +36,7 @@ def headline(sweep: Sweep) -> list[tuple[str, str]]:
             "Model",
             f"{what}: {metric.title} {with_spread(metric, best[metric.name], best[metric.spread])}{across}{over}",
         ),
-        ("Total ε", f"{shown(total)}, training and choosing, {_against_budget(sweep, total)} ({terms(sweep)})"),
+        ("Total ε", f"{shown_total(sweep)}, training and choosing, {_against_budget(sweep, total)} ({terms(sweep)})"),
         ("Settings", ", ".join(f"{key.split('.')[-1]} {shown_value(value)}" for key, value in best["params"].items())),
         ("Gained", "; ".join(gains(sweep)) or "not known: nothing to compare with"),
     ]

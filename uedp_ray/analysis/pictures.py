@@ -17,7 +17,7 @@ from uedp_ray.analysis import epsilon, figures, importance, parallel
 from uedp_ray.analysis.cost import Spent, spent_by_best
 from uedp_ray.analysis.frames import Sweep, check_comparable
 from uedp_ray.analysis.style import NothingToShow, svg
-from uedp_ray.analysis.summary import shown, terms
+from uedp_ray.analysis.summary import shown_total, terms
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 
@@ -165,7 +165,7 @@ def _in_total(sweep: Sweep) -> str:
     """What handing on one of the trials costs."""
     if not sweep.finished or sweep.best is None:
         return "The search is not finished: what a trial will cost in total is not settled."
-    total, rule = shown(sweep.best["epsilon_with_choice"]), sweep.selection["rule"]
+    total, rule = shown_total(sweep), sweep.selection["rule"]
     if rule in TRAINS_ANEW:
         how = "on public text, at no cost" if rule == "public" else "as pilots, at a small part of the budget"
         return f"Trials ran {how}; the model trained by the best one's settings costs ε = {total} in total ({terms(sweep)})."

@@ -30,7 +30,7 @@ from uedp_ray.analysis.headline import headline
 from uedp_ray.analysis.pictures import Picture, joint_picture, pictures
 from uedp_ray.analysis.publish import publishable
 from uedp_ray.analysis.style import shown_value
-from uedp_ray.analysis.summary import ranges, shown, summary, terms, warnings
+from uedp_ray.analysis.summary import ranges, shown, shown_total, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
 from uedp_ray.config import load_config, to_dict
 from uedp_ray.errors import InputError
@@ -66,6 +66,7 @@ class Section:
     config: str
     statement: Markup
     prices: list[Price]
+    total: str
     terms: str
     table: TrialTable
 
@@ -218,6 +219,7 @@ def _section(sweep: Sweep, name: str) -> Section:
         config=config,
         statement=statement,
         prices=paid,
+        total=shown_total(sweep) if sweep.best else "",
         terms=terms(sweep),
         table=trial_table(sweep),
     )

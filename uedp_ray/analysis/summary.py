@@ -43,6 +43,12 @@ def shown(epsilon: float | None, unknown: str = "not known") -> str:
     return unknown if epsilon is not None and math.isnan(epsilon) else show_epsilon(epsilon)
 
 
+def shown_total(sweep: Sweep) -> str:
+    """What the chosen model costs, its choice included; if results settled it, this says so: it is no guarantee then."""
+    assert sweep.best is not None
+    return shown(sweep.best["epsilon_with_choice"]) + ", settled by results" * sweep.selection["settled_by_results"]
+
+
 def with_spread(metric: Metric, score: float, spread: float | None) -> str:
     """``95.1 ± 1.3``; without the spread where there is one seed."""
     return metric.show(score) + ("" if spread is None or math.isnan(spread) else f" ± {metric.show(spread)}")
@@ -184,5 +190,6 @@ def _choosing(sweep: Sweep) -> str:
     text = f"Rule {price['rule']}: {counted} together cost ε = {shown(total)} ({terms(sweep)})."
     if price["rule"] == "public":
         return f"{text} {price['text']}"
-    settled = price.get("settled_by_results", "odometer" in price["accountant"])  # earlier versions did not say
-    return f"{text} Computed by: {price['accountant']}." + (f" {SETTLED_BY_RESULTS}" if settled else "")
+    return f"{text} Computed by: {price['accountant']}." + (
+        f" {SETTLED_BY_RESULTS}" if price["settled_by_results"] else ""
+    )

@@ -96,6 +96,18 @@ def unpriced(rule: str) -> TypeError:
     return TypeError(f"rule {rule} has no price")
 
 
+_NOTHING_CHANGED = "Only the owner can check that no run is missing, and that nothing in these files was changed."
+UNCHECKED = {
+    "composition": _NOTHING_CHANGED,
+    "pilots": _NOTHING_CHANGED,
+    "selected_pilots": "Only the owner can check that nothing in these files was changed, that the number of pilots was "
+    "drawn by the law that they state, and that every pilot stayed within its own bound.",
+    "repeat_and_select": "Only the owner can check that nothing in these files was changed, that the number of trials was "
+    "drawn by the law that they state, and that every trial stayed within its own candidate's bound.",
+}
+"""What the total of an export, recomputed from its files, takes on trust."""
+
+
 def priced_by(terms: Mapping[str, Any]) -> str:
     """How the terms of a ``repeat_and_select`` say that it is priced: those of an earlier version say nothing."""
     return str(terms.get("by", RENYI))

@@ -17,7 +17,7 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import Charges
-from uedp_ray.privacy.selection import PILOTS, SECRET, TRAINS_ANEW, priced_by
+from uedp_ray.privacy.selection import PILOTS, SECRET, TRAINS_ANEW, UNCHECKED, priced_by
 from uedp_ray.privacy.statement import part_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.ended import holds_all
@@ -42,7 +42,8 @@ def export(path: str | Path, out: str | Path, *, reporter: Reporter = SILENT) ->
       out: a new folder.
       reporter: gets a line before each slow step.
 
-    Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a standalone run), delta, unit.
+    Returns: out, epsilon (the total), epsilon_of_run, rule (``none`` for a standalone run), delta, unit,
+    settled_by_results (``privacy.odometer.SETTLED_BY_RESULTS``: ``epsilon`` is no guarantee then), cautions.
     Raises: InputError if it is not finished, has no guarantee, or is not paid for by the rule.
     """
     out, storage = folder_only(out), open_storage(path, "path")
@@ -84,7 +85,7 @@ def export_best(
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not epsilon < math.inf:
         raise InputError("selection.epsilon", epsilon, "is no bound: the sweep cannot be priced, and nothing handed on")
-    text = f"The total: {priced['text']} {_RECOMPUTE[rule]}"
+    text = " ".join(("The total:", priced["text"], _RECOMPUTE[rule], UNCHECKED.get(rule, ""))).rstrip()
     total = Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
     return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
 
@@ -95,12 +96,9 @@ _RECOMPUTE = {
     "pilots": "Recompute: `uedp-ray epsilon --export .`, from the runs that were planned in `selection.json`; no ledger in "
     "`ledgers/` may hold more.",
     "selected_pilots": "Recompute: `uedp-ray epsilon --export .`, from the pilots that could be drawn, the law of their "
-    "number and the runs that might follow them in `selection.json`, all fixed before the first pilot. That none of "
-    "that was changed, that the number was drawn by that law, and that every pilot stayed within its own bound, only the "
-    "owner can check.",
+    "number and the runs that might follow them in `selection.json`, all fixed before the first pilot.",
     "repeat_and_select": "Recompute: `uedp-ray epsilon --export .`, from the candidates and the law of the number of trials "
-    "in `selection.json`, both fixed before the first trial. That none of that was changed, that the number was drawn by "
-    "that law, and that every trial stayed within its own candidate's bound, only the owner can check.",
+    "in `selection.json`, both fixed before the first trial.",
     "public": "Recompute: `uedp-ray epsilon --export .`, from `ledger.jsonl`.",
 }
 

@@ -139,7 +139,7 @@ def export_run(
       name: the model's name, if not the run's.
       over: whether ``out`` may hold an earlier export.
 
-    Returns: out, epsilon (the total), epsilon_of_run, rule, delta, unit.
+    Returns: out, epsilon (the total), epsilon_of_run, rule, delta, unit, settled_by_results, cautions.
     Guarantees: no path of the owner's machine, no time, no user's text, no file but those listed above; what is written
     gives the stated total again.
     Raises: InputError where ``out`` holds something.
@@ -162,6 +162,7 @@ def export_run(
         "rule": total.rule,
         "delta": privacy.delta,
         "unit": total.unit,
+        "settled_by_results": total.settled_by_results,
         "cautions": cautions_of(config, total.epsilon),
     }
 
