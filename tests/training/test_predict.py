@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.models.helpers import VOCABULARY, tiny, tiny_llama
 from uedp_ray.config import VocabularyConfig
-from uedp_ray.corpus.vocabulary import build_vocabulary
+from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import save_model
 from uedp_ray.training.predict import predict
@@ -34,6 +36,20 @@ def test_the_best_next_words_with_their_probabilities(pretrained):
         assert [e["probability"] for e in each["next"]] == pytest.approx(best.values.tolist(), abs=1e-6)
         assert [e["token"] for e in each["next"]] == [tokenizer.decode([i]) for i in best.indices.tolist()]
     assert found[0]["next"] != found[1]["next"]
+
+
+def test_pieces_of_words_are_told_from_words_and_from_the_sentence_end(tmp_path):
+    """A piece that decodes to nothing was shown as a sentence end, and a word's beginning as its middle."""
+    pieces = {piece: number for number, piece in enumerate(("<unk>", "</s>", "▁", "▁w", "w", "er"))}
+    tokenizer = Tokenizer(BPE(pieces, [("▁", "w")], unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    save_model(tiny_llama(), tmp_path / "model")
+    Vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")).save(
+        tmp_path / "model", longest=8
+    )
+    (found,) = predict(tmp_path / "model", ["w er"], top=VOCABULARY)
+    shown = {each["token"] for each in found["next"]}
+    assert {"<unk>", "</s>", " ", " w", "w", "er"} | {f"(token {each})" for each in range(6, VOCABULARY)} == shown
 
 
 def test_a_run_or_its_model_folder_will_do(pretrained):

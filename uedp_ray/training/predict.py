@@ -95,17 +95,25 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
         with torch.no_grad():
             probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)
         best = probabilities.topk(min(top, probabilities.numel()))
-        words = [vocabulary.decode([int(i)]) for i in best.indices]
+        words = [_shown(vocabulary, int(i)) for i in best.indices]
         predictions.append(
             {
                 "text": text,
                 "next": [
-                    {"token": word or "(sentence end)", "probability": round(float(p), 6)}
+                    {"token": word, "probability": round(float(p), 6)}
                     for word, p in zip(words, best.values, strict=True)
                 ],
             }
         )
     return predictions
+
+
+def _shown(vocabulary: Vocabulary, token: int) -> str:
+    """A token as text. What SentencePiece begins a word with is a space; decoding a single token drops it."""
+    piece = vocabulary.tokenizer.convert_ids_to_tokens(token)
+    if piece is None:  # the model has more outputs than its tokenizer has tokens
+        return f"(token {token})"
+    return piece.replace("▁", " ") if piece.startswith("▁") else vocabulary.decode([token])
 
 
 def _of_sweep(sweep: Path) -> str:
