@@ -256,6 +256,10 @@ def print_sweep(answer: dict[str, Any]) -> None:
         mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")
         cautions = [*weakness(best["epsilon_with_choice"] or math.inf), metric.caution(best)]
+        if change := metric.harmed(best):
+            cautions.append(
+                f"the model predicts worse than it did before training ({change}): the one before costs nothing"
+            )
         lines += [f"Caution: {caution}." for caution in cautions if caution]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")

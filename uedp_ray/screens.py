@@ -115,7 +115,8 @@ def _status_line(status: dict[str, Any]) -> str:
     if best is None:
         return f"trials: {counts} of {status['wanted']}"
     alone = show_epsilon(best["epsilon"], "∞")
-    found = f"best so far {best['trial']}: {measured(best, 1)}, ε of that run alone {alone}"
+    worse = f", worse than before training ({metric_in(best).before(best)})" if metric_in(best).harmed(best) else ""
+    found = f"best so far {best['trial']}: {measured(best, 1)}{worse}, ε of that run alone {alone}"
     return f"trials: {counts} of {status['wanted']}; {found}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
+from uedp_ray.screens import _status_line
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 
@@ -52,6 +54,32 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     if rule == "public":
         start = f"{ran['initial_perplexity']:.1f}, {ran['initial_bits_per_byte']:.3f} bits/byte"
         assert f"(from {start}, before that training)" in shown
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("rate", [1e-9, 1.0])
+def test_that_trials_do_harm_is_told_before_private_text_is_touched(corpora, tmp_path, capsys, rate):
+    """The winner's epsilon was spent on settings by which each trial was worse than the public model."""
+    source = {"format": "synthetic", "num_users": 30, "part": "public"}
+    search = {"trials": 1, "selection": "public", "public": {"corpus.source": source}}
+    tree = sweep_tree(corpora, search=search, space={"training.server_learning_rate": {"choice": [rate]}})
+    tree["base"] |= {"pretrain": PRETRAIN}
+    said: list[str] = []
+    shown: list[dict[str, Any]] = []
+    answer = sweep(
+        load_sweep_config(write_sweep(tree, tmp_path)),
+        tmp_path / "out",
+        reporter=Told(say=said.append, trials=shown.append),
+    )
+    print_sweep(answer)
+    out, (trial,) = capsys.readouterr().out, answer["trials"]
+    harmed = trial["perplexity"] > trial["initial_perplexity"]
+    assert harmed >= (rate == 1.0)
+    place = said.index("training the winner, by the settings of trial 0000, on private text")
+    assert said[place - 1].startswith("caution: the best trial predicts worse than the model did before") == harmed
+    of_winner = answer["best"]["perplexity"] > answer["best"]["initial_perplexity"]
+    assert ("predicts worse than it did before training (perplexity" in out) == of_winner >= (rate == 1.0)
+    assert ("worse than before training (" in _status_line(shown[-1])) == harmed
 
 
 @pytest.mark.usefixtures("here")

@@ -174,6 +174,11 @@ def _winner(
         raise InputError("--resume", folder.address, f"trial {found['trial']} is the best now, but {SECOND_WINNER}")
     if begun is None:
         _begin_winner(folder)
+    if change := config.metric.harmed(found):
+        reporter.say(
+            f"caution: the best trial predicts worse than the model did before training ({change}), and so will the winner: "
+            "to spend nothing on it, interrupt now, and search where steps are smaller, or passes more"
+        )
     reporter.say(f"training the winner, by the settings of trial {found['trial']}, on private text")
     if config.search.rule == "public":
         base, part = prepared(config.base, folder, folder.private / "winner"), None

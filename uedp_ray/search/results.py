@@ -288,5 +288,5 @@ def progress(rows: list[Row], wanted: int, metric: Metric) -> dict[str, Any]:
     return {
         **count_states(rows),
         "wanted": wanted,
-        "best": found and {key: found[key] for key in ("trial", *metric.names, "epsilon", "unit")},
+        "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.initials, "epsilon", "unit")},
     }

@@ -130,6 +130,15 @@ class Metric(Score):
             metric.show(value) if metric is self else metric.say(value) for metric, value in found if value is not None
         )
 
+    def harmed(self, result: Mapping[str, Any]) -> str:
+        """The score before training and now of a model that predicts worse than before; empty for any other, and where the
+        former is not known. Of a model that diverged the latter is None.
+        """
+        before, after = result.get(self.initial), result.get(self.name)
+        if before is None or (after is not None and self.cost(after) <= self.cost(before)):
+            return ""
+        return f"{self.say(before)}, now {'not finite' if after is None else self.show(after)}"
+
     def caution(self, scores: Mapping[str, Any], text: str = "the evaluation text") -> str:
         """A sentence for readers of a model's scores on a text of which much is ``<unk>``; empty for any other.
 

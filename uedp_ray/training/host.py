@@ -128,12 +128,10 @@ def train(
         result = run.load_result(metric)
         if unknown := metric.caution(result):
             reporter.say(f"caution: {unknown}")
-        before, after = result[metric.initial], result[metric.name]
-        if before is not None and (after is None or metric.cost(after) > metric.cost(before)):
-            now = "not finite" if after is None else metric.show(after)
+        if change := metric.harmed(result):
             reporter.say(
-                f"caution: the model predicts worse than it did before training ({metric.say(before)}, now {now}): "
-                "try a lower training.server_learning_rate, less noise, or clip norms closer to those of the gradients"
+                f"caution: the model predicts worse than it did before training ({change}): try a lower "
+                "training.server_learning_rate, less noise, or clip norms closer to those of the gradients"
             )
         if result["private"] and config.privacy.target_epsilon is None:  # else it was said before training
             for caution in weakness(result["epsilon"][config.privacy.unit] or 0.0):
