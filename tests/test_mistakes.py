@@ -131,6 +131,22 @@ MISTAKES = {
     "a model without a tokenizer": (mistake(TRAIN, *LLAMA, "vocabulary={}"), "model.path = .*no tokenizer beside it"),
     "a model that reads less": (mistake(TRAIN, *LLAMA, "model.max_length=99", "vocabulary.kind=public-words",
                                         "vocabulary.replace_embeddings=true"), "model.max_length = 99: .*16 tokens"),
+    "a layer that the network has not": (
+        mistake(TRAIN, "model.trainable=lora", "model.lora_targets=[c_attn,query]"),
+        r"model.lora_targets = .*no linear layer of this network has the name query: choose among c_attn, c_fc, c_proj, lm_head$"),
+    "a layer that a pretrained network has not": (
+        mistake(TRAIN, *LLAMA, "vocabulary.kind=public-words", "vocabulary.replace_embeddings=true", "model.trainable=lora",
+                "model.lora_targets=[c_attn]"),
+        "model.lora_targets = .*has the name c_attn: choose among down_proj, .*v_proj$"),
+    "searching a layer that the network has not": (
+        mistake(SWEEP, "base.model.trainable=lora", "space={model.lora_targets: {choice: [[c_attn], [query]]}}"),
+        "model.lora_targets = .*query: choose among c_attn"),
+    "planning with a layer that a pretrained network has not": (
+        mistake("plan run.yaml", *LLAMA, "vocabulary={kind: tokenizer, path: warm}", "model.trainable=lora", "model.lora_targets=[c_attn]"),
+        "model.lora_targets = .*has the name c_attn: choose among"),
+    "planning for a model that reads less": (
+        mistake("plan run.yaml", *LLAMA, "model.max_length=99", "vocabulary={kind: tokenizer, path: warm}"),
+        "model.max_length = 99: .*16 tokens"),
     "words for a model of its own": (mistake(TRAIN, *LLAMA, "vocabulary.kind=public-words"), "vocabulary.kind = 'public-words'"),
     "a model with an adapter": (mistake(TRAIN, LLAMA[0].replace("llama", "adapted"), "vocabulary={}"),
                                 "model.path = .*adapter_config.json adds an adapter.*merge_and_unload"),

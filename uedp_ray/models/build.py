@@ -27,6 +27,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import Tokens, architecture
 from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.models.saved import load_model, read_settings, unfilled
+from uedp_ray.models.trainable import lora_layers
 
 
 def build_model(
@@ -85,6 +86,20 @@ def check_start_fits(config: ModelConfig, vocab_size: int, *, replace_embeddings
         return
     if shapes[0] != shapes[1]:
         raise _misfit(config)
+
+
+def check_targets(config: ModelConfig) -> None:
+    """Checks the names of layers to adapt against the network's; reads no weights. Raises: InputError."""
+    if config.trainable != "lora" or not config.lora_targets:
+        return
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            network = _shaped(config, 1, False)
+    except InputError:
+        raise
+    except Exception:  # as in ``check_start_fits``
+        return
+    lora_layers(network, config)
 
 
 @contextmanager

@@ -57,18 +57,26 @@ def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.
     return model
 
 
+def lora_layers(model: nn.Module, config: ModelConfig) -> dict[str, nn.Module]:
+    """The layers that get adapters, by name. Raises: InputError if ``lora_targets`` names one that there is not."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    if not config.lora_targets:
+        return {name: m for name, m in linear.items() if m is not head}
+    for target in config.lora_targets:
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            remedy = f"no linear layer of this network has the name {target}: choose among {known}"
+            raise InputError("model.lora_targets", config.lora_targets, remedy)
+    suffixes = tuple(f".{target}" for target in config.lora_targets)
+    return {name: m for name, m in linear.items() if f".{name}".endswith(suffixes)}
+
+
 def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model  # slow to import, and only needed here
 
     head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
-    if config.lora_targets:
-        suffixes = tuple(f".{target}" for target in config.lora_targets)
-        linear = {name: m for name, m in linear.items() if f".{name}".endswith(suffixes)}
-    else:
-        linear = {name: m for name, m in linear.items() if m is not head}
-    if not linear:
-        raise InputError("model.lora_targets", config.lora_targets, "no linear layer of this network has such a name")
+    linear = lora_layers(model, config)
     if any(m is head for m in linear.values()):
         _untie(model, head, config)
     transposed = {isinstance(m, Conv1D) for m in linear.values()}

@@ -38,7 +38,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
-from uedp_ray.models.build import check_start_fits
+from uedp_ray.models.build import check_start_fits, check_targets
 from uedp_ray.models.pretrained import check_fits, pretrained_config, settings_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.training.guard import name_other_users
@@ -181,10 +181,11 @@ def check_model(config: RunConfig, *, start: bool = True) -> None:
     if config.model.warm_start and vocabulary is not None and start:
         replace = config.vocabulary.replace_embeddings
         check_start_fits(config.model, vocabulary.size, replace_embeddings=replace)
+    check_targets(config.model)
 
 
 def check_model_folder(config: RunConfig) -> None:
-    """Raises InputError if the pretrained model is a folder here that lacks what any run needs of it; reads no weights.
+    """Raises InputError if the pretrained model is a folder here that the run does not fit; reads no weights.
 
     For commands that run where neither the text nor the model need be.
     """
@@ -193,6 +194,9 @@ def check_model_folder(config: RunConfig) -> None:
         settings_of(path)
         if config.words.kind == "tokenizer" and not config.vocabulary.path and not config.model.warm_start:
             own_tokenizer(path)
+        model = dataclasses.replace(config.model, path=path)
+        pretrained_config(model)
+        check_targets(model)
 
 
 def _vocabulary(config: RunConfig) -> Vocabulary | None:
