@@ -81,7 +81,7 @@ MISTAKES = {
     "a run file given to sweep": (mistake("sweep run.yaml"), "base = None: a sweep file needs the mapping base: this is a run file"),
     "a run file given to compare": (mistake("compare run.yaml"), "config = 'run.yaml': a comparison file has"),
     "a misspelt key": (mistake(TRAIN, "privacy.epsilon=8"), "privacy.epsilon = 8: unknown key: did you mean target_epsilon"),
-    "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected int"),
+    "a text for a number": (mistake(TRAIN, "training.num_rounds=fifty"), "training.num_rounds = 'fifty': expected a whole number"),
     "a percentage": (mistake(TRAIN, "privacy.user_sampling_prob=10"), r"privacy.user_sampling_prob = 10.0: .*\[0, 1\]"),
     "a rate beyond all floats": (mistake(TRAIN, "training.server_learning_rate=1e300"),
                                  r"training.server_learning_rate = 1e\+300: must be 1e30 or less"),

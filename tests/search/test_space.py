@@ -33,7 +33,7 @@ CONDITIONAL = {
         ({"training.num_rounds": {"integer": [1.5, 5]}}, "space.training.num_rounds", "whole numbers"),
         ({"training.num_rounds": {"integer": [0, 5]}}, "space.training.num_rounds", "1 or more"),
         ({"training.num_rounds": {"integer": [1, 5], "step": 0}}, "space.training.num_rounds.step", "above 0"),
-        ({"training.num_rounds": {"uniform": [1, 5]}}, "space.training.num_rounds", "expected int"),
+        ({"training.num_rounds": {"uniform": [1, 5]}}, "space.training.num_rounds", "expected a whole number"),
         ({"privacy.l2_clip_norm": {"log_uniform": [0, 1]}}, "space.privacy.l2_clip_norm", "above 0"),
         ({"privacy.l2_clip_norm": {"uniform": ["a", 1]}}, "space.privacy.l2_clip_norm", "two numbers"),
         ({"privacy.l2_clip_norm": {"normal": [0, 1]}}, "space.privacy.l2_clip_norm", "write one of uniform"),

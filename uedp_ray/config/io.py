@@ -292,6 +292,9 @@ def of_file(path: str | Path, overrides: Mapping[str, Any]) -> Iterator[None]:
         raise InputError(error.field, error.value, f"{error.remedy} (in {path})") from error.__cause__
 
 
+_IN_WORDS = {int: "a whole number in digits alone, such as 1000", bool: "true or false", str: "text: put it in quotes"}
+
+
 def _convert(annotation: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is types.UnionType:  # only "X | None" occurs
@@ -315,7 +318,7 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if annotation is float:
         return _number(value, where)
     if annotation in (int, bool, str) and type(value) is not annotation:
-        raise InputError(where, value, f"expected {annotation.__name__}")
+        raise InputError(where, value, f"expected {_IN_WORDS[annotation]}")
     if annotation is int and abs(value) >= 2**63:
         raise InputError(where, value, "must be below 2**63")
     if annotation is str and UNPRINTABLE.search(value):
