@@ -57,6 +57,25 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("call me at a.b@example.org", "caution: no name of a person, a company or a place was found, only email"),
+        ("nothing here", "caution: no sensitive entity was found in corpus.source"),
+    ],
+)
+def test_that_no_name_is_protected_is_told_before_the_first_trial(corpora, tmp_path, text, told):
+    """``train`` said so, and a search of hours did not."""
+    written = "".join(json.dumps({"user": f"u{n}", "text": f"{text} {n}"}) + "\n" for n in range(12))
+    (tmp_path / "notes.jsonl").write_text(written)
+    tree, said = sweep_tree(corpora, search={"trials": 1}), list[str]()
+    tree["base"]["corpus"]["source"] = {"format": "jsonl", "path": str(tmp_path / "notes.jsonl"), "detector": ["regex"]}
+    sweep(load_sweep_config(write_sweep(tree, tmp_path)), tmp_path / "out", reporter=Told(say=said.append))
+    before = said[: next(place for place, line in enumerate(said) if line.startswith("searching: "))]
+    assert [line for line in before if line.startswith(told) and line.endswith("(private: read off the text)")]
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("rate", [1e-9, 1.0])
 def test_that_trials_do_harm_is_told_before_private_text_is_touched(corpora, tmp_path, capsys, rate):
     """The winner's epsilon was spent on settings by which each trial was worse than the public model."""

@@ -30,6 +30,7 @@ from uedp_ray.training.guard import (
     check_unseen,
     check_warm_start,
     public_sketch,
+    unfound,
 )
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import make_vocabulary
@@ -60,6 +61,8 @@ def prepare_shared(
         bases = {proxy: _prepared(config, proxy, base, folder, reporter) for proxy, base in bases.items()}
         texts = _own_texts(config, bases, written, folder, reporter)
         check_owners(texts.private)
+        if caution := unfound(texts.private, config.budget.unit, config.base.corpus.categories):
+            reporter.say(f"caution: {caution}")
         for proxy, base in bases.items():
             with replacing(folder.trial_base(proxy), private=True) as new:
                 dump_config(base, new)

@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, Sketch, shared_text, shared_users
 from uedp_ray.corpus.readers import whole_users
 from uedp_ray.corpus.store import Corpus
@@ -200,3 +201,18 @@ def public_sketch(model: str) -> Hashes | None:
     except (OSError, ValueError):
         raise InputError("model.warm_start", model, f"its {TEXT_SKETCH} is damaged: pre-train it again") from None
     return sketch
+
+
+def unfound(corpus: Corpus, unit: str, chosen: Sequence[str]) -> str:
+    """What to tell the owner of a text in which no entity, or no name, was found; empty for any other, and where entities
+    are not protected, or only ``chosen`` categories are meant to be. Private: computed from the text."""
+    if unit == "user":
+        return ""
+    if not corpus.num_entities:
+        found: str | None = (
+            "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is; check "
+            "corpus.source.detector and corpus.categories"
+        )
+    else:
+        found = None if chosen else nameless(corpus.statistics["mentions"])
+    return f"{found} (private: read off the text)" if found else ""

@@ -20,7 +20,6 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
-from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, tell_cut, text_size
@@ -53,6 +52,7 @@ from uedp_ray.training.guard import (
     check_start,
     check_unseen,
     check_warm_start,
+    unfound,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_text, unchanged
@@ -388,13 +388,7 @@ def _refuse_part(run: RunDir, part_of: str | None) -> None:
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
     """Reports how much of the text is protected as intended, and used; private, since computed from the text."""
-    entities = config.privacy.unit != "user"
-    if entities and not corpus.num_entities:
-        what = "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is"
-        reporter.say(
-            f"caution: {what}; check corpus.source.detector and corpus.categories (private: read off the text)"
-        )
-    elif entities and not config.corpus.categories and (caution := nameless(corpus.statistics["mentions"])):
-        reporter.say(f"caution: {caution} (private: read off the text)")
+    if caution := unfound(corpus, config.privacy.unit, config.corpus.categories):
+        reporter.say(f"caution: {caution}")
     if lost := bounded.told(config.bounds):
         reporter.say(lost)
