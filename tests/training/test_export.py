@@ -78,6 +78,7 @@ def test_the_first_row_is_the_total_and_the_files_give_it_again(private_run, exp
         "epsilon_of_run": pytest.approx(epsilon),
         "rule": "none",
         "delta": 1e-4,
+        "settled_by_results": False,
         "unit": "user-entity",
         "cautions": weakness(epsilon),
     }
