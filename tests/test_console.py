@@ -116,6 +116,16 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
     assert ", without privacy" not in capsys.readouterr().out
 
 
+def test_a_log_has_every_heading_of_a_comparison_in_full(capsys):
+    name = "ordinary training of the same adapters"
+    row = ROW | {"name": name, "epsilon": dict.fromkeys(("user-entity", "user", "entity"), 8.0)}
+    console.print_comparison({"rows": [row], "out": "out"})
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    for heading in (name, "perplexity", "bits/byte", "<unk>", "user-entity", "entity"):
+        assert heading in printed
+
+
 def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr(screens.time, "monotonic", lambda: float(next(clock)))

@@ -152,12 +152,12 @@ def print_comparison(answer: dict[str, Any]) -> None:
     metric = metric_in(answer["rows"][0])
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
     scores = (score.title for score in metric.scores)
-    for name in ("model", *scores, "ε user-entity", "ε user", "ε entity"):
+    for name in ("model", *scores, "ε\nuser-entity", "ε\nuser", "ε\nentity"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
     for row in answer["rows"]:
         by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in ("user-entity", "user", "entity"))
         table.add_row(row["name"], *_scores(row), *by_unit)
-    Console().print(table)
+    _print_table(table)
     names = ", ".join(row["name"] for row in answer["rows"] if not row["private"])
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
     typer.echo(
@@ -168,6 +168,13 @@ def print_comparison(answer: dict[str, Any]) -> None:
         f"{_no_ceiling(answer['rows'], metric)}"
         f"Run directories: {answer['out']}"
     )
+
+
+def _print_table(table: Table) -> None:
+    console = Console()
+    if not console.is_terminal:  # a log has room for every column
+        console.width = max(console.width, 160)
+    console.print(table)
 
 
 def _gain(answer: dict[str, Any]) -> list[str]:
@@ -215,10 +222,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
         cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
         table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
-    console = Console()
-    if not console.is_terminal:  # a log has room for every setting
-        console.width = max(console.width, 160)
-    console.print(table)
+    _print_table(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]

@@ -75,7 +75,7 @@ def test_a_wrong_command_line_is_answered_in_one_line(command, arguments, part):
         (["privacy.target_epsilon=3"], ["target_epsilon", "noise_multiplier", "(3.0, 1.0)", "exactly one"]),
         (["privacy.noise_multiplier=null"], ["target_epsilon", "noise_multiplier", "(None, None)", "exactly one"]),
         (["training.num_rounds=0"], ["training.num_rounds", "0", "1 or more"]),
-        (["training.num_rounds=many"], ["training.num_rounds", "many", "int"]),
+        (["training.num_rounds=many"], ["training.num_rounds", "many", "a whole number"]),
         (["corpus.declared_num_users=null"], ["corpus.declared_num_users", "None", "declare"]),
         (["corpus.declared_num_users=5"], ["declared_num_users", "5"]),
         (["corpus.source.path=/nowhere"], ["path", "/nowhere", "uedp-ray prepare"]),
