@@ -17,7 +17,8 @@ from uedp_ray import console, screens
 from uedp_ray.console import emit, err
 from uedp_ray.screens import screen, sweep_screen
 
-STATUS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0, "wanted": 9, "best": None}
+COUNTS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0}
+STATUS = COUNTS | {"wanted": 9, "under_way": 0.5, "best": None}
 KINDS = ["pipe", "terminal", "full disk"]
 
 
@@ -137,19 +138,32 @@ def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
     assert re.fullmatch(r"pre-training step 4/10  loss 1\.000  \d+ s left", lines[1])
 
 
-def test_a_search_tells_the_time_that_is_left(capfd, monkeypatch):
-    """A start that resumes a search learns from its own trials, not from those that had ended before."""
-    clock = iter([0.0, 10.0, 300.0, 900.0])
+def told_of(trials, monkeypatch, capfd, *, wanted=8, every=100.0):
+    """The lines for a log of a search whose state, each so many seconds, is (done, running, under way)."""
+    clock = iter(every * place for place in range(len(trials)))
     monkeypatch.setattr(screens.time, "monotonic", lambda: next(clock))
     counts = dict.fromkeys(("stopped", "failed", "refused"), 0)
     with sweep_screen() as reporter:
-        for done, running in ((4, 0), (4, 2), (5, 2), (8, 0)):
-            status = counts | {"asked": done + running, "done": done, "running": running, "wanted": 8, "best": None}
-            reporter.trials(status)
-    assert capfd.readouterr().err.splitlines() == [
-        "trials: 4 done of 8",
-        "trials: 5 done, 2 running of 8; about 15 min left",
+        for done, running, under_way in trials:
+            now = {"asked": done + running, "done": done, "running": running, "under_way": under_way}
+            reporter.trials(counts | now | {"wanted": wanted, "best": None})
+    return capfd.readouterr().err.splitlines()
+
+
+def test_a_search_tells_the_time_that_is_left(capfd, monkeypatch):
+    """A start that resumes a search learns from what it trained itself, not from what had been trained before."""
+    assert told_of([(4, 1, 0.5), (5, 2, 0.5), (8, 0, 0.0)], monkeypatch, capfd) == [
+        "trials: 4 done, 1 running of 8",
+        "trials: 5 done, 2 running of 8; about 4 min left",
         "trials: 8 done of 8",
+    ]
+
+
+def test_the_time_that_is_left_is_told_before_the_first_trial_ends(capfd, monkeypatch):
+    states = [(0, 1, 0.0), (0, 2, 0.05), (0, 2, 0.5), (0, 2, 1.0), (1, 1, 0.75)]
+    assert told_of(states, monkeypatch, capfd, wanted=4) == [
+        "trials: 2 running of 4; about 23 min left",
+        "trials: 1 done, 1 running of 4; about 9 min left",
     ]
 
 

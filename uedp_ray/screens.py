@@ -56,23 +56,31 @@ class Screen(Lines):
             err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+_ENOUGH = 0.1
+"""How much of the trials that run is to be trained before the time left is told: at first, most of it went to starting."""
+
+
 class SweepScreen(Screen):
-    """A ``Screen`` with a live table of trials on a terminal; elsewhere a line as trials end."""
+    """A ``Screen`` with a live table of trials on a terminal; elsewhere a line as trials end or the time left is known."""
 
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
-        self._live, self._ended = live, 0
-        self._first: tuple[int, float] | None = None  # how many trials had ended when this start began, and when
+        self._live, self._ended, self._timed = live, 0, False
+        self._first: tuple[float, float] | None = (
+            None  # how many trials had been trained when this start began, and when
+        )
 
     def trials(self, status: dict[str, Any]) -> None:
         count, now = status["asked"] - status["running"], time.monotonic()
-        self._first = self._first or (count, now)
-        pace = (now - self._first[1]) / max(1, count - self._first[0])
-        left = _left(pace * (status["wanted"] - count)) if self._first[0] < count < status["wanted"] else ""
+        trained = count + status["under_way"]
+        self._first = self._first or (trained, now)
+        new, togo = trained - self._first[0], status["wanted"] - trained
+        known = new > _ENOUGH * status["running"] and togo > 0
+        left = _left((now - self._first[1]) / new * togo) if known else ""
         if self._live is not None:
             self._live.update(Group(_status_table(status, left), self._bar))
-        elif self._ended != count:
-            self._ended = count
+        elif count != self._ended or (known and not self._timed):
+            self._ended, self._timed = count, self._timed or known
             line = "; ".join(part for part in (_status_line(status), left) if part)
             err.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -123,7 +123,7 @@ def test_progress_counts_trials_and_names_the_best_with_its_epsilon(grid):
     assert seen[-1]["wanted"] == 4
     assert {key: seen[-1][key] for key in answer["counts"]} == answer["counts"]
     assert seen[-1]["best"]["epsilon"] == answer["best"]["epsilon"]["user-entity"]
-    assert any(status["running"] for status in seen)
+    assert any(status["running"] and 0 < status["under_way"] < status["running"] for status in seen)
 
 
 def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_place(grid, corpora, tmp_path):

@@ -25,6 +25,7 @@ from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
+from uedp_ray.search.feasibility import laid_over
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.proxies import by_seed, of_each, score_of
 from uedp_ray.search.space import Dimension
@@ -94,6 +95,9 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
         row |= _measured(sweep, folder.runs(trial.number, sweep.suffixes))
     elif state == "stopped" and trial.intermediate_values:
         row[sweep.metric.name] = trial.intermediate_values[max(trial.intermediate_values)]
+    elif state == "running":  # its ledger grows
+        planned = laid_over(sweep.base, sweep, point).training.num_rounds
+        row |= {"rounds": max(trial.intermediate_values, default=0), "planned_rounds": planned}
     return row
 
 
@@ -282,11 +286,17 @@ def count_states(rows: list[Row]) -> dict[str, int]:
     }
 
 
-def progress(rows: list[Row], wanted: int, metric: Metric) -> dict[str, Any]:
-    """Returns what the live line shows of a search for so many trials: their states, and the best so far."""
+def progress(rows: list[Row], wanted: int, sweep: SweepConfig) -> dict[str, Any]:
+    """Returns what the live line shows of a search for so many trials: their states, and the best so far.
+
+    ``under_way``: how much of the running trials is trained, in trials; of each, only its first run is known.
+    """
+    metric = sweep.metric
     found = best(rows, metric)
+    running = sum(row["rounds"] / row["planned_rounds"] for row in rows if row["state"] == "running")
     return {
         **count_states(rows),
         "wanted": wanted,
+        "under_way": running / len(sweep.suffixes),
         "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.initials, "epsilon", "unit")},
     }

@@ -307,6 +307,6 @@ def _on_change(
             ended[0] = count
             write_table(now, config, folder.table)
             folder.storage.publish(folder.table)
-        reporter.trials(progress(now, wanted, config.metric))
+        reporter.trials(progress(now, wanted, config))
 
     return changed
