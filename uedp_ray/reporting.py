@@ -28,7 +28,7 @@ class Reporter:
         """``stage`` is ``read`` (``done`` counts sentences) or ``detect`` (shards, of ``total``)."""
 
     def step(self, step: int, steps: int, loss: float) -> None:
-        """A step of pre-training, and its loss."""
+        """Steps of pre-training so far, and the mean loss of those since the report before."""
 
     def round(self, row: dict[str, Any]) -> None:
         """The content of ``progress.json``, as rounds go by."""

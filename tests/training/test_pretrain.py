@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.training.test_run import hand_perplexity
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import load_model
+from uedp_ray.training.epochs import mean_loss
 from uedp_ray.training.pretrain import pretrain
 
 TEXT = [{"format": "synthetic", "num_users": 8, "part": "public"}]
@@ -76,11 +78,18 @@ def test_zero_steps_leave_the_model_as_it_was(corpora, tmp_path):
     assert result["perplexity"] == result["initial_perplexity"]
 
 
-def test_progress_is_told(corpora, tmp_path):
-    told = []
+def test_progress_is_told_by_the_mean_loss_since_the_report_before(corpora, tmp_path, monkeypatch):
+    told, losses = [], []
+
+    def noted(*args, **settings):
+        losses.append(mean_loss(*args, **settings))
+        return losses[-1]
+
+    monkeypatch.setattr("uedp_ray.training.pretrain.mean_loss", noted)
     pretrain(config_of(corpora, num_steps=25), tmp_path / "out", reporter=Told(step=lambda *row: told.append(row)))
     assert [row[:2] for row in told] == [(20, 25), (25, 25)]
-    assert all(loss > 0 for *_, loss in told)
+    means = [statistics.fmean(float(loss) for loss in some) for some in (losses[:20], losses[20:])]
+    assert [loss for *_, loss in told] == pytest.approx(means, rel=1e-5)
 
 
 def test_what_the_public_text_does_not_give_or_the_model_not_read_is_told_once(corpora, tmp_path):
