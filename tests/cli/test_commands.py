@@ -191,6 +191,8 @@ def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_pa
     refused("init", *own, "--kind", kind, parts=["--out", "exists"])
     refused("init", *own, "--epsilon", 0, "--kind", kind, "--out", "other.yaml", parts=["--epsilon"])
     refused("init", *own[:2], "--out", "other.yaml", parts=["--evaluation", "give it"])
+    refused("init", "--text", "notes.csv", "--out", "other.yaml", parts=["--text = 'notes.csv': does not exist"])
+    refused("init", "--text", "book.txt", "--out", "other.yaml", parts=["--text = 'book.txt': names no users"])
     refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
     refused("init", *own, "--out", "no/such/folder.yaml", parts=["--out", "create it first"])
     assert [file.name for file in tmp_path.iterdir()] == [path]
@@ -208,7 +210,7 @@ def test_init_says_which_of_its_files_are_not_there(command, tmp_path, monkeypat
     ]
 
 
-def test_text_that_is_all_one_users_is_told(command, refused, tmp_path, monkeypatch):
+def test_users_of_a_prepared_corpus_far_fewer_or_more_than_declared_are_told(command, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("They met in the park .\nIt rained .\n")
     (tmp_path / "notes.jsonl").write_text("".join(f'{{"user": "u{n}", "text": "It rained ."}}\n' for n in range(20)))
@@ -217,10 +219,20 @@ def test_text_that_is_all_one_users_is_told(command, refused, tmp_path, monkeypa
         assert code == 0, err
         assert ("the whole text is one user's" in err) == (kind == "text")
     own = ["--evaluation", "held-out.jsonl", "--public", "public.txt", "--users"]
-    for text, users, told in (("text", 11, True), ("text", 10, False), ("jsonl", 150, False), ("jsonl", 201, True)):
+    less, more = "less than a tenth of", "more than"
+    for text, users, told in (
+        ("text", 11, less),
+        ("text", 10, ""),
+        ("jsonl", 20, ""),
+        ("jsonl", 201, less),
+        ("jsonl", 19, more),
+    ):
         code, _, err = command("init", "--text", text, *own, users, "--out", f"{text}-{users}.yaml")
         assert code == 0, err
-        assert (f"caution: --text = {text}: holds less than a tenth of --users = {users} users (private" in err) == told
+        assert ("caution: --text" in err) == bool(told)
+        assert (f"caution: --text = {text}: holds {told} --users = {users} users (private: read off" in err) == bool(
+            told
+        )
     refused(
         "init", "--text", text, *own, 150, "--epsilon", 0, parts=["--epsilon = 0.0: must be a finite number above 0"]
     )
@@ -269,6 +281,16 @@ def test_init_and_plan_look_at_the_folder_of_a_model(command, refused, pretraine
             shutil.copy(pretrained.out / "model" / name, tmp_path / "model")
         refused("plan", f"{kind}.yaml", parts=["model.path = 'model'", lacking])
         shutil.rmtree(tmp_path / "model")
+
+
+def test_init_lets_a_model_read_no_more_than_it_can(answer, pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    longest = json.loads((pretrained.out / "model" / "config.json").read_text())["n_positions"]
+    own = ["--text", "notes.jsonl", "--evaluation", "held-out.jsonl", "--users", 150]
+    answer("init", *own, "--model", pretrained.out / "model")
+    assert load_config("run.yaml").model.max_length == longest < 64
+    answer("init", *own, "--model", "gpt2", "--out", "other.yaml")
+    assert load_config("other.yaml").model.max_length == 64, "not here: it is checked where the model is"
 
 
 def test_init_asks_for_what_to_search_on(command, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,13 +50,14 @@ def init(
 
     choice("--kind", kind, FileKind)
     target = _new_file(out or Path("run.yaml" if kind == "train" else f"{kind}.yaml"), "--out")
-    with as_flags():
+    with as_flags(**{"model.path": "--model"}):
         answers = Answers(
-            text=text or _ask("text", "Private text (JSONL, Parquet or a prepared folder)"),
-            evaluation=evaluation or _ask("evaluation", "Text of other users to measure on"),
+            text=_file("text", text, "Private text (JSONL, Parquet or a prepared folder)"),
+            evaluation=_file("evaluation", evaluation, "Text of other users to measure on"),
             users=_ask("users", "At most how many users", int) if users is None else users,
-            public=public or ("" if model else _ask("public", "Public text for vocabulary and warm start")),
+            public=public if model else _file("public", public, "Public text for vocabulary and warm start"),
             model=model,
+            max_length=_max_length(model, Answers.max_length),
             epsilon=epsilon,
             proxies=tuple(proxy or (_asked_proxies() if kind == "sweep" else ())),
             sentences_per_user=sentences_per_user,
@@ -66,12 +68,8 @@ def init(
     for flag, path in (*named.items(), *(("proxy", each) for each in answers.proxies)):
         if path and not Path(path).exists():
             Lines().say(f"caution: --{flag} = {one_line(path, 300)}: there is no such file here")
-    if (Path(answers.text) / "corpus.json").exists() and _far_fewer(answers.text, answers.users):
-        remedy = "one text file becomes one user, JSONL names one in every line"
-        Lines().say(
-            f"caution: --text = {one_line(answers.text, 300)}: holds less than a tenth of --users = {answers.users:,} users "
-            f"(private: read off the text); {remedy}"
-        )
+    if (Path(answers.text) / "corpus.json").exists() and (found := _no_bound(answers.text, answers.users)):
+        Lines().say(f"caution: --text = {one_line(answers.text, 300)}: holds {found}")
     with replacing(target) as new:
         new.write_text(content, encoding="utf-8")
         with as_flags(**{"model.path": "--model"}, path="--proxy"):
@@ -83,12 +81,28 @@ def init(
         typer.echo(f"next: {'uedp-ray compare' if kind == 'compare' else 'edit it, then uedp-ray plan'} {target}")
 
 
-def _far_fewer(prepared: str, users: int) -> bool:
-    """Whether a prepared corpus has far fewer users than are declared: hardly a bound, rather a text without users."""
+def _no_bound(prepared: str, users: int) -> str:
+    """What is wrong with a number of users: a prepared corpus has more, or so few that its text is likely not by users."""
     from uedp_ray.corpus.store import open_corpus
 
     with as_flags(path="--text"):
-        return 10 * open_corpus(prepared).num_users < users
+        found = open_corpus(prepared).num_users
+    if found > users:
+        return f"more than --users = {users:,} users (private: read off the text), and would be refused: declare more"
+    if 10 * found < users:
+        remedy = "one text file becomes one user, JSONL names one in every line"
+        return f"less than a tenth of --users = {users:,} users (private: read off the text); {remedy}"
+    return ""
+
+
+def _max_length(model: str, usual: int) -> int:
+    """The usual length, or all that a model in a folder here reads. Raises: InputError for a folder without a model."""
+    if not os.path.isdir(model):
+        return usual
+    from uedp_ray.models.pretrained import settings_of
+    from uedp_ray.models.saved import longest_by
+
+    return min(usual, longest_by(settings_of(model)) or usual)
 
 
 def _check_lengths(sweep: Any, proxies: Sequence[str]) -> None:
@@ -116,6 +130,15 @@ def _new_file(path: Path, flag: str) -> Path:
         raise InputError(flag, str(path), "exists: name a new file")
     if not path.parent.is_dir():
         raise InputError(flag, str(path), f"{path.parent} is not a folder: create it first")
+    return path
+
+
+def _file(flag: str, path: str, question: str) -> str:
+    """Returns the file that a flag names, or asks for it. Raises: InputError if it can be none, before more is asked."""
+    from uedp_ray.config.starter import check_format
+
+    path = path or _ask(flag, question)
+    check_format(flag, path)
     return path
 
 

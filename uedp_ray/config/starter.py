@@ -42,6 +42,8 @@ class Answers:
     """Public text, for the vocabulary and the warm start; not needed with ``model``."""
     model: str = ""
     """A pretrained model: a folder or a hub name."""
+    max_length: int = 64
+    """With ``model``: how many tokens of a sentence count, at most what the model can read."""
     epsilon: float = 8.0
     proxies: tuple[str, ...] = ()
     """``sweep``: public texts to search on, each of another source than ``public``."""
@@ -56,6 +58,7 @@ def starter(kind: FileKind, answers: Answers) -> str:
     positive("epsilon", answers.epsilon)
     at_least("sentences_per_user", answers.sentences_per_user, 1)
     at_least("words_per_sentence", answers.words_per_sentence, 2, most=1000)
+    at_least("max_length", answers.max_length, 1)
     if answers.proxies and kind != "sweep":
         raise InputError("proxy", answers.proxies[0], "is to search settings on: it belongs to a sweep")
     named = [(name, getattr(answers, name)) for name in ("text", "evaluation", "public", "model")]
@@ -86,17 +89,22 @@ def starter(kind: FileKind, answers: Answers) -> str:
     return f"# A search: uedp-ray plan FILE, then uedp-ray sweep FILE. {_PUBLIC}\nbase:\n{base}{space}"
 
 
-def _run(answers: Answers, *, budget: bool) -> str:
-    private, evaluation = _source("text", answers.text), _source("evaluation", answers.evaluation)
-    if _format("text", answers.text) == "text":
+def check_format(flag: str, path: str) -> None:
+    """Raises: InputError for a file whose format is not known, or for private text that names no users."""
+    if _format(flag, path) == "text" and flag == "text":
         remedy = "names no users, and it is users who are protected: write JSONL, a line for each text with its user"
-        raise InputError("text", answers.text, f"{remedy} (docs/your-own-text.md)")
+        raise InputError(flag, path, f"{remedy} (docs/your-own-text.md)")
+
+
+def _run(answers: Answers, *, budget: bool) -> str:
+    check_format("text", answers.text)
+    private, evaluation = _source("text", answers.text), _source("evaluation", answers.evaluation)
     share = _share(answers.users)
     rounds = round(_PASSES / share)
     if answers.model:
         network = (
-            f"model: {{architecture: pretrained, path: {_quoted(answers.model)}, max_length: 64, trainable: lora, "
-            "lora_rank: 4}  # its own tokenizer; if it was trained on this text, no epsilon covers that"
+            f"model: {{architecture: pretrained, path: {_quoted(answers.model)}, max_length: {answers.max_length}, "
+            "trainable: lora, lora_rank: 4}  # its own tokenizer; if it was trained on this text, no epsilon covers that"
         )
         words, rate = "", 0.002
     else:
