@@ -105,7 +105,8 @@ def trained(run: RunConfig, out: Path, name: str) -> dict[str, float]:
     began, text = time.perf_counter(), name.partition("-")[2]
     tokens, public = out / "tokens" / text, text != PRIVATE
     result = train(run, out / "runs" / name, workers=0, tokens=tokens, public_source=public)
-    kept = {name: result[name] for name in ("perplexity", "initial_perplexity", "rounds")}
+    scores = ("perplexity", "initial_perplexity", "bits_per_byte", "initial_bits_per_byte")
+    kept = {name: result[name] for name in (*scores, "rounds")}
     return kept | {"seconds": time.perf_counter() - began}
 
 
