@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests.privacy.mechanisms import REWEIGHT, change
 from uedp_ray.privacy import renyi
-from uedp_ray.privacy.accounting import epsilon
+from uedp_ray.privacy.accounting import compose, epsilon
 from uedp_ray.privacy.any_weights import AnyWeights, mixtures, with_user
 from uedp_ray.privacy.dominating import one_round
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -254,3 +254,16 @@ def test_a_line_from_where_nothing_is_drawn_covers_the_first_cell():
 def test_a_count_that_is_rarer_than_all_that_matters_is_no_error():
     one = change(REWEIGHT, user_sampling_prob=1e-9, entity_sampling_prob=1.0, entity_clip=0.4)
     assert epsilon(one, rounds=300_000, delta=1e-2) < 3.0
+
+
+@pytest.mark.parametrize("noise", [1e-20, 1e-150, 1e-160, 1e-300])
+def test_a_round_with_hardly_any_noise_among_others_bounds_nothing(noise):
+    """Its profile was not a number, which was taken to be no loss where it was looked for."""
+    one = change(
+        REWEIGHT, user_sampling_prob=0.4, entity_sampling_prob=1.0, max_holders=2, max_users=30, noise_multiplier=1.0
+    )
+    bare = change(one, noise_multiplier=noise)
+    for unit in ("user-entity", "entity", "user"):
+        assert compose([(one, 3), (bare, 1)], delta=1e-5, unit=unit) == math.inf
+    for curve in one_round(bare).curve(np.array([-1.0, 0.0, 1.0])):
+        assert not np.isnan(curve).any()

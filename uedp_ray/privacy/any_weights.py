@@ -84,6 +84,7 @@ class AnyWeights(Profile):
     def size(self) -> int:
         return super().size + len(self._node_X)
 
+    @np.errstate(over="ignore", invalid="ignore")  # with hardly any noise: NaN then counts as lost
     def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         add_G, remove_G = super().curve(eps_G)
         near_G = np.abs(eps_G) < self._limit
@@ -184,7 +185,8 @@ class AnyWeights(Profile):
         by_end = np.where(beyond_XG, np.concatenate([g_XG[1:], g_XG[-1:]]), g_XG)
         # Either may be the lower: in a tail, far less than what a chord may be exceeded by; where cells are wide.
         least_G = np.minimum.reduce([self._least(x, mean, last_G, g_LG, g_XG, each) for each in (by_chord, by_end)])
-        return np.clip(np.maximum(least_G, self.weight_L @ g_LG) + self.cut, 0.0, 1.0)
+        bound_G = np.maximum(least_G, self.weight_L @ g_LG) + self.cut
+        return np.clip(np.where(np.isnan(bound_G), 1.0, bound_G), 0.0, 1.0)
 
     def _least(
         self,

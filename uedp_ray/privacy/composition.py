@@ -284,7 +284,7 @@ def _reach(profile: Profile, tail: float) -> tuple[float, float]:
         for log_eps in (np.arange(-24.0, 18.0), np.arange(-0.75, 0.25, 0.25)):
             eps = 2.0**log_eps * (reach or 1.0)
             delta = profile.curve(np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
-            over = np.flatnonzero(delta > tail)
+            over = np.flatnonzero(~(delta <= tail))  # NaN is no bound
             if not over.size:
                 break
             reach = float(eps[min(over[-1], eps.size - 1)])
