@@ -51,6 +51,7 @@ _MAX_BYTES = 256 * 1024
 """A run file is a few kB; PyYAML reads some 100 kB a second."""
 _MAX_DEPTH = 16
 _MAX_DIGITS = 64
+_OTHER_BASE = re.compile(r"[-+]?0[0-9_xb][^.]*$|.*:")
 _READ_AS = ("null", "bool", "int", "float", "str")
 _NAME = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
@@ -90,10 +91,13 @@ class _Loader(yaml.SafeLoader):
     def construct_number(self, node: Any) -> Any:
         if len(node.value) > _MAX_DIGITS:
             raise _refused(node, f"a number of {len(node.value)} characters")
+        if _OTHER_BASE.match(node.value):  # 010 is 8 to YAML, 1:30 is 90
+            remedy = "write it in decimal, or in quotes if it is text"
+            raise _refused(node, f"{node.value} is a number to base 2, 8, 16 or 60: {remedy}")
         try:
             kind = "int" if node.tag.endswith(":int") else "float"
             return getattr(self, f"construct_yaml_{kind}")(node)
-        except (ValueError, OverflowError):  # "0b", "_" and the like match YAML's pattern for a number
+        except (ValueError, OverflowError):  # "_" and the like match YAML's pattern for a number
             return node.value
 
 
