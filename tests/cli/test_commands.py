@@ -195,6 +195,8 @@ def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_pa
     refused("init", "--text", "book.txt", "--out", "other.yaml", parts=["--text = 'book.txt': names no users"])
     refused("init", *own, "--kind", "run", "--out", "other.yaml", parts=["--kind", "train, sweep, compare"])
     refused("init", *own, "--out", "no/such/folder.yaml", parts=["--out", "create it first"])
+    monkeypatch.setattr("os.access", lambda *_: False)  # as on a read-only disk, for root too
+    refused("init", *own, "--out", "other.yaml", parts=["--out = 'other.yaml': . cannot be written to"])
     assert [file.name for file in tmp_path.iterdir()] == [path]
 
 

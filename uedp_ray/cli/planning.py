@@ -130,6 +130,8 @@ def _new_file(path: Path, flag: str) -> Path:
         raise InputError(flag, str(path), "exists: name a new file")
     if not path.parent.is_dir():
         raise InputError(flag, str(path), f"{path.parent} is not a folder: create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(flag, str(path), f"{path.parent} cannot be written to: name another folder")
     return path
 
 
