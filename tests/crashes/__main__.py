@@ -67,6 +67,10 @@ def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> in
 
     torch.set_num_threads(1)
     names = options.only or list(COMMANDS)
+    if options.other:
+        names = [name for name in names if COMMANDS[name](folder).has_settings]
+        if not names:
+            raise SystemExit("--other: the command that was named reads no configuration")
     begun = time.monotonic()
     for name in names:
         if name not in recorded:

@@ -68,6 +68,11 @@ class Command:
     def tree(self) -> dict[str, Any]:
         return run_tree()
 
+    @property
+    def has_settings(self) -> bool:
+        """Whether it reads a configuration, of which there is another."""
+        return "training" in self.tree().get("base", self.tree())
+
     def other_tree(self) -> dict[str, Any]:
         """Another configuration of the same kind."""
         tree = self.tree()
