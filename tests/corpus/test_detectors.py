@@ -173,6 +173,13 @@ def test_union_merges_overlaps_within_a_category_and_filters() -> None:
     assert unite([a, b], frozenset({"org"})) == (Mention("org", 0, 8), Mention("listed", 30, 33))
 
 
+def test_a_mention_within_another_takes_nothing_from_it():
+    """By the shorter of two findings, the end of a name would count as no entity."""
+    whole, part = Mention("org", 0, 20), Mention("org", 5, 9)
+    assert unite([[whole], [part]], None) == unite([[part], [whole]], None) == (whole,)
+    assert unite([[whole], [part], [Mention("org", 15, 25)]], None) == (Mention("org", 0, 25),)
+
+
 @pytest.mark.parametrize("spec", ["spacy:no_such_model_xyz", "spacy:/no/such/model"])
 def test_missing_spacy_model_names_the_command(spec: str) -> None:
     with pytest.raises(InputError, match=f"python -m spacy download {spec[6:]}"):
