@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,10 @@ from uedp_ray.plan import Plan
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.events import epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
+from uedp_ray.search.pool import check_trials
 from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
@@ -272,3 +275,22 @@ def test_a_trial_that_was_replayed_too_often_is_paid_by_composition(corpora, tmp
     assert found["rule"] == "composition"
     assert "Not by repeat_and_select" in found["text"]
     assert found["epsilon"] > epsilon_of_events(all_events(folder), delta=1e-4) * 0.999
+
+
+@pytest.mark.parametrize("by", [selection.PROFILES, selection.RENYI])
+def test_all_seeds_of_a_trial_together_are_held_against_its_candidate(by):
+    one = RoundMechanism(noise_multiplier=2.0, user_sampling_prob=0.05, max_holders=5, entity_clip=0.2)
+    event = {"kind": "round", "private": True, "mechanism": one.to_dict()}
+    opened = {"kind": "open", "header": {"private": True}}
+    pool = {"candidates": [[{"mechanism": one.to_dict(), "rounds": 8}]], "draws": [0, 0]}
+    budget = SimpleNamespace(delta=1e-5, unit="user-entity")
+    sweep = SimpleNamespace(search=SimpleNamespace(seeds_per_trial=2), budget=budget)
+
+    def check(*rounds):
+        ledgers = [[opened, *[event] * count] for count in rounds]
+        check_trials(sweep, pool, [{"number": 0}, {"number": 1}], ledgers, {"mean": 2.0, "by": by})
+
+    check(4, 4, 4, 4)
+    for spent in ((4, 5, 4, 4), (5, 4, 4, 4), (4, 4, 4, 5)):
+        with pytest.raises(InputError, match=r"rounds = |spent more than its candidate may"):
+            check(*spent)
