@@ -92,11 +92,11 @@ class _Loader(yaml.SafeLoader):
         if len(node.value) > _MAX_DIGITS:
             raise _refused(node, f"a number of {len(node.value)} characters")
         if _OTHER_BASE.match(node.value):  # 010 is 8 to YAML, 1:30 is 90
-            remedy = "write it in decimal, or in quotes if it is text"
-            raise _refused(node, f"{node.value} is a number to base 2, 8, 16 or 60: {remedy}")
+            raise _refused(
+                node, f"{node.value} is a number to base 2, 8, 16 or 60: write it in decimal (text in quotes)"
+            )
         try:
-            kind = "int" if node.tag.endswith(":int") else "float"
-            return getattr(self, f"construct_yaml_{kind}")(node)
+            return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
         except (ValueError, OverflowError):  # "_" and the like match YAML's pattern for a number
             return node.value
 
@@ -135,11 +135,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise InputError("config", str(path), "is not UTF-8 text: save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise InputError("config", str(path), f"not YAML: {_problem(error)}") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
+    if tree is not None and not isinstance(tree, dict):
         raise InputError("config", str(path), "expected a mapping of keys")
-    return tree
+    return tree or {}
 
 
 def _read(path: Path) -> bytes:
@@ -152,8 +150,7 @@ def _read(path: Path) -> bytes:
     except ValueError:  # a NUL in the name
         raise InputError("config", str(path), "no such file") from None
     try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(mode := os.fstat(handle).st_mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise InputError("config", str(path), f"is {kind}: name a YAML file")
         with open(handle, "rb", closefd=False) as file:
