@@ -138,9 +138,9 @@ def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
     assert re.fullmatch(r"pre-training step 4/10  loss 1\.000  \d+ s left", lines[1])
 
 
-def told_of(trials, monkeypatch, capfd, *, wanted=8, every=100.0):
-    """The lines for a log of a search whose state, each so many seconds, is (done, running, under way)."""
-    clock = iter(every * place for place in range(len(trials)))
+def told_of(trials, monkeypatch, capfd, *, wanted=8, at=None):
+    """The lines for a log of a search whose state is (done, running, under way), by default every hundred seconds."""
+    clock = iter(at or [100.0 * place for place in range(len(trials))])
     monkeypatch.setattr(screens.time, "monotonic", lambda: next(clock))
     counts = dict.fromkeys(("stopped", "failed", "refused"), 0)
     with sweep_screen() as reporter:
@@ -151,7 +151,16 @@ def told_of(trials, monkeypatch, capfd, *, wanted=8, every=100.0):
 
 
 def test_a_search_tells_the_time_that_is_left(capfd, monkeypatch):
-    """A start that resumes a search learns from what it trained itself, not from what had been trained before."""
+    """A start that resumes a search learns from its own trials, not from those that had ended before."""
+    states = [(4, 0, 0.0), (4, 2, 0.0), (5, 2, 0.0), (8, 0, 0.0)]
+    assert told_of(states, monkeypatch, capfd, at=[0.0, 10.0, 300.0, 900.0]) == [
+        "trials: 4 done of 8",
+        "trials: 5 done, 2 running of 8; about 15 min left",
+        "trials: 8 done of 8",
+    ]
+
+
+def test_nor_from_what_had_been_trained_of_a_trial_that_it_resumes(capfd, monkeypatch):
     assert told_of([(4, 1, 0.5), (5, 2, 0.5), (8, 0, 0.0)], monkeypatch, capfd) == [
         "trials: 4 done, 1 running of 8",
         "trials: 5 done, 2 running of 8; about 4 min left",

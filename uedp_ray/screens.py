@@ -66,9 +66,8 @@ class SweepScreen(Screen):
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
         self._live, self._ended, self._timed = live, 0, False
-        self._first: tuple[float, float] | None = (
-            None  # how many trials had been trained when this start began, and when
-        )
+        # How many trials had been trained when this start began, and when.
+        self._first: tuple[float, float] | None = None
 
     def trials(self, status: dict[str, Any]) -> None:
         count, now = status["asked"] - status["running"], time.monotonic()

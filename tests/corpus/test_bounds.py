@@ -222,9 +222,8 @@ def test_what_is_dropped_is_told_with_what_would_keep_it_and_as_private_unless_i
     assert "by mistake" not in told, "it is users who have more sentences than count"
     assert apply_bounds(_incidences([[set()]], 0), bounds, None).told(bounds) == ""
     shared = BoundsConfig(max_holders=1, holder_bound="reweight")
-    assert "what a detector takes for an entity by mistake" in apply_bounds(_incidences(graph), shared, None).told(
-        shared
-    )
+    told = apply_bounds(_incidences(graph), shared, None).told(shared)
+    assert "what a detector takes for an entity by mistake" in told
 
 
 def test_no_bounds_no_entities_and_only_sensitive_sentences() -> None:

@@ -88,7 +88,7 @@ def test_progress_is_told_by_the_mean_loss_since_the_report_before(corpora, tmp_
     monkeypatch.setattr("uedp_ray.training.pretrain.mean_loss", noted)
     pretrain(config_of(corpora, num_steps=25), tmp_path / "out", reporter=Told(step=lambda *row: told.append(row)))
     assert [row[:2] for row in told] == [(20, 25), (25, 25)]
-    means = [statistics.fmean(float(loss) for loss in some) for some in (losses[:20], losses[20:])]
+    means = [statistics.fmean(loss.item() for loss in some) for some in (losses[:20], losses[20:])]
     assert [loss for *_, loss in told] == pytest.approx(means, rel=1e-5)
 
 

@@ -49,6 +49,7 @@ _LITTLE = 0.05
 """The share of the words below which nobody is told of what the bounds drop."""
 _MUCH = 0.3
 """The share from which on detectors may be to blame."""
+_FALSE_FINDS = "; what a detector takes for an entity by mistake, as in another language, counts as one"
 _PRIVATE = " (private: read off the text, as is a setting that is chosen by it)"
 _COUNTED = {
     "max_sentences_per_user": "sentences of a user that count",
@@ -93,10 +94,8 @@ class Bounded:
             return ""
         parts = ", ".join(f"{name} {share:.0%}" for name, share in self.dropped_by.items() if share >= _LITTLE / 10)
         most = max(self.dropped_by, key=lambda name: self.dropped_by[name])
-        false = self.dropped_share >= _MUCH and not public and most != "max_sentences_per_user"
-        check = (
-            "; what a detector takes for an entity by mistake, as in another language, counts as one" if false else ""
-        )
+        doubted = self.dropped_share >= _MUCH and not public and most != "max_sentences_per_user"
+        check = _FALSE_FINDS if doubted else ""
         fill = ", or set bounds.holder_bound: fill, at the same ε" if bounds.holder_bound == "reweight" else ""
         return (
             f"{self.dropped_share:.0%} of the words are dropped by bounds: {parts}; to keep more, raise bounds.{most} "

@@ -187,7 +187,7 @@ def _fit(
     bf16 = config.training.precision == "bf16"
     model.train()
     batches = _batches(sentences, settings.batch_size, np.random.default_rng(settings.seed))
-    total, told = torch.zeros((), device=device), 0
+    recent: list[torch.Tensor] = []
     for step in range(settings.num_steps):
         loss = mean_loss(model, task, [sentences[i] for i in next(batches)], device, bf16=bf16)
         optimizer.zero_grad(set_to_none=True)
@@ -195,10 +195,10 @@ def _fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), STEADY_NORM)
         optimizer.step()
         schedule.step()
-        total += loss.detach()  # of one batch, it goes by how long its sentences are
+        recent.append(loss.detach())  # that of one batch goes by how long its sentences are
         if (step + 1) % 20 == 0 or step + 1 == settings.num_steps:
-            reporter.step(step + 1, settings.num_steps, float(total) / (step + 1 - told))
-            total, told = torch.zeros_like(total), step + 1
+            reporter.step(step + 1, settings.num_steps, float(torch.stack(recent).mean()))
+            recent.clear()
     model.eval()
 
 
