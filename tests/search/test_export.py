@@ -34,7 +34,6 @@ from uedp_ray.privacy.selection import PRICING_POINTS, UNCHECKED
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced
-from uedp_ray.search.sweep import _refuse_second_winner, sweep
 from uedp_ray.training import rundir
 from uedp_ray.training.predict import predict
 from uedp_ray.training.rundir import RunDir
@@ -284,55 +283,6 @@ def test_a_smaller_price_in_the_result_changes_nothing(done, tmp_path):
     result["selection"]["epsilon"] = result["best"]["epsilon_with_choice"] = 0.001
     (copy / "result.json").write_text(json.dumps(result))
     assert export(copy, tmp_path / "x")["epsilon"] == pytest.approx(done.answer["best"]["epsilon_with_choice"])
-
-
-def test_a_second_winner_is_never_trained_on_the_private_text(corpora, tmp_path):
-    config = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"])
-    first, other = ({"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": rate} for rate in (0.01, 0.02))
-    out = tmp_path / "out"
-    answer = search_here(config, out, [first])
-    before = files(out / "winner"), (out / "result.json").read_bytes()
-    assert search_here(config, out, [first]) == answer
-    shutil.rmtree(out / "trials")
-    with pytest.raises(
-        InputError, match=r"winner was trained on the private text already, .* second release"
-    ) as caught:
-        search_here(config, out, [other])
-    assert caught.value.field == "--resume"
-    assert (files(out / "winner"), (out / "result.json").read_bytes()) == before
-
-
-@pytest.mark.parametrize("gone", ["winner", "winner/ledger.jsonl", "winner and study.journal"])
-def test_a_winner_whose_ledger_is_gone_is_not_trained_again(corpora, tmp_path, gone):
-    """Both would have been released, and one of them charged."""
-    config = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"])
-    out, points = tmp_path / "out", [{"privacy.user_sampling_prob": 0.3, "training.server_learning_rate": 0.01}]
-    search_here(config, out, points)
-    for name in gone.split(" and "):
-        path = out / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    before = files(out)
-    for start in (lambda: sweep(config, out, resume=True), lambda: finalize_here(config, out, points)):
-        with pytest.raises(InputError, match=r"winner = .*its ledger is missing, .*put winner/ back, or search in"):
-            start()
-    assert files(out) == before
-
-
-def test_a_sweep_that_chose_nothing_may_train_its_first_winner(corpora, tmp_path):
-    config, out = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"]), tmp_path / "out"
-    search_here(config, out)
-    shutil.rmtree(out / "winner")
-    result = json.loads((out / "result.json").read_text())
-    (out / "result.json").write_text(json.dumps(result | {"best": None}))
-    terms = json.loads((out / "selection.json").read_text())
-    assert terms.pop("winner") == "begun"
-    (out / "selection.json").write_text(json.dumps(terms))
-    _refuse_second_winner(config, SweepDir(out))
-    (out / "result.json").unlink()
-    _refuse_second_winner(config, SweepDir(out))
 
 
 def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, tmp_path):
