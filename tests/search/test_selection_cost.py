@@ -23,6 +23,7 @@ from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
+from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import check_trials
 from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.search.study import Study
@@ -294,3 +295,17 @@ def test_all_seeds_of_a_trial_together_are_held_against_its_candidate(by):
     for spent in ((4, 5, 4, 4), (5, 4, 4, 4), (4, 4, 4, 5)):
         with pytest.raises(InputError, match=r"rounds = |spent more than its candidate may"):
             check(*spent)
+
+
+def test_the_price_of_a_secret_trial_is_that_of_all_its_seeds(corpora, tmp_path):
+    """Of one seed alone, the printed total of three was two thirds of the true one."""
+    search = {"searcher": "random", "trials": 2, "selection": "repeat_and_select", "pool_size": 2}
+    rounds = {}
+    for seeds in (1, 3):
+        folder = SweepDir(tmp_path / str(seeds))
+        (folder.root / "private").mkdir(parents=True)
+        fix_terms(sweep_config(corpora, tmp_path, search={**search, "seeds_per_trial": seeds}), folder)
+        pool = json.loads(folder.pool.read_text())
+        rounds[seeds] = [sum(part["rounds"] for part in candidate) for candidate in pool["candidates"]]
+    assert len(rounds[1]) == 2
+    assert rounds[3] == [3 * count for count in rounds[1]]
