@@ -31,13 +31,6 @@ SEEDS = {"searcher": "tpe", "trials": 2, "seeds_per_trial": 2}
 RULES = {"grid": GRID, "random": RANDOM, "repeat_and_select": SELECT, "adaptive": TPE, "seeds": SEEDS}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    out = SweepDir(tmp_path / "out")
-    make_folder(out.private, private=True)
-    return out
-
-
 @pytest.mark.parametrize(
     ("cost", "best"),
     [
