@@ -19,7 +19,6 @@ from uedp_ray.search.feasibility import judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.search.sweep import _other
-from uedp_ray.storage.files import make_folder
 
 ANSWER = {"covers": "answer", "target_epsilon": 6.0}
 FEW = {"privacy.user_sampling_prob": {"choice": [0.2, 0.5]}, "training.num_rounds": {"choice": [2, 3]}}
