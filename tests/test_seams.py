@@ -9,7 +9,7 @@ import dataclasses
 import json
 import sys
 import typing
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,10 +20,10 @@ import torch
 
 from tests.search.sweeps import search_here, sweep_config, sweep_tree, write_sweep
 from tests.told import Told
-from tests.training.runs import NUM_USERS, TREE, run_config
+from tests.training.runs import NUM_USERS, TEST_NOISE, TREE, run_config
 from tests.training.runs import events as events_of
 from tests.updates.tiny import CPU
-from tests.updates.worker import Worker, make, sentences
+from tests.updates.worker import LOCAL_SGD, Worker, make, sentences
 from uedp_ray import export, methods
 from uedp_ray.analysis.frames import load_sweep, rank
 from uedp_ray.analysis.report import report
@@ -66,6 +66,7 @@ from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, kept_by, server_optimizer
 from uedp_ray.training.predict import predict
 from uedp_ray.training.texts import outdated, prepared_source
+from uedp_ray.updates import gradient
 from uedp_ray.updates.base import LocalUpdate, local_update, update_class
 from uedp_ray.updates.shapes import rows_are_apart
 
@@ -328,9 +329,6 @@ def test_a_local_update(file):
     class Constant(LocalUpdate):
         """As long as a user's sentences are many."""
 
-        def probe(self):
-            """Finds nothing wrong."""
-
         def update_of(self, parameters, selection, round_index):
             with torch.no_grad():
                 self.params.tensors[0].add_(1.0)  # what it leaves in the network is nobody else's
@@ -361,9 +359,6 @@ def test_a_local_update(file):
 @dataclasses.dataclass
 class Ones(LocalUpdate):
     """The least that an update may be."""
-
-    def probe(self):
-        """Finds nothing wrong."""
 
     def update_of(self, parameters, selection, round_index):
         return torch.ones_like(parameters, dtype=torch.float64)
@@ -406,9 +401,9 @@ def test_a_local_update_that_yields_a_user_twice(file):
         summed(file, BySentence)
 
 
-@pytest.mark.parametrize("method", ["each_update", "sum_updates"])
+@pytest.mark.parametrize("method", ["each_update", "sum_updates", "probe", "isolated"])
 def test_a_local_update_that_says_nothing_of_keeping_users_apart(method):
-    with pytest.raises(TypeError, match=r"Eager (yields|sums) updates itself"):
+    with pytest.raises(TypeError, match=r"Eager (yields updates|sums updates|tries itself out|isolates passes) itself"):
         type("Eager", (Ones,), {method: lambda self, parameters, selections, round_index: None})
 
 
@@ -432,7 +427,10 @@ def test_a_user_that_is_given_another_weight_is_none_that_was_drawn(file):
         summed(file, Heavy)
 
 
-KEPT_IN = ["an attribute", "a tensor", "a dictionary", "an array", "an optimizer", "the round's parameters"]
+KEPT_IN = [
+    *("an attribute", "a tensor", "a dictionary", "an array", "an optimizer", "the round's parameters"),
+    *("the parameters' object", "the task", "a list in the task", "the network"),
+]
 
 
 @pytest.mark.parametrize("kept_in", KEPT_IN)
@@ -455,14 +453,20 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
             self.last, self.counts["last"] = self.last + size, self.counts.get("last", 0.0) + size
             self.tensor.data += size
             self.array += size
+            for shared in (self.params, self.task, self.model):
+                shared.last = getattr(shared, "last", 0.0) + size
+            self.task.lengths.append(size)
             kept = {"an attribute": self.last, "a tensor": float(self.tensor), "an array": float(self.array[0])}
+            kept |= {"the parameters' object": self.params.last, "the task": self.task.last}
+            kept |= {"a list in the task": sum(self.task.lengths), "the network": self.model.last}
             return torch.full_like(parameters, 1e-3 * kept.get(kept_in, self.counts["last"]), dtype=torch.float64)
 
     file("uedp_ray.updates.ones", Update=Keeps)
     worker = Worker(make("gpt2"), sentences())
     config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
     plan = Plan.of(config)
-    update = local_update(plan, worker.model, worker.params, worker.update().task, lambda number: None, CPU)
+    task = SimpleNamespace(lengths=[])
+    update = local_update(plan, worker.model, worker.params, task, lambda number: None, CPU)
     selections, before = list(worker.selections.values()), worker.parameters.clone()
     whole = update.sum_updates(worker.parameters, selections, 0)
     assert torch.equal(worker.parameters, before), "they are released next"
@@ -470,6 +474,60 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     assert whole.any()
     assert torch.equal(sum(alone), whole)
     assert torch.equal(update.sum_updates(worker.parameters, selections[::-1], 0), whole)
+
+
+def test_a_local_update_gets_no_text_of_others(file):
+    """One that read it moved the sum by six clip norms."""
+
+    class Reads(Ones):
+        def update_of(self, parameters, selection, round_index):
+            others = [self.sentence(number) for number in range(4)]
+            return torch.full_like(parameters, float(len(others)), dtype=torch.float64)
+
+    with pytest.raises(KeyError):
+        summed(file, Reads)
+
+
+HEARD = []
+"""Where nothing is restored."""
+
+
+@pytest.mark.parametrize("what", ["update", "task"])
+def test_what_is_kept_where_nothing_is_restored_shows_on_made_up_users(file, what):
+    HEARD.clear()
+
+    class Counts(Ones):
+        def update_of(self, parameters, selection, round_index):
+            HEARD.extend(selection.sentences)
+            return torch.full_like(parameters, 1e-3 * len(HEARD), dtype=torch.float64)
+
+    def shaped(model, batch):
+        HEARD.append(len(batch))
+        return NextWord.losses(task, model, batch) * len(HEARD)
+
+    worker = Worker(make("gpt2", training=LOCAL_SGD), sentences())
+    task = worker.update().task
+    if what == "update":
+        with pytest.raises(InputError, match=r"what task\.kind \(next_word\) and training\.local_update \(ones\) keep"):
+            summed(file, Counts)
+        return
+    counting = SimpleNamespace(collate=task.collate, losses=shaped)
+    update = local_update(worker.plan, worker.model, worker.params, counting, worker.texts.__getitem__, CPU)
+    with pytest.raises(InputError, match=r"not the same in each pass.*task\.kind \(next_word\)"):
+        update.sum_updates(worker.parameters, worker.selections.values(), 0)
+
+
+def test_an_object_that_hides_the_sum_is_not_asked(monkeypatch, corpora, tmp_path):
+    prepared = gradient.Update.__post_init__
+
+    def hides(self):
+        prepared(self)
+        self.sum_updates, self.probe = (lambda *_: pytest.fail("a sum of its own")), lambda: None
+
+    config = run_config(corpora, privacy=TEST_NOISE)
+    expected = train(config, tmp_path / "expected", workers=0)["perplexity"]
+    monkeypatch.setattr(gradient.Update, "__post_init__", hides)
+    assert train(config, tmp_path / "run", workers=0)["perplexity"] == expected
 
 
 def test_one_that_takes_over_and_writes_into_the_rounds_parameters_is_refused(file):

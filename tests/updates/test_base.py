@@ -43,9 +43,6 @@ def test_a_new_name_bounds_nothing_but_the_users_update(monkeypatch):
 def test_an_update_that_bounds_no_sentence_is_not_used_where_one_is_accounted_for():
     @dataclass
     class Bare(LocalUpdate):
-        def probe(self):
-            """Finds nothing."""
-
         def update_of(self, parameters, selection, round_index):
             return parameters
 

@@ -30,7 +30,8 @@ from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.models.saved import longest_of, save_model
 from uedp_ray.training.host import train
-from uedp_ray.updates import gradient, local_sgd
+from uedp_ray.updates import gradient
+from uedp_ray.updates.base import LocalUpdate
 
 Remember = Callable[["Remembering", Tensor], Any]
 
@@ -201,7 +202,7 @@ def anew(monkeypatch):
     """A worker whose probe reads nothing long: after it, a memory of the longest text would not grow any more."""
     monkeypatch.setattr(gradient, "_PROBED", {})
     monkeypatch.setattr(gradient, "agreeing_rows", lambda run, model, length, counts, vocab_size: counts[-1:])
-    monkeypatch.setattr(local_sgd.Update, "_try_step", lambda self: None)
+    monkeypatch.setattr(LocalUpdate, "probe", lambda self: None)
 
 
 def remembering(remember: Remember) -> nn.Module:

@@ -169,3 +169,26 @@ def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatc
     worker.params = FlatParameters(worker.model)
     with pytest.raises(InputError, match="cannot be computed"):
         worker.update().probe()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_passes_of_a_round_run_on_one_thread(monkeypatch, alone):
+    """Several compute the ends of their parts by other code: a row's bits would follow from its place."""
+    worker, used, compute = Worker(make("gpt2"), sentences()), [], gradient.sentence_gradients
+
+    def watched(*args, **settings):
+        used.append(torch.get_num_threads())
+        return compute(*args, **settings)
+
+    update, here = worker.update(), torch.get_num_threads()
+    update.probe()
+    monkeypatch.setattr(gradient, "sentence_gradients", watched)
+    torch.set_num_threads(2)
+    try:
+        if alone:
+            update.update_of(worker.parameters, worker.selections[0], 0)
+        else:
+            update.sum_updates(worker.parameters, worker.selections.values(), 0)
+        assert (set(used), torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(here)

@@ -45,9 +45,10 @@ import re
 import threading
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,13 @@ class Isolation:
 
     Args:
       trainable: parameters that are set between passes; within one they change only ``with isolated(..., trains=True)``.
-    Raises: InputError for a network that holds something whose changes would not be seen.
+      beside: by the setting that chooses them, other objects that passes share.
+    Raises: InputError for a network, or an object beside it, that holds something whose changes would not be seen.
     """
 
-    def __init__(self, model: nn.Module, trainable: Iterable[Tensor]):
+    def __init__(
+        self, model: nn.Module, trainable: Iterable[Tensor], beside: Mapping[str, object] = MappingProxyType({})
+    ):
         self._model = type(model).__name__
         self._trainable = list(trainable)
         self._device = self._trainable[0].device if self._trainable else torch.device("cpu")
@@ -89,12 +93,13 @@ class Isolation:
         self._containers: list[tuple[list[Any] | set[Any] | deque[Any], list[Any]]] = []
         self._fields: list[tuple[Any, str, Any]] = []
         self._seen: dict[int, Any] = {id(tensor): tensor for tensor in self._trainable}
-        found: list[Any] = [model]
-        while found:
-            each = found.pop()
-            if not isinstance(each, _VALUES) and id(each) not in self._seen:
-                self._seen[id(each)] = each
-                found += self._watch(each)
+        for setting, root in {"model": model, **beside}.items():
+            found: list[Any] = [root]
+            while found:
+                each = found.pop()
+                if not isinstance(each, _VALUES) and id(each) not in self._seen:
+                    self._seen[id(each)] = each
+                    found += self._watch(each, setting, type(root).__name__)
 
     @contextmanager
     def __call__(self, seed: int = 0, *, trains: bool = False) -> Iterator[None]:
@@ -122,8 +127,8 @@ class Isolation:
             )
             raise InputError("model", self._model, remedy)
 
-    def _watch(self, each: Any) -> list[Any]:
-        """Remembers what ``each`` holds, and returns it."""
+    def _watch(self, each: Any, setting: str, named: str) -> list[Any]:
+        """Remembers what ``each`` holds, and returns it. It belongs to what a setting chose, of the type ``named``."""
         inside: list[Any] = []
         slots, attributes = _slots(each), getattr(each, "__dict__", None)
         match each:
@@ -156,7 +161,7 @@ class Isolation:
                 remedy = (
                     f"it holds a {type(each).__name__}, whose changes from text to text are not seen: choose another"
                 )
-                raise InputError("model", self._model, remedy)
+                raise InputError(setting, named, remedy)
         self._fields += [(each, name, _field(each, name)) for name in slots]
         inside += [_field(each, name) for name in slots]
         if isinstance(attributes, dict):  # a class has a view of one

@@ -38,7 +38,6 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -85,28 +84,33 @@ class LocalUpdate(ABC):
     params: FlatParameters
     task: Task
     sentence: Callable[[int], np.ndarray]
-    """Sentence number -> (length,) token ids."""
+    """Sentence number -> (length,) token ids. An object made for one user has those of its selection only."""
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
+    _probed: bool = field(default=False, init=False)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         drop_inherited(cls, LocalUpdate, "bounds_sentences", "keeps_users_apart")
-        summing, yielding, computing = (
-            next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
-            for name in ("sum_updates", "each_update", "update_of")
-        )
-        if cls.__mro__[summing] is not LocalUpdate:
+        of = {
+            name: next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
+            for name in ("sum_updates", "isolated", "probe", "each_update", "update_of")
+        }
+        own = [name for name in of if cls.__mro__[of[name]] is not LocalUpdate]
+        if "sum_updates" in own:
             raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
-        if cls.__mro__[yielding] is LocalUpdate:
-            return
-        if computing < yielding:  # which need not call it: that of gradient does not
-            inherited = cls.__mro__[yielding].__name__
+        if "isolated" in own:
+            raise TypeError(
+                f"{cls.__name__} isolates passes itself: what one leaves for the next would be its word only"
+            )
+        if "each_update" in own and of["update_of"] < of["each_update"]:  # which need not call it: gradient's does not
+            inherited = cls.__mro__[of["each_update"]].__name__
             remedy = "write both, or inherit from LocalUpdate"
             raise TypeError(f"{cls.__name__} has an update_of of its own, but the each_update of {inherited}: {remedy}")
-        if not cls.keeps_users_apart:
-            by = "itself" if not yielding else f"by the each_update of {cls.__mro__[yielding].__name__}"
-            raise TypeError(f"{cls.__name__} yields updates {by}, and does not state that it keeps_users_apart")
+        for name, does in (("each_update", "yields updates"), ("probe", "tries itself out")):
+            if name in own and not cls.keeps_users_apart:
+                by = "itself" if not of[name] else f"by the {name} of {cls.__mro__[of[name]].__name__}"
+                raise TypeError(f"{cls.__name__} {does} {by}, and does not state that it keeps_users_apart")
 
     def __post_init__(self) -> None:
         config = self.plan.config
@@ -119,26 +123,44 @@ class LocalUpdate(ABC):
 
     @functools.cached_property
     def isolated(self) -> Isolation:
-        """Passes within it leave the network as they found it."""
-        return Isolation(self.model, self.params.tensors)
+        """Passes within it leave the network, the task and the parameters' object as they found them."""
+        return Isolation(
+            self.model, self.params.tensors, {"training.local_update": self.params, "task.kind": self.task}
+        )
 
-    @abstractmethod
     def probe(self) -> None:
-        """Checks on made-up tokens that what is computed for a user follows from that user alone.
+        """Checks on made-up tokens that what is computed for a user follows from that user alone: that updates of two users
+        have the same bits after each other as before.
 
         Takes the most memory that a round needs: a run that stopped later for lack of it would reveal how many users were
         drawn, or how long their sentences are. Needs no data, and does nothing the second time.
 
-        Raises: InputError if it does not, for a private run.
+        Raises: InputError if they have not, for a private run.
         """
+        if self._probed:
+            return
+        made_up, size = np.random.default_rng(0), self._training.local_batch_size
+        longest = self.plan.config.model.max_length
+        texts = [made_up.integers(1, self._vocab_size, n) for n in (max(1, longest // 2), *[longest] * size)]
+        users = [
+            UserSelection(user, numbers, np.ones(len(numbers), np.float32), num_held=len(numbers))
+            for user, numbers in enumerate([np.arange(1), np.arange(1, 1 + size)])  # little text, and much
+        ]
+        tried = type(self)(self.plan, self.model, self.params, self.task, texts.__getitem__, self.device)
+        updates = LocalUpdate.each_update(tried, self.params.get(), [*users, *users], 0)
+        bits = [update.flatten().clone().view(torch.uint8) for _, update in updates]
+        if self.plan.private and not all(map(torch.equal, bits[:2], bits[2:])):
+            raise self._unsteady("a user's update")
+        self._probed = True
 
     @abstractmethod
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
 
-        It is called once on an object of its own, made for this user, with a copy of the parameters: what it keeps in
-        either reaches no other. It must keep nothing elsewhere, in a class or a module: nothing would undo that, and no
-        bound would hold.
+        It is called once on an object of its own, made for this user, with a copy of the parameters and the sentences of
+        ``selection`` alone: what it keeps in them, the network, the task or ``params`` reaches no other user. It must keep
+        nothing elsewhere, in a class or a module: nothing would undo that, only ``probe`` might show it, and no bound would
+        hold.
         """
 
     def each_update(
@@ -150,15 +172,12 @@ class LocalUpdate(ABC):
         """
         for selection in selections:
             self.params.set(parameters)
-            own = type(self)(self.plan, self.model, self.params, self.task, self.sentence, self.device)
+            texts = {int(number): self.sentence(int(number)) for number in selection.sentences}
+            own = type(self)(self.plan, self.model, self.params, self.task, texts.__getitem__, self.device)
             with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
                 update = own.update_of(parameters.clone(), selection, round_index)
             yield selection, update
         self.params.set(parameters)
-
-    def passing(self) -> AbstractContextManager[None]:
-        """The context of all of a round's passes."""
-        return nullcontext()
 
     @final
     def sum_updates(
@@ -171,7 +190,7 @@ class LocalUpdate(ABC):
         Raises: RuntimeError if a user is drawn or added twice, or added without being drawn: the clip is one user's; and if
         an ``each_update`` leaves the parameters that it was given changed: its next user would not start from the round's.
         """
-        self.probe()
+        type(self).probe(self)  # whatever hides it in the object
         given = parameters.clone()
         self.params.set(parameters)
         total = self.plan.zeros(self.params.num, self.device)
@@ -186,11 +205,10 @@ class LocalUpdate(ABC):
                 drawn[selection.user] = selection
                 yield selection
 
-        with self.passing():
-            for selection, update in type(self).each_update(self, given, seen(), round_index):
-                if drawn.pop(selection.user, None) is not selection:
-                    raise RuntimeError(f"{type(self).__name__} adds a user twice, or one that was not drawn")
-                self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
+        for selection, update in type(self).each_update(self, given, seen(), round_index):
+            if drawn.pop(selection.user, None) is not selection:
+                raise RuntimeError(f"{type(self).__name__} adds a user twice, or one that was not drawn")
+            self.num_non_finite += not self.plan.add_user(total, update, selection.weight)
         if not torch.equal(given.view(torch.uint8), parameters.view(torch.uint8)):  # bits: some may be no numbers
             raise RuntimeError(f"{type(self).__name__} writes into the round's parameters")
         return total
@@ -199,11 +217,15 @@ class LocalUpdate(ABC):
     def _vocab_size(self) -> int:
         return next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
 
-    def _unsteady(self) -> InputError:
+    def _unsteady(self, what: str) -> InputError:
         field, value = "training.device", str(self.device.type)
         if self._autocast is not None:
             field, value = "training.precision", self._training.precision
-        remedy = "a sentence's gradient is not finite, or not the same in each pass, so no bound holds: change it"
+        named = f"task.kind ({self.plan.config.task.kind}) and training.local_update ({self._training.local_update})"
+        remedy = (
+            f"{what} is not finite, or not the same in each pass, so no bound holds: change it; if it is so with any, look "
+            f"for what {named} keep from one text to the next"
+        )
         return InputError(field, value, remedy)
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,9 +91,6 @@ class Update(LocalUpdate):
         size = (self._users_at_once(), self.params.num)
         self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() would take no page
 
-    def passing(self) -> AbstractContextManager[None]:
-        return one_thread()
-
     def _probe_rows(self) -> None:
         config = self.plan.config
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
@@ -141,7 +138,7 @@ class Update(LocalUpdate):
             agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=self._vocab_size)
             found[length] = agreeing(counts) or agreeing([1])
             if not found[length] and self.plan.private:
-                raise self._unsteady()
+                raise self._unsteady("a sentence's gradient")
             found[length] = found[length] or [1]
         return found
 
@@ -156,26 +153,27 @@ class Update(LocalUpdate):
         length and then by number: an order that no other user changes.
         """
         assert self._sums is not None
-        for group in _groups(selections, len(self._sums)):
-            sums = self._sums[: len(group)].zero_()
-            owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
-            numbers = np.concatenate([each.sentences for each in group])
-            weights = np.concatenate(
-                [
-                    each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share)
-                    for each in group
-                ]
-            )
-            for chosen, shape in self._packed(numbers):
-                sentences = [self.sentence(int(x)) for x in numbers[chosen]]
-                gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
-                for first, formed in gradients.chunks(len(chosen)):
-                    here = chosen[first : first + len(formed)]
-                    norms = wide_norms(formed[: len(here)])
-                    factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
-                    self.num_non_finite += int((~torch.isfinite(norms)).sum())
-                    _add(sums, owner[here], formed, -factors)
-            yield from zip(group, sums, strict=True)
+        with one_thread():
+            for group in _groups(selections, len(self._sums)):
+                sums = self._sums[: len(group)].zero_()
+                owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
+                numbers = np.concatenate([each.sentences for each in group])
+                weights = np.concatenate(
+                    [
+                        each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share)
+                        for each in group
+                    ]
+                )
+                for chosen, shape in self._packed(numbers):
+                    sentences = [self.sentence(int(x)) for x in numbers[chosen]]
+                    gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
+                    for first, formed in gradients.chunks(len(chosen)):
+                        here = chosen[first : first + len(formed)]
+                        norms = wide_norms(formed[: len(here)])
+                        factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
+                        self.num_non_finite += int((~torch.isfinite(norms)).sum())
+                        _add(sums, owner[here], formed, -factors)
+                yield from zip(group, sums, strict=True)
 
     def _users_at_once(self) -> int:
         """Users whose sums are held at once: what memory allows, and hardly more than are drawn. From public figures."""
@@ -189,7 +187,8 @@ class Update(LocalUpdate):
     def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
         """Yields (positions of a batch's sentences, ascending, so users in turn; the shape to fill up to)."""
         longest = self.plan.config.model.max_length
-        lengths = np.array([padded_length(self.task.length(self.sentence(int(x))), longest) for x in numbers])
+        with self.isolated():
+            lengths = np.array([padded_length(self.task.length(self.sentence(int(x))), longest) for x in numbers])
         for length in np.unique(lengths).tolist():
             positions, start = np.flatnonzero(lengths == length), 0
             for num, rows in split(len(positions), self._rows[length]):
@@ -204,12 +203,12 @@ class Update(LocalUpdate):
         A network that draws them from one stream gets each sentence alone. Otherwise its masks would depend on the words
         of the others, and an entity's absence would change gradients of sentences that never held it.
         """
-        batch = self.task.collate(sentences, shape).to(self.device)
         seeds = [seed_of(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
         with self.isolated(seeds[0]):
             if self._dropout and self._masked is not None:
                 seeds += [seed_of(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
                 self._masked.mask_seeds = MaskSeeds(seed_of(self._training.seed, round_index), seeds)
+            batch = self.task.collate(sentences, shape).to(self.device)
             return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
 
 

@@ -21,15 +21,6 @@ class Update(LocalUpdate):
 
     uses = ("local_learning_rate", "local_epochs", "local_batch_size")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tried = False
-
-    def probe(self) -> None:
-        if not self._tried:
-            self._try_step()
-            self._tried = True
-
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """A user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
         size = self._training.local_batch_size
@@ -39,27 +30,6 @@ class Update(LocalUpdate):
                 sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
                 self._sgd_step(sentences, selection.weights[which])
         return self.params.get().sub_(parameters).double()
-
-    def _try_step(self) -> None:
-        """Checks, on as many and as long sentences as there may be, that a step gives the same bits again after another.
-
-        Raises: InputError if it does not, for a private run.
-        """
-        here, made_up = self.params.get(), np.random.default_rng(0)
-        size = self._training.local_batch_size, self.plan.config.model.max_length
-        one, other = (list(made_up.integers(1, self._vocab_size, size)) for _ in range(2))
-
-        def stepped(sentences: Sequence[np.ndarray]) -> torch.Tensor:
-            with self.isolated(trains=True):
-                self._sgd_step(sentences, np.ones(len(sentences), np.float32))
-            bits = self.params.get().view(torch.int32)
-            self.params.set(here)
-            return bits
-
-        first = stepped(one)
-        stepped(other)
-        if not torch.equal(stepped(one), first) and self.plan.private:
-            raise self._unsteady()
 
     def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
