@@ -210,6 +210,22 @@ def test_no_weights_beat_the_moments_where_rare_labels_are_cut(seed):
             assert (renyi.of_profile(kept, orders)[0] <= renyi.of_profile(bound, orders)[0] + 1e-11).all()
 
 
+@pytest.mark.parametrize("holder_bound", ["truncate", "reweight"])
+@pytest.mark.parametrize("tail", [0.1, 1e-2, 5e-3])
+@pytest.mark.parametrize(("holders", "q_u"), [(3, 0.15), (12, 0.3), (300, 0.004)])
+def test_labels_that_are_cut_are_counted_as_lost(holders, q_u, tail, holder_bound):
+    settings = {"max_holders": holders, "user_sampling_prob": q_u, "noise_multiplier": 0.7, "max_users": 1000}
+    one = change(REWEIGHT, **settings, holder_bound=holder_bound)
+    epsilons = np.linspace(-6.0, 6.0, 49)
+    drawn_L = np.arange(holders + 1)
+    parts = mixtures(drawn_L * one.entity_clip, one.entity_sampling_prob, 0.0)
+    exact = Profile(Family(*parts, 0.7), stats.binom.pmf(drawn_L, holders, q_u), 0.0)
+    bound = one_round(one, "entity", tail=tail)
+    assert bound.cut > 0
+    for at_most, delta in zip(bound.curve(epsilons), exact.curve(epsilons), strict=True):
+        assert (at_most >= delta - 1e-13).all()
+
+
 @pytest.mark.parametrize("holders", [1, 5])
 def test_holders_that_are_hardly_ever_drawn_have_moments(holders):
     rare = change(REWEIGHT, user_sampling_prob=1e-30, max_holders=holders)
