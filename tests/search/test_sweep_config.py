@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 
 from tests.search.sweeps import sweep_config, sweep_tree, write_sweep
+from uedp_ray.config import from_dict
 from uedp_ray.errors import InputError
+from uedp_ray.search import samplers
+from uedp_ray.search.sections import SearchConfig
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 
 NOISE = {"privacy.noise_multiplier": {"uniform": [0.5, 3.0]}}
@@ -146,3 +149,15 @@ def test_a_choice_that_some_trials_do_not_make_counts_the_bases(corpora, tmp_pat
 def test_where_users_alone_are_priced_trials_may_protect_any_entities(corpora, tmp_path):
     space = {"corpus.categories": {"choice": [["person"], ["org"]]}}
     assert sweep_config(corpora, tmp_path, space=space, budget={"unit": "user"}).unit == "user"
+
+
+def test_a_searcher_whose_library_is_missing_is_refused_before_a_trial(monkeypatch):
+    """Only the second trial is sampled: the first, which is the base's, was trained and charged."""
+
+    def make(trials, seed):
+        raise ImportError("No module named 'cmaes'")
+
+    monkeypatch.setitem(samplers.SAMPLERS, "tpe", samplers.Sampler(make))
+    with pytest.raises(InputError, match=r"search\.searcher = 'tpe'.*cmaes.*install that") as error:
+        from_dict(SearchConfig, {"searcher": "tpe", "trials": 2})
+    assert error.value.field == "search.searcher"

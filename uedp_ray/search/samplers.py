@@ -12,12 +12,15 @@ A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adapt
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from uedp_ray.components import in_table
+from uedp_ray.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,13 @@ SAMPLERS = {
 def sampler_of(searcher: str) -> Sampler:
     """The entry of ``search.searcher``. Raises: TypeError for one that is listed and has none."""
     return in_table(SAMPLERS, searcher, "SAMPLERS of uedp_ray.search.samplers")
+
+
+def make_sampler(searcher: str, trials: int, seed: int) -> BaseSampler:
+    """Raises: InputError where the library that it needs is missing: before a trial, though it may not sample the first."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return sampler_of(searcher).make(trials, seed)
+    except ImportError as error:
+        raise InputError("search.searcher", searcher, f"{error}: install that, or choose another") from error

@@ -19,7 +19,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.laws import Law
 from uedp_ray.privacy.selection import Rule, Searcher
-from uedp_ray.search.samplers import sampler_of
+from uedp_ray.search.samplers import make_sampler, sampler_of
 from uedp_ray.search.space import MAX_POINTS
 from uedp_ray.search.stopping import EarlyStopping
 from uedp_ray.units import Unit
@@ -93,6 +93,7 @@ class SearchConfig:
         at_least("search.pool_size", self.pool_size, 1, most=MAX_POINTS)
         at_least("search.seed", self.seed, 0)
         positive("search.pilot_epsilon", self.pilot_epsilon, optional=True)
+        make_sampler(self.searcher, self.trials or 1, seed=0)
         if self.searcher == "grid" and self.trials is not None:
             raise InputError("search.trials", self.trials, "a grid trains every point of its space: leave it out")
         if self.stops_early and not sampler_of(self.searcher).may_stop_early:

@@ -39,7 +39,7 @@ from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
 from uedp_ray.search.layout import trial_id
-from uedp_ray.search.samplers import sampler_of
+from uedp_ray.search.samplers import make_sampler, sampler_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
@@ -319,9 +319,7 @@ def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
 
 def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
     seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return sampler_of(sweep.search.searcher).make(sweep.num_trials, seed)
+    return make_sampler(sweep.search.searcher, sweep.num_trials, seed)
 
 
 class _Journal(JournalFileBackend):
