@@ -246,7 +246,7 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
         "training.local_epochs=3": "note: training.local_epochs is ignored: training.local_update is gradient",
         "training.server_momentum=0.5": "note: training.server_momentum is ignored: training.server_optimizer is adam",
         "bounds.mode=declared": None,
-        "bounds.holder_bound=fill": "note: bounds.holder_bound is ignored: bounds.mode is declared",
+        "bounds.holder_bound=reweight": "note: bounds.holder_bound is ignored: bounds.mode is declared",
         "corpus.evaluation_basis=public": None,
     }
     code, _, err = command(*mistake(TRAIN, *ignored))

@@ -193,7 +193,7 @@ def test_truncation_of_entities_is_not_greedy() -> None:
 
 def test_reweighting_takes_the_strictest_entity() -> None:
     graph: Graph = [[{0, 1}, {0}, {0}], [{1}], [{1}], [{1}]]
-    bounded = apply_bounds(_incidences(graph), BoundsConfig(max_holders=2), 4)
+    bounded = apply_bounds(_incidences(graph), BoundsConfig(max_holders=2, holder_bound="reweight"), 4)
     assert bounded.sentence_weight.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.5, 0.5, 0.5])
 
 

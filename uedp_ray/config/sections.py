@@ -53,10 +53,10 @@ class BoundsConfig:
     """K: users that hold one entity."""
     entity_bound: SurplusRule = "reweight"
     """What happens beyond m: drop the surplus, or weigh each of a user's s sentences by min(1, m/s)."""
-    holder_bound: HolderRule = "reweight"
-    """What happens beyond K: drop surplus holders, or weigh each of the H holders' sentences by min(1, K/H). ``fill`` shares
-    K out among an entity's sentences, none of which then weighs less than the others unless it takes from more entities or
-    one of them is used up."""
+    holder_bound: HolderRule = "fill"
+    """What happens beyond K: drop surplus holders (``truncate``), weigh each of the H holders' sentences by min(1, K/H)
+    (``reweight``), or share K out among an entity's sentences (``fill``), none of which then weighs less than the others
+    unless it takes from more entities or one of them is used up. The last two cost the same."""
 
     def __post_init__(self) -> None:
         check_choices(self, "bounds")
