@@ -66,13 +66,14 @@ class SweepScreen(Screen):
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
         self._live, self._ended, self._timed = live, 0, False
-        # How many trials had been trained when this start began, and when.
+        # How many trials had been trained when this start began, and until when: what starting takes is no measure.
         self._first: tuple[float, float] | None = None
 
     def trials(self, status: dict[str, Any]) -> None:
         count, now = status["asked"] - status["running"], time.monotonic()
         trained = count + status["under_way"]
-        self._first = self._first or (trained, now)
+        if self._first is None or trained == self._first[0]:
+            self._first = trained, now
         new, togo = trained - self._first[0], status["wanted"] - trained
         known = new > _ENOUGH * status["running"] and togo > 0
         left = _left((now - self._first[1]) / new * togo) if known else ""
