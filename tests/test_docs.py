@@ -180,6 +180,13 @@ def test_the_conversion_of_a_csv_file_runs_as_written(tmp_path, monkeypatch):
     assert (row.user, row.text) == ("ann", 'Zoë said "no", and left')
 
 
+def test_the_first_sweep_file_of_its_page_loads(tmp_path):
+    (tmp_path / "sweep.yaml").write_text(
+        re.search(r"```yaml\n(.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S)[1]
+    )
+    assert load_sweep_config(tmp_path / "sweep.yaml").search.rule == "composition"
+
+
 @pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda recipe: recipe.name)
 def test_recipes_load(recipe, monkeypatch):
     monkeypatch.setenv("UEDP_DATA", "/data")
