@@ -184,7 +184,7 @@ def test_the_first_sweep_file_of_its_page_loads(tmp_path):
     (tmp_path / "sweep.yaml").write_text(
         re.search(r"```yaml\n(.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S)[1]
     )
-    assert load_sweep_config(tmp_path / "sweep.yaml").search.rule == "composition"
+    assert sweep_config.load_sweep_config(tmp_path / "sweep.yaml").search.rule == "composition"
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda recipe: recipe.name)
