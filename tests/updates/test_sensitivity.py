@@ -30,7 +30,7 @@ from uedp_ray.training.rundir import RunDir, sampling_key
 from uedp_ray.updates.base import local_update
 
 BETA, SENTENCE_CLIP, M, K = 1.0, 0.3, 2, 3
-SETTINGS = list(itertools.product(["all", "any"], ["global", "per_user"], ["truncate", "reweight"]))
+SETTINGS = list(itertools.product(["all", "any"], ["global", "per_user"], ["truncate", "reweight", "fill"]))
 
 
 def worker_and_bounds(rule="all", draw="global", surplus="truncate", local_update="gradient", device="cpu", **bounds):
@@ -47,7 +47,7 @@ def worker_and_bounds(rule="all", draw="global", surplus="truncate", local_updat
         bounds={
             "max_sentences_per_entity": M,
             "max_holders": K,
-            "entity_bound": surplus,
+            "entity_bound": "reweight" if surplus == "fill" else surplus,
             "holder_bound": surplus,
             "max_sentences_per_user": 5,
             **bounds,
@@ -71,7 +71,7 @@ def moved(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("local_update", ["gradient", "local_sgd"])
 @pytest.mark.parametrize(("rule", "draw", "surplus"), SETTINGS)
 def test_slots_kept(rule, draw, surplus, local_update, device):
-    if local_update == "local_sgd" and surplus == "reweight":
+    if local_update == "local_sgd" and surplus != "truncate":
         with pytest.raises(InputError, match="local_sgd"):
             worker_and_bounds(rule, draw, surplus, local_update)
         return
@@ -91,8 +91,13 @@ def test_slots_kept(rule, draw, surplus, local_update, device):
             holders = corpus.holders(entity)
             surviving = np.unique(corpus.user_of[corpus.holds(entity) & (weight > 0)])
             scale = min(1.0, K / max(1, len(holders))) if surplus == "reweight" else 1.0
-            assert surplus == "reweight" or len(surviving) <= K
+            assert surplus != "truncate" or len(surviving) <= K
             bound = cohort[surviving].sum() * config.entity_clip_norm * scale
+            if surplus == "fill":
+                share_U = np.bincount(corpus.user_of, weight * corpus.holds(entity), minlength=corpus.num_users)
+                assert share_U.max() <= M
+                assert share_U.sum() <= K * M
+                bound = cohort @ share_U * SENTENCE_CLIP
             change = moved(whole, worker.sum(corpus.without_entity(entity), weight, round_index=seed))
             assert change <= bound
             largest_entity = max(largest_entity, change)
@@ -160,7 +165,7 @@ def test_declared_bounds_refuse_data_that_break_them_and_hold_both_ways():
         apply_bounds(TinyCorpus.random(0), BoundsConfig(mode="declared", max_holders=K, max_sentences_per_entity=7), 12)
 
 
-@pytest.mark.parametrize("surplus", ["truncate", "reweight"])
+@pytest.mark.parametrize("surplus", ["truncate", "reweight", "fill"])
 def test_a_private_vocabulary_counts_only_sentences_that_no_bound_touched(surplus):
     """Everybody's sentences with an entity would move the counts by the number of its holders, not by K."""
     config = tiny_config(
