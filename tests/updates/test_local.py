@@ -212,7 +212,7 @@ def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, device, value):
     assert update.num_non_finite == len(chosen) - len(untouched) > 0
 
 
-@pytest.mark.parametrize("holders", ["truncate", "reweight"])
+@pytest.mark.parametrize("holders", ["truncate", "reweight", "fill"])
 def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpus, device, holders):
     """Of 12 declared users 3 may hold an entity: reweighted, a sentence may weigh as little as 3 / 12."""
     bounds = {**BOUNDS, "holder_bound": holders}
@@ -222,7 +222,7 @@ def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpu
         update_of(worker, corpus).sum_updates(worker.parameters, [one._replace(num_held=held)], 0).double().norm()
         for held in (1, 10**7)
     )
-    lowered = 1e14 * 2.0**-52 / (3 / 12 if holders == "reweight" else 1)
+    lowered = 1e14 * 2.0**-52 / (1 if holders == "truncate" else 3 / 12)
     assert float(many / few) == pytest.approx(1 - lowered, abs=1e-9)
 
 
