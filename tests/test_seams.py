@@ -429,7 +429,7 @@ def test_a_user_that_is_given_another_weight_is_none_that_was_drawn(file):
 
 KEPT_IN = [
     *("an attribute", "a tensor", "a dictionary", "an array", "an optimizer", "the round's parameters"),
-    *("the parameters' object", "the task", "a list in the task", "the network"),
+    *("the parameters' object", "the task", "a list in the task", "the network", "the plan"),
 ]
 
 
@@ -456,9 +456,11 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
             for shared in (self.params, self.task, self.model):
                 shared.last = getattr(shared, "last", 0.0) + size
             self.task.lengths.append(size)
+            vars(self.plan)["last"] = vars(self.plan).get("last", 0.0) + size
             kept = {"an attribute": self.last, "a tensor": float(self.tensor), "an array": float(self.array[0])}
             kept |= {"the parameters' object": self.params.last, "the task": self.task.last}
             kept |= {"a list in the task": sum(self.task.lengths), "the network": self.model.last}
+            kept |= {"the plan": vars(self.plan)["last"]}
             return torch.full_like(parameters, 1e-3 * kept.get(kept_in, self.counts["last"]), dtype=torch.float64)
 
     file("uedp_ray.updates.ones", Update=Keeps)

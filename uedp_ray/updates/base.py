@@ -38,6 +38,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -157,10 +158,10 @@ class LocalUpdate(ABC):
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
 
-        It is called once on an object of its own, made for this user, with a copy of the parameters and the sentences of
-        ``selection`` alone: what it keeps in them, the network, the task or ``params`` reaches no other user. It must keep
-        nothing elsewhere, in a class or a module: nothing would undo that, only ``probe`` might show it, and no bound would
-        hold.
+        It is called once on an object of its own, made for this user, with copies of the parameters and the plan, and the
+        sentences of ``selection`` alone: what it keeps in them, the network, the task or ``params`` reaches no other user.
+        It must keep nothing elsewhere, in a class or a module: nothing would undo that, only ``probe`` might show it, and
+        no bound would hold.
         """
 
     def each_update(
@@ -173,7 +174,7 @@ class LocalUpdate(ABC):
         for selection in selections:
             self.params.set(parameters)
             texts = {int(number): self.sentence(int(number)) for number in selection.sentences}
-            own = type(self)(self.plan, self.model, self.params, self.task, texts.__getitem__, self.device)
+            own = type(self)(copy(self.plan), self.model, self.params, self.task, texts.__getitem__, self.device)
             with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
                 update = own.update_of(parameters.clone(), selection, round_index)
             yield selection, update
