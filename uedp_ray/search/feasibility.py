@@ -146,14 +146,25 @@ def check_reachable(sweep: SweepConfig, allowance: Allowance) -> None:
     raise InputError("budget.target_epsilon", target, f"{remedy}{_binding(sweep, point, allowance)}")
 
 
+def rate_by_pilots(sweep: SweepConfig) -> list[str]:
+    """A caution for pilots that choose a learning rate; empty for others. Measured: docs/conll2003.md, in small."""
+    rate = "training.server_learning_rate"
+    if sweep.search.rule not in ("pilots", "selected_pilots") or rate not in sweep.space:
+        return []
+    return [
+        f"pilots at epsilon = {sweep.pilot_epsilon:g} choose a learning rate for more noise than the run after them has, "
+        f"where a larger one is often better: raise search.pilot_epsilon, or leave {rate} out of the space"
+    ]
+
+
 def budget_cautions(sweep: SweepConfig) -> list[str]:
-    """Returns cautions to print before the search, on the base with the noise that the budget needs; empty if none does."""
+    """Returns cautions to print before the search: on its pilots, and on the base with the noise that the budget needs."""
     budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
     budget |= {"privacy.delta": sweep.budget.delta, "privacy.unit": sweep.budget.unit}
     try:
-        return cautions_of(methods.overlay(sweep.base, budget))
+        return rate_by_pilots(sweep) + cautions_of(methods.overlay(sweep.base, budget))
     except InputError:  # points may meet a budget that the base does not
-        return []
+        return rate_by_pilots(sweep)
 
 
 def _most_private(sweep: SweepConfig, allowance: Allowance) -> tuple[Point, float]:

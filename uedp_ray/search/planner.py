@@ -30,6 +30,7 @@ from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
+from uedp_ray.search.feasibility import rate_by_pilots
 from uedp_ray.search.pilots import likely_rest
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.space import MAX_POINTS
@@ -144,7 +145,11 @@ def plan(
         "choice": choice,
         "binds": _binds(asked.run),
         "bounds": _bounds(asked.run),
-        "warnings": [*_beyond(file, asked), *_warnings(asked, rules, next(row for row in own if row["asked"]), choice)],
+        "warnings": [
+            *_beyond(file, asked),
+            *(rate_by_pilots(file) if isinstance(file, SweepConfig) else []),
+            *_warnings(asked, rules, next(row for row in own if row["asked"]), choice),
+        ],
     }
 
 
