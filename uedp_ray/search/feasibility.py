@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import optuna
@@ -19,6 +20,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import cautions_of
+from uedp_ray.privacy.selection import PILOTS
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.space import Point, settings_of
@@ -149,7 +151,7 @@ def check_reachable(sweep: SweepConfig, allowance: Allowance) -> None:
 def rate_by_pilots(sweep: SweepConfig) -> list[str]:
     """A caution for pilots that choose a learning rate; empty for others. Measured: docs/conll2003.md, in small."""
     rate = "training.server_learning_rate"
-    if sweep.search.rule not in ("pilots", "selected_pilots") or rate not in sweep.space:
+    if sweep.search.rule not in PILOTS or rate not in sweep.space:
         return []
     return [
         f"pilots at epsilon = {sweep.pilot_epsilon:g} choose a learning rate for more noise than the run after them has, "
@@ -161,10 +163,10 @@ def budget_cautions(sweep: SweepConfig) -> list[str]:
     """Returns cautions to print before the search: on its pilots, and on the base with the noise that the budget needs."""
     budget: dict[str, Any] = {"privacy.target_epsilon": sweep.budget.target_epsilon, "privacy.noise_multiplier": None}
     budget |= {"privacy.delta": sweep.budget.delta, "privacy.unit": sweep.budget.unit}
-    try:
-        return rate_by_pilots(sweep) + cautions_of(methods.overlay(sweep.base, budget))
-    except InputError:  # points may meet a budget that the base does not
-        return rate_by_pilots(sweep)
+    found = rate_by_pilots(sweep)
+    with suppress(InputError):  # points may meet a budget that the base does not
+        found += cautions_of(methods.overlay(sweep.base, budget))
+    return found
 
 
 def _most_private(sweep: SweepConfig, allowance: Allowance) -> tuple[Point, float]:

@@ -155,25 +155,25 @@ class Update(LocalUpdate):
         assert self._sums is not None
         with one_thread():
             for group in _groups(selections, len(self._sums)):
-                sums = self._sums[: len(group)].zero_()
-                owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
-                numbers = np.concatenate([each.sentences for each in group])
-                weights = np.concatenate(
-                    [
-                        each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share)
-                        for each in group
-                    ]
-                )
-                for chosen, shape in self._packed(numbers):
-                    sentences = [self.sentence(int(x)) for x in numbers[chosen]]
-                    gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
-                    for first, formed in gradients.chunks(len(chosen)):
-                        here = chosen[first : first + len(formed)]
-                        norms = wide_norms(formed[: len(here)])
-                        factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
-                        self.num_non_finite += int((~torch.isfinite(norms)).sum())
-                        _add(sums, owner[here], formed, -factors)
-                yield from zip(group, sums, strict=True)
+                yield from zip(group, self._summed(group, self._sums[: len(group)].zero_(), round_index), strict=True)
+
+    def _summed(self, group: list[UserSelection], sums: torch.Tensor, round_index: int) -> torch.Tensor:
+        """Adds each user's clipped, weighted sentence gradients to its own of the (users, P) sums, downhill."""
+        owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
+        numbers = np.concatenate([each.sentences for each in group])
+        weights = np.concatenate(
+            [each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share) for each in group]
+        )
+        for chosen, shape in self._packed(numbers):
+            sentences = [self.sentence(int(x)) for x in numbers[chosen]]
+            gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
+            for first, formed in gradients.chunks(len(chosen)):
+                here = chosen[first : first + len(formed)]
+                norms = wide_norms(formed[: len(here)])
+                factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
+                self.num_non_finite += int((~torch.isfinite(norms)).sum())
+                _add(sums, owner[here], formed, -factors)
+        return sums
 
     def _users_at_once(self) -> int:
         """Users whose sums are held at once: what memory allows, and hardly more than are drawn. From public figures."""
