@@ -50,7 +50,9 @@ def main() -> int:
     folder = Path(os.environ["CRASHES_FOLDER"])
     try:
         recorded: Recorded = {}
-        return max([_matrix(options, folder, recorded) for options in matrices])
+        failures = [failure for options in matrices for failure in _matrix(options, folder, recorded)]
+        print("".join(f"\n{failure}\n" for failure in failures), end="")  # last, where a log that is cut still has it
+        return bool(failures)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -59,7 +61,8 @@ Recorded = dict[str, tuple[list[str], dict[str, str]]]
 """Of each command: its events, and the digests of what it makes undisturbed."""
 
 
-def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> int:
+def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> list[str]:
+    """Prints its table; returns what is wrong, by point."""
     import torch
 
     from tests.crashes.commands import COMMANDS
@@ -93,8 +96,9 @@ def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> in
             survived[point.command] += 1
             print(f"survived: {point}", file=sys.stderr)
         except AssertionError as error:
-            failures.append(point)
-            print(f"{point} at {logs[point.command][min(point.event, len(logs[point.command])) - 1]}: {error}\n")
+            event = logs[point.command][min(point.event, len(logs[point.command])) - 1]
+            failures.append(f"{point} at {event}: {error}")
+            print(f"lost: {point}", file=sys.stderr)
         shutil.rmtree(base, ignore_errors=True)
     print("| command | file events | points | survived |\n|---|---|---|---|")
     for name in names:
@@ -102,7 +106,7 @@ def _matrix(options: argparse.Namespace, folder: Path, recorded: Recorded) -> in
         listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds(logs[name]).items()))
         print(f"| {name} | {len(logs[name])}: {listed} | {tried} | {survived[name]} |")
     print(f"\n{len(chosen) - len(failures)} of {len(chosen)} points survived, in {time.monotonic() - begun:.0f} s.")
-    return bool(failures)
+    return failures
 
 
 if __name__ == "__main__":

@@ -376,4 +376,4 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
     ]
     command = [sys.executable, "-m", "tests.crashes", *matrices]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-1000:] + done.stdout[-6000:]
