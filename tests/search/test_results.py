@@ -8,10 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.search.sweeps import sweep_config
 from tests.training.runs import TREE, crash, run_config
 from uedp_ray.errors import InputError
+from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.columns import shortened
-from uedp_ray.search.results import _spent, best, ranked, read_columns
+from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.results import Rows, _spent, best, progress, ranked, read_columns
+from uedp_ray.search.study import Study
 from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.training.host import train
 
@@ -60,6 +64,18 @@ def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
 def test_one_seed_tells_nothing_apart():
     rows = ranked([row(90.0), row(200.0)], PERPLEXITY)
     assert [one["tied_with_best"] for one in rows] == [None, None]
+
+
+def test_a_trial_that_was_killed_before_it_had_its_settings_keeps_the_sweep_alive(corpora, tmp_path):
+    """The journal says that it runs before it says with which settings: the resume read None for them, and refused."""
+    config = sweep_config(corpora, tmp_path)
+    study = Study.open(config, tmp_path / "study.journal")
+    study._study.ask()  # and no suggestion: the process was killed
+    again = Study.open(config, tmp_path / "study.journal")
+    rows = Rows(config, SweepDir(tmp_path)).read(again.trials)
+    assert [(row["state"], row["planned_rounds"]) for row in rows] == [("running", config.base.training.num_rounds)]
+    assert progress(rows, 2, config)["running"] == 1
+    assert again.ask(Allowance(8.0)).number == 0
 
 
 def test_a_round_that_was_repeated_on_public_text_is_no_price_of_its_settings(corpora, tmp_path):

@@ -96,7 +96,8 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
     elif state == "stopped" and trial.intermediate_values:
         row[sweep.metric.name] = trial.intermediate_values[max(trial.intermediate_values)]
     elif state == "running":  # its ledger grows
-        planned = laid_over(sweep.base, sweep, point).training.num_rounds
+        whole = point.keys() <= trial.params.keys()  # a kill may come before a trial has its settings
+        planned = (laid_over(sweep.base, sweep, point) if whole else sweep.base).training.num_rounds
         row |= {"rounds": max(trial.intermediate_values, default=0), "planned_rounds": planned}
     return row
 
