@@ -364,11 +364,11 @@ class Ones(LocalUpdate):
         return torch.ones_like(parameters, dtype=torch.float64)
 
 
-def summed(file, update):
+def summed(file, update, **training):
     """What ``update`` sums over a tiny cohort, as ``training.local_update`` finds it."""
     file("uedp_ray.updates.ones", Update=update)
     worker = Worker(make("gpt2"), sentences())
-    config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
+    config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones", **training))
     found = local_update(Plan.of(config), worker.model, worker.params, worker.update().task, lambda number: None, CPU)
     return found.sum_updates(worker.parameters, worker.selections.values(), 0)
 
@@ -463,7 +463,12 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
             kept |= {"the plan": vars(self.plan)["last"]}
             return torch.full_like(parameters, 1e-3 * kept.get(kept_in, self.counts["last"]), dtype=torch.float64)
 
-    file("uedp_ray.updates.ones", Update=Keeps)
+    shows_no_other_user(file, Keeps)
+
+
+def shows_no_other_user(file, update_class):
+    """Asserts that the sum over users is that of their sums alone, in any order."""
+    file("uedp_ray.updates.ones", Update=update_class)
     worker = Worker(make("gpt2"), sentences())
     config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
     plan = Plan.of(config)
@@ -476,6 +481,55 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
     assert whole.any()
     assert torch.equal(sum(alone), whole)
     assert torch.equal(update.sum_updates(worker.parameters, selections[::-1], 0), whole)
+
+
+def attribute(parameter, size):
+    parameter.last = getattr(parameter, "last", 0.0) + size
+    return parameter.last
+
+
+def kept_gradient(parameter, size):
+    (size * parameter.sum()).backward()
+    return float(parameter.grad.flatten()[0])
+
+
+def hook(parameter, size):
+    parameter.register_hook(lambda gradient: gradient * size)
+    return float(torch.autograd.grad(parameter.sum(), parameter)[0].flatten()[0])
+
+
+def hook_after(parameter, size):
+    def enlarge(accumulated):
+        accumulated.grad.mul_(size)
+
+    parameter.register_post_accumulate_grad_hook(enlarge)
+    parameter.grad = None
+    parameter.sum().backward()
+    return float(parameter.grad.flatten()[0])
+
+
+def frozen(parameter, size):
+    found = parameter.requires_grad
+    parameter.requires_grad_(False)
+    return size + found
+
+
+def memory(parameter, size):
+    found = parameter.dtype == torch.float64
+    parameter.data = parameter.data.double()
+    return size + found
+
+
+@pytest.mark.parametrize("keep", [attribute, kept_gradient, hook, hook_after, frozen, memory])
+def test_nor_does_what_it_keeps_on_a_parameter(file, keep):
+    """A hook that was left there moved the sum by six clip norms, an attribute by ten."""
+
+    class Keeps(Ones):
+        def update_of(self, parameters, selection, round_index):
+            kept = keep(self.params.tensors[0], float(len(selection.sentences)))
+            return torch.full_like(parameters, 1e-3 * kept, dtype=torch.float64)
+
+    shows_no_other_user(file, Keeps)
 
 
 def test_a_local_update_gets_no_text_of_others(file):
@@ -517,6 +571,19 @@ def test_what_is_kept_where_nothing_is_restored_shows_on_made_up_users(file, wha
     update = local_update(worker.plan, worker.model, worker.params, counting, worker.texts.__getitem__, CPU)
     with pytest.raises(InputError, match=r"not the same in each pass.*task\.kind \(next_word\)"):
         update.sum_updates(worker.parameters, worker.selections.values(), 0)
+
+
+def test_an_order_that_is_drawn_where_nothing_is_restored_shows_whatever_the_batch_size(file):
+    """Of a single sentence, or two, there is hardly an order to see."""
+    generator = np.random.default_rng(0)
+
+    class Shuffles(Ones):
+        def update_of(self, parameters, selection, round_index):
+            first = generator.permutation(selection.sentences)[0]
+            return torch.full_like(parameters, 1e-3 * (1 + first), dtype=torch.float64)
+
+    with pytest.raises(InputError, match="not the same in each pass"):
+        summed(file, Shuffles, local_batch_size=1)
 
 
 def test_an_object_that_hides_the_sum_is_not_asked(monkeypatch, corpora, tmp_path):

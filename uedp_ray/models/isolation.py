@@ -29,10 +29,11 @@ of others', now and in later rounds, and no bound on a user's movement would hol
 is restored, and its random numbers start from a public seed. A network that writes to its weights, or visibly holds what
 cannot be watched, is refused.
 
-Watched is what Python objects reachable from the network hold: attributes, containers, buffers, settings, closures.
-Not watched are global variables, attributes of classes, the internals of objects made in C (caches of functools, streams),
-and writes to weights, or to buffers of whole numbers, that bypass torch's version counter (through ``.data``). No causal
-language model of transformers keeps text there.
+Watched is what Python objects reachable from the network hold: attributes, containers, buffers, settings, closures, and
+what a parameter holds besides its numbers (gradient, hooks, whether it has gradients). Not watched are global variables,
+attributes of classes, the internals of objects made in C (caches of functools, streams, nodes of autograd), and writes to
+weights, or to buffers of whole numbers, that bypass torch's version counter (through ``.data``). No causal language model
+of transformers keeps text there.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ _VALUES = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 """Types whose objects cannot change."""
+_OF_TENSORS = ("requires_grad", "_backward_hooks")
 
 
 class Isolation:
@@ -92,9 +94,11 @@ class Isolation:
         self._empty: list[dict[Any, Any]] = []  # most of a network's, and quick to check
         self._containers: list[tuple[list[Any] | set[Any] | deque[Any], list[Any]]] = []
         self._fields: list[tuple[Any, str, Any]] = []
+        self._memory: list[tuple[Tensor, Tensor]] = []
         self._seen: dict[int, Any] = {id(tensor): tensor for tensor in self._trainable}
+        of_trainable = [each for tensor in self._trainable for each in self._attached(tensor)]
         for setting, root in {"model": model, **beside}.items():
-            found: list[Any] = [root]
+            found: list[Any] = [root, *of_trainable]
             while found:
                 each = found.pop()
                 if not isinstance(each, _VALUES) and id(each) not in self._seen:
@@ -145,8 +149,10 @@ class Isolation:
                 inside = list(each)
             case nn.Parameter():
                 self._weights.append(each)
+                inside = self._attached(each)
             case Tensor() if not each.is_inference():  # those count no changes
                 self._buffers.append((each, each.detach().clone()))
+                inside = self._attached(each)
             case np.ndarray() if each.dtype != object:
                 self._arrays.append((each, each.copy()))
             case partial():
@@ -168,6 +174,13 @@ class Isolation:
             inside.append(attributes)
         return inside
 
+    def _attached(self, tensor: Tensor) -> list[Any]:
+        """Remembers what a tensor holds besides its numbers, and returns it."""
+        self._memory.append((tensor, tensor.data))
+        names = [*_OF_TENSORS, *(("grad", "_post_accumulate_grad_hooks") if tensor.is_leaf else ())]
+        self._fields += [(tensor, name, _field(tensor, name)) for name in names]
+        return [*(_field(tensor, name) for name in names), vars(tensor)]
+
     @torch.no_grad()
     def _put_back(self, versions: list[int]) -> None:
         if any(self._empty):
@@ -184,6 +197,9 @@ class Isolation:
         for owner, name, value in self._fields:
             if _field(owner, name) is not value:
                 delattr(owner, name) if value is _ABSENT else setattr(owner, name, value)
+        for tensor, memory in self._memory:
+            if tensor.data_ptr() != memory.data_ptr() or tensor.dtype != memory.dtype or tensor.shape != memory.shape:
+                tensor.data = memory
         for array, numbers in self._arrays:
             array[...] = numbers
         for (buffer, content), version in zip(self._buffers, versions, strict=True):
