@@ -197,4 +197,6 @@ def test_the_live_line_says_of_which_round_its_scores_are(capsys, evaluated, of)
     row = {"round": 6, "num_rounds": 10, "evaluated": evaluated, "rounds_per_second": 1.0, "seconds_left": 4.0}
     with screen() as reporter:
         reporter.round(row | {"epsilon": 8.0, "perplexity": 109.0, "bits_per_byte": 2.282, "unk_share": 0.1})
-    assert f"perplexity 109.0 (2.282 bits/byte){of}  4 s left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"perplexity 109.0 (2.282 bits/byte){of}  4 s left" in said
+    assert "  ε 8.000 of this run  " in said, "of pilots and a run after them, 'in all' was read as the price of everything"

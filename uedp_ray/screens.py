@@ -36,13 +36,13 @@ class Screen(Lines):
         self._show(step, steps, f"pre-training step {step}/{steps}  loss {loss:.3f}{left}")
 
     def round(self, row: dict[str, Any]) -> None:
-        """Shows round, rounds per second, epsilon at the planned end, the last scores and time left."""
+        """Shows round, rounds per second, epsilon of this run at its planned end, the last scores and time left."""
         spent, evaluated = row["epsilon"], row["evaluated"]
         of = "" if evaluated == row["round"] else f" after round {evaluated}" if evaluated else " before training"
         parts = [
             f"round {row['round']}/{row['num_rounds']}",
             f"{row['rounds_per_second']:.2f} rounds/s",
-            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} in all",
+            "no guarantee" if spent is None else f"ε {show_epsilon(spent)} of this run",
             "" if row[metric_in(row).name] is None else measured(row, 1) + of,
             f"{row['seconds_left']:.0f} s left",
         ]
