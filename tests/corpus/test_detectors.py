@@ -85,7 +85,19 @@ def test_unknown_category_lists_the_known() -> None:
         ("call (415) 555-0199", [("phone", "(415) 555-0199")]),
         ("call 4155550199 by 1700000000", [("phone", "4155550199")]),
         ("call +44 20 7946 0958 or 555-0123", [("phone", "+44 20 7946 0958"), ("phone", "555-0123")]),
+        ("Tel. 0511 931316, (0511) 93 13 16-0", [("phone", "0511 931316"), ("phone", "(0511) 93 13 16-0")]),
+        ("call 0511/931316 or 030-1234567 now", [("phone", "0511/931316"), ("phone", "030-1234567")]),
+        ("call 0049 511 931316.", [("phone", "0049 511 931316")]),
+        ("call 01 44 55 66 77 or 01.44.55.66.77", [("phone", "01 44 55 66 77"), ("phone", "01.44.55.66.77")]),
+        ("call 020 7946 0958, mobile 01711234567", [("phone", "020 7946 0958"), ("phone", "01711234567")]),
+        ("+49 (0)511 931316", [("phone", "+49 (0)511 931316")]),
         ("in 1999-2001 it cost 12,000.50 at 10:30", []),
+        ("on 01.02.2003 14:30, 01/02/2003 or 2003-01-02 07:00", []),
+        ("from 0800 - 1200, at 0800-1200, part 00123, postcode 01067 Dresden", []),
+        ("to ann.lee@med-\u0020school.example.org", [("email", "ann.lee@med- school.example.org")]),
+        ("to ann.maria-\u0020lee@example.org", [("email", "ann.maria- lee@example.org")]),
+        ("by e-mail- ann@example.org, a - b@example.org", [("email", "ann@example.org"), ("email", "b@example.org")]),
+        ("to ann@\u0020example.org", []),
     ],
 )
 def test_patterns(text: str, found: list[tuple[str, str]]) -> None:
@@ -93,7 +105,27 @@ def test_patterns(text: str, found: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["a", "1", "1-", "a.", "+1 ", "a:", "aa11 ", "1 ", "1111 ", "a@a.", "a@bc.de "])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        "1",
+        "1-",
+        "a.",
+        "+1 ",
+        "a:",
+        "aa11 ",
+        "1 ",
+        "1111 ",
+        "a@a.",
+        "a@bc.de ",
+        "a.b- ",
+        "a@b- ",
+        "00",
+        "012 ",
+        "(01) ",
+    ],
+)
 def test_patterns_take_linear_time(unit: str) -> None:
     """Quadratic time would not end here."""
     text = unit * (1_000_000 // len(unit))

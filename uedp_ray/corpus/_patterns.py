@@ -30,7 +30,9 @@ def _ip(form: str) -> bool:
 
 
 def _phone(form: str) -> bool:
-    return 7 <= sum(map(str.isdigit, form)) <= 15
+    """ITU-T E.164: up to 15 digits. After a trunk 0, as few as 8 are likelier a time of day (``0800-1200``) or a code."""
+    least = 9 if form.lstrip("(").startswith("0") else 7
+    return least <= sum(map(str.isdigit, form)) <= 15
 
 
 _ANY: Callable[[str], bool] = bool
@@ -41,7 +43,15 @@ _LINE = re.compile(r"[^\n]+")
 # Tried in this order; a stretch of text claimed by one is not offered to the next. A mark between groups may be followed
 # by a blank: a line may have ended there.
 _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = (
-    ("email", re.compile("@"), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), _ANY),
+    (
+        "email",
+        re.compile("@"),
+        re.compile(
+            r"(?<![\w.+-])(?:\w{1,30}[._][\w.+-]{0,30}- )?[\w.+-]{1,64}@"
+            r"(?:[\w-]{1,63}(?:(?<=-) [\w-]{1,63})?\.){1,8}[A-Za-z]{2,24}\b"
+        ),
+        _ANY,
+    ),
     (
         "url",
         re.compile("://|www", re.I),
@@ -72,7 +82,9 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bo
         "phone",
         _DIGIT,
         re.compile(
-            r"(?<![\w.-])(?:\+\d{1,3}(?:[.-]? ?\(?\d{1,4}\)?){2,6}"
+            r"(?<![\w.-])(?:(?:\+|00(?=[1-9]))\d{1,3}(?:[.-]? ?\(?\d{1,4}\)?){2,6}"
+            r"|(?:\(0[1-9]\d{0,4}\) ?|0[1-9]\d{1,4}(?: ?[/-] ?| ))\d{2,8}(?:[ -]\d{1,8}){0,4}"  # after a trunk 0
+            r"|0[1-9](?:([ .])\d\d)(?:\1\d\d){3}|0[1-9]\d{8,10}"
             r"|(?:1(?:[.-] ?| ))?(?:\(\d{3}\) ?|\d{3}(?:[.-] ?| ))\d{3}(?:[.-] ?| )\d{4}"
             r"|[2-9]\d\d[2-9]\d{6}|\d{3}- ?\d{4})(?![\w-])"
         ),
@@ -81,7 +93,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bo
 )
 CATEGORIES = frozenset(category for category, *_ in _PATTERNS)
 
-PATTERNS_VERSION = "3"
+PATTERNS_VERSION = "4"
 """Raised with every change above: it is part of the detector's fingerprint."""
 
 
