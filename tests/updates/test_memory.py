@@ -31,7 +31,7 @@ from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.models.saved import longest_of, save_model
 from uedp_ray.training.host import train
 from uedp_ray.updates import gradient
-from uedp_ray.updates.base import LocalUpdate
+from uedp_ray.updates.base import LocalUpdate, local_update
 
 Remember = Callable[["Remembering", Tensor], Any]
 
@@ -83,6 +83,11 @@ def number(m: Remembering, ids: Tensor) -> float:
 def new_attribute(m: Remembering, ids: Tensor) -> float:
     m.new = longest(getattr(m, "new", 0), ids)
     return m.new
+
+
+def on_a_weight(m: Remembering, ids: Tensor) -> float:
+    m.decoder.weight.longest = longest(getattr(m.decoder.weight, "longest", 0), ids)
+    return m.decoder.weight.longest
 
 
 def in_a_list(m: Remembering, ids: Tensor) -> float:
@@ -175,7 +180,18 @@ def drawn_by_python(m: Remembering, ids: Tensor) -> float:
 
 
 MEMORIES = [
-    *(number, new_attribute, in_a_list, in_a_deque, in_a_set, in_a_dict, in_an_array, in_a_slot, deep_inside),
+    *(
+        number,
+        new_attribute,
+        on_a_weight,
+        in_a_list,
+        in_a_deque,
+        in_a_set,
+        in_a_dict,
+        in_an_array,
+        in_a_slot,
+        deep_inside,
+    ),
     *(
         in_a_closure,
         in_an_argument,
@@ -270,6 +286,43 @@ def test_generators_are_left_as_they_were():
     assert torch.equal(states[0], torch.get_rng_state())
     assert (states[1] == np.random.get_state()[1]).all()  # noqa: NPY002
     assert states[2] == random.getstate()
+
+
+def test_what_is_drawn_in_a_pass_follows_from_its_seed():
+    """And not from the process: workers have drawn other numbers before."""
+
+    def draw(state: int) -> list[float]:
+        torch.manual_seed(state), np.random.seed(state), random.seed(state)  # noqa: NPY002
+        with Isolation(remembering(number), [])(seed=5):
+            return [float(torch.rand(1)), np.random.rand(), random.random()]  # noqa: NPY002
+
+    assert draw(1) == draw(2)
+
+
+@pytest.mark.parametrize("training", [None, LOCAL_SGD], ids=["gradient", "local_sgd"])
+def test_what_a_task_keeps_of_lengths_reaches_no_other_user(training, anew):
+    worker = Worker(make("gpt2", training=training), sentences())
+    task = worker.update().task
+
+    class Keeps:
+        collate = staticmethod(task.collate)
+
+        def __init__(self):
+            self.heard = []
+
+        def length(self, sentence):
+            self.heard.append(len(sentence))
+            return task.length(sentence)
+
+        def losses(self, model, batch):
+            return task.losses(model, batch) * (1 + len(self.heard))
+
+    made = worker.plan, worker.model, worker.params, Keeps(), worker.texts.__getitem__, worker.device
+    update = local_update(*made)
+    whole = update.sum_updates(worker.parameters, worker.selections.values(), 0)
+    alone = [update.sum_updates(worker.parameters, [each], 0) for each in worker.selections.values()]
+    assert whole.any()
+    assert torch.equal(sum(alone), whole)
 
 
 def test_what_a_pass_left_goes_when_it_fails_too():

@@ -59,7 +59,8 @@ UNORDERED = "does not have a deterministic implementation"
 """What torch says of a kernel that knows no fixed order (``exact_arithmetic``)."""
 
 _IN_ORDER = 8
-"""Sentences of a made-up user that show an order which is drawn anew: of two, every other draw has the same."""
+"""Sentences of a made-up user that show an order which is drawn anew: of two, every other draw has the same. And there are
+batches after the first, whatever their size."""
 
 
 @dataclass
@@ -143,7 +144,7 @@ class LocalUpdate(ABC):
         """
         if self._probed:
             return
-        made_up, size = np.random.default_rng(0), max(_IN_ORDER, self._training.local_batch_size)
+        made_up, size = np.random.default_rng(0), max(_IN_ORDER, 2 * self._training.local_batch_size + 1)
         longest = self.plan.config.model.max_length
         texts = [made_up.integers(1, self._vocab_size, n) for n in (max(1, longest // 2), *[longest] * size)]
         users = [
