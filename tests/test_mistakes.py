@@ -258,7 +258,7 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "stopped", "told"),
     [
-        (TRAIN, "training.texts.prepare", "what was released stays charged. To continue: uedp-ray {line} --resume"),
+        (TRAIN, "training.texts.prepare", "whatever was released stays charged. To continue: uedp-ray {line} --resume"),
         (COMPARE, "training.compare.prepare_corpora", "To continue: uedp-ray {line} --resume"),
         (f"{TRAIN} --out out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         (f"{TRAIN} --out=out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),

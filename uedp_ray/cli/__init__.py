@@ -46,7 +46,9 @@ def _interrupted() -> int:
     """Prints how to continue. Returns the exit code."""
     resumable = _resumes(sys.argv[1:])
     again = [*sys.argv[1:], *(["--resume"] if resumable and "--resume" not in sys.argv else [])]
-    charged = "what was released stays charged. To continue" if resumable else "nothing was released. To run it again"
+    charged = (
+        "whatever was released stays charged. To continue" if resumable else "nothing was released. To run it again"
+    )
     _tell(f"interrupted: {charged}: uedp-ray {shlex.join(again)}")
     return 130
 

@@ -25,14 +25,14 @@ class StorageError(OSError):
 class Storage:
     """A folder that every node sees.
 
-    ``wait``: seconds to wait for another process that is using it.
+    ``wait``: seconds to wait for another process that is using it; ``field``: what an error says of it by then.
     """
 
     url: str | None = None
     owned = True
 
-    def __init__(self, root: Path, *, wait: float | None = None):
-        self.root, self._wait = root, wait
+    def __init__(self, root: Path, *, wait: float | None = None, field: str = "--out"):
+        self.root, self._wait, self._field = root, wait, field
 
     @property
     def is_copy(self) -> bool:
@@ -40,9 +40,8 @@ class Storage:
         return self.url is not None
 
     def exclusive(self) -> AbstractContextManager[None]:
-        busy = InputError(
-            "--out", str(self.root), "another process is at work in this folder: wait for it, or stop one of the two"
-        )
+        remedy = "another process is at work in this folder: wait for it, or stop one of the two"
+        busy = InputError(self._field, str(self.root), remedy)
         return folder_locked(self.root, wait=_FOLDER_WAIT if self._wait is None else self._wait, busy=busy)
 
     def lock(self, path: Path) -> AbstractContextManager[None]:

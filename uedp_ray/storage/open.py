@@ -34,7 +34,7 @@ def open_storage(out: str | Path | Storage, field: str = "--out") -> Storage:
         if (root / OWNERS).is_dir():  # its ledger is in parts, and the file has only what was copied last
             remedy = "belongs to runs that name it as a URL, or is a copy of such a folder: name the URL"
             raise InputError(field, str(root), remedy)
-        return Storage(root)
+        return Storage(root, field=field)
     work = _work()
     try:
         work.mkdir(parents=True, exist_ok=True)
