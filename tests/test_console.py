@@ -199,4 +199,6 @@ def test_the_live_line_says_of_which_round_its_scores_are(capsys, evaluated, of)
         reporter.round(row | {"epsilon": 8.0, "perplexity": 109.0, "bits_per_byte": 2.282, "unk_share": 0.1})
     said = capsys.readouterr().err
     assert f"perplexity 109.0 (2.282 bits/byte){of}  4 s left" in said
-    assert "  ε 8.000 of this run  " in said, "of pilots and a run after them, 'in all' was read as the price of everything"
+    assert "  ε 8.000 of this run  " in said, (
+        "of pilots and a run after them, 'in all' was read as the price of everything"
+    )

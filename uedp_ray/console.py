@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
@@ -166,8 +166,15 @@ def print_comparison(answer: dict[str, Any]) -> None:
         "each row is one run, not a choice among runs.\n"
         f"{unprotected}"
         f"{_no_ceiling(answer['rows'], metric)}"
+        f"{_scale(answer['rows'], metric)}"
         f"Run directories: {answer['out']}"
     )
+
+
+def _scale(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
+    """The line of the yardstick, which is the same in all rows that have it."""
+    known = next(filter(None, map(metric.against_yardstick, rows)), "")
+    return f"For scale: {known}.\n" if known else ""
 
 
 def _print_table(table: Table) -> None:
@@ -248,6 +255,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         before = metric.before(best) if anew else ""
         from_there = f" (from {before}, before that training)" if before else ""
         lines.append(f"Best: {trained}, {measured(best)}{from_there}, in {best['run_dir']}")
+        if scale := metric.against_yardstick(best):
+            lines.append(f"For scale: {scale}.")
         if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
             lines.append(unlike)
         alone = show_epsilon(best["epsilon"][unit], "∞")
@@ -259,7 +268,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         runs = best["seeds"]
         mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")
-        cautions = [*weakness(best["epsilon_with_choice"] or math.inf), metric.caution(best)]
+        cautions = [*weakness(best["epsilon_with_choice"] or math.inf), *metric.cautions(best)]
         if change := metric.harmed(best):
             cautions.append(
                 f"the model predicts worse than it did before training ({change}): the one before costs nothing"

@@ -43,7 +43,7 @@ SPACE: dict[str, Any] = {
 UNUSUAL = {3: "failed", 5: "refused", 7: "stopped", 9: "running"}
 """Every ten trials one each. Of a sweep that is finished none runs: that one failed before its first round."""
 _SCORES = ("perplexity", "bits_per_byte", "unk_share")
-_INITIAL = {"initial_perplexity": 133.0, "initial_bits_per_byte": math.log2(133.0) / 5}
+_INITIAL = {"initial_perplexity": 133.0, "initial_bits_per_byte": math.log2(133.0) / 5, "bzip2_bits_per_byte": 2.0}
 REASONS = {
     "failed": "perplexity = nan: diverged at round 4",
     "refused": "privacy.target_epsilon = 8.0: no noise reaches it <script>alert('&')</script>",

@@ -32,6 +32,7 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     tree, said = sweep_tree(corpora, search=search), []
     tree["base"]["vocabulary"]["max_size"] = 40
     tree["base"]["bounds"]["max_holders"] = 1
+    tree["base"]["pretrain"] = {"text": [source | {"seed": 5, "num_users": 4}], "num_steps": 2, "batch_size": 4}
     config = load_sweep_config(write_sweep(tree, tmp_path))
     answer = sweep(config, tmp_path / "out", reporter=Told(say=said.append))
     before = said[: next(place for place, line in enumerate(said) if line.startswith("searching: "))]
@@ -42,18 +43,26 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     for line in lost:
         assert line.startswith("caution: of the proxy, ") != ("(private: read off the text" in line)
     share = f"{answer['best']['unk_share']:.0%} of the words of the evaluation text are <unk>"
-    assert said[-1].startswith(f"caution: {share}")
+    assert said[-2].startswith(f"caution: {share}")
     ran = json.loads((Path(answer["best"]["run_dir"]) / "result.json").read_text())
     first = json.loads((tmp_path / "out" / "trials" / "0000" / "result.json").read_text())
-    for key in ("initial_perplexity", "initial_bits_per_byte"):
+    for key in ("initial_perplexity", "initial_bits_per_byte", "bzip2_bits_per_byte"):
         assert answer["best"][key] == ran[key]
         assert answer["trials"][0][key] == first[key]
+    texts = {"corpus.evaluation": ran} | ({"the proxy": first} if rule == "public" else {})
+    for text, run in texts.items():  # the public model, in time to stop before hours of search
+        figures = f"{run['initial_perplexity']:.1f}, {run['initial_bits_per_byte']:.3f} bits/byte"
+        scale = f"bzip2 takes {run['bzip2_bits_per_byte']:.3f} bits/byte of the same text"
+        assert f"the public model on {text}: perplexity {figures} ({scale})" in before
+    worthless = [line for line in before if line.startswith("caution: bzip2 takes ")]
+    assert len(worthless) == (ran["initial_bits_per_byte"] >= ran["bzip2_bits_per_byte"])
     print_sweep(answer)
     shown = capsys.readouterr().out
     assert f"Caution: {share}" in shown
     if rule == "public":
         start = f"{ran['initial_perplexity']:.1f}, {ran['initial_bits_per_byte']:.3f} bits/byte"
         assert f"(from {start}, before that training)" in shown
+    assert f"For scale: bzip2 takes {ran['bzip2_bits_per_byte']:.3f} bits/byte of the same text.\n" in shown
 
 
 @pytest.mark.usefixtures("here")

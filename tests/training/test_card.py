@@ -56,6 +56,8 @@ def test_the_card_tells_what_perplexity_leaves_out(private_run, exported):
     assert f"Held-out perplexity {scores}" in text
     before = f"{result['initial_perplexity']:.1f}, {result['initial_bits_per_byte']:.3f} bits/byte"
     assert f"before training on the private text | {before} |" in text
+    assert f"| For scale | bzip2 takes {result['bzip2_bits_per_byte']:.3f} bits/byte of the same text |" in text
+    assert "| Caution | bzip2 takes " in text  # of a model that was trained for five rounds
     assert "| Licence | none is stated here;" in text
     assert "Base model" not in text
 

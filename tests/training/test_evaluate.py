@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
+from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.evaluate import batches, score
 
@@ -122,6 +124,10 @@ def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
     assert scores["bits_per_byte"] == pytest.approx(total_bits / num_bytes, rel=1e-9)
     assert scores["unk_share"] == len(spelled) / size.tokens
     assert scores["perplexity"] == found
+    scored = "".join(text + "\n" * (max_length == 50 or text != kept[0]) for text in kept)
+    assert len(scored.encode()) == num_bytes
+    packed = bz2.compress(scored.encode())
+    assert size.bzip2_bits_per_byte == 8 * len(packed) / num_bytes
 
 
 def test_bits_per_byte_compares_vocabularies_where_perplexity_does_not():
@@ -133,6 +139,16 @@ def test_bits_per_byte_compares_vocabularies_where_perplexity_does_not():
         by_size[name] = TASK.scores(float(vocabulary.size), text_size(text, vocabulary, 20))
     assert by_size["small"]["perplexity"] < by_size["large"]["perplexity"]
     assert by_size["small"]["bits_per_byte"] > by_size["large"]["bits_per_byte"]
+
+
+@pytest.mark.parametrize(("bits", "told"), [(2.9, False), (3.0, True), (3.1, True), (None, False)])
+def test_a_model_that_is_no_better_than_bzip2_is_named(bits, told):
+    found = PERPLEXITY.worthless({"bits_per_byte": bits, "bzip2_bits_per_byte": 3.0})
+    assert bool(found) == told
+    assert not told or found.startswith(
+        "bzip2 takes 3.000 bits/byte of the same text, and knows no language: a model of 3."
+    )
+    assert not PERPLEXITY.worthless({"bits_per_byte": 9.0, "bzip2_bits_per_byte": None})  # an earlier version's
 
 
 def test_a_byte_level_tokenizer_knows_every_word(real_models):

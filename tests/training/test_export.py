@@ -27,7 +27,9 @@ from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import DATE
+from uedp_ray.storage.base import Storage
 from uedp_ray.storage.locks import folder_locked
+from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain
@@ -80,7 +82,7 @@ def test_the_first_row_is_the_total_and_the_files_give_it_again(private_run, exp
         "delta": 1e-4,
         "settled_by_results": False,
         "unit": "user-entity",
-        "cautions": weakness(epsilon),
+        "cautions": weakness(epsilon) + PERPLEXITY.cautions(private_run.result),
     }
     text = (out / "privacy.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
@@ -267,7 +269,7 @@ def test_what_is_not_whole_is_refused(private_run, tmp_path, what, remedy):
         export(run, tmp_path / "out")
 
 
-def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, exported, tmp_path):
+def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, exported, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="holds no run or sweep"):
         export(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(InputError, match="is not empty"):
@@ -277,6 +279,12 @@ def test_other_folders_are_refused_and_nothing_is_overwritten(private_run, expor
     held = folder_locked(tmp_path / "held", wait=0, busy=InputError("", "", "mine"))
     with held, pytest.raises(InputError, match="another process is at work in this folder"):
         export(private_run.out, tmp_path / "held")
+    monkeypatch.setattr("uedp_ray.storage.base._FOLDER_WAIT", 0.0)
+    with (
+        Storage(private_run.out).exclusive(),
+        pytest.raises(InputError, match=r"^path = '.*another process is at work"),
+    ):
+        export(private_run.out, tmp_path / "out")
 
 
 def test_a_run_on_a_read_only_file_system_is_exported(private_run, tmp_path, monkeypatch):

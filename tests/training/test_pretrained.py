@@ -15,6 +15,7 @@ from tests.training.runs import run_config
 from tests.training.test_card import run_example
 from tests.training.test_run import hand_perplexity
 from uedp_ray import export
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import save_model
 from uedp_ray.training.evaluate import public_row
@@ -93,7 +94,7 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
         assert AutoTokenizer.from_pretrained(model).backend_tokenizer.to_str() == own, out
         rows = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight
         assert len(rows) == len(AutoTokenizer.from_pretrained(path))
-    row = public_row("public-only", run_config(corpora, **warm), str(tmp_path / "public" / "model"))
+    row = public_row("public-only", run_config(corpora, **warm), Vocabulary.load(tmp_path / "public" / "model"))
     assert row["perplexity"] == pytest.approx(started["initial_perplexity"], rel=1e-5)
     out = tmp_path / "out"
     export(tmp_path / "warm", out)

@@ -90,7 +90,7 @@ def test_a_live_run_is_not_touched_by_another_start_at_any_time(corpora, tmp_pat
     )
     assert result["rounds"] == 5
     assert met[:3] == ["solving the noise multiplier", "claim", "reading the corpus"]
-    assert [moment for moment in met[3:] if "%" not in moment] == [
+    assert [moment for moment in met[3:] if "%" not in moment and not moment.startswith("caution: ")] == [
         *("building the vocabulary", "tokenising"),
         "testing the network on made-up sentences of up to 12 tokens (model.max_length)",
         *("round 0", "append", "round 2", "round 4", "round 5", "finish"),

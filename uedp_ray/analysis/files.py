@@ -106,7 +106,7 @@ def _complete(tree: Any, config: SweepConfig) -> None:
     if not isinstance(tree, dict):
         return
     if isinstance(best := tree.get("best"), dict):
-        for key in config.metric.initials:
+        for key in config.metric.references:
             best.setdefault(key, None)
     if isinstance(price := tree.get("selection"), dict):
         price.setdefault("settled_by_results", "odometer" in str(price.get("accountant")))
@@ -127,7 +127,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
         metric.name: score,
         **{each.name: number(each.least, nothing=True) for each in metric.beside},
         metric.spread: spent,
-        **{each.initial: number(each.least, nothing=True) for each in metric.metrics},
+        **metric.reference_checks(),
         "seeds": number(1, whole=True),
         "noise_multiplier": spent,
         "epsilon": record(dict.fromkeys(UNITS, spent)),

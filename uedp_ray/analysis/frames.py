@@ -211,8 +211,8 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def _completed(table: pa.Table, metric: Metric) -> pa.Table:
-    """The table with an empty column for a score before training that earlier versions did not keep."""
-    for key in metric.initials[1:]:
+    """The table with an empty column for what earlier versions did not keep."""
+    for key in metric.references[1:]:
         if key not in table.column_names:
             table = table.append_column(key, pa.nulls(table.num_rows, pa.float64()))
     return table

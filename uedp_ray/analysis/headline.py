@@ -38,6 +38,7 @@ def headline(sweep: Sweep) -> list[tuple[str, str]]:
         ),
         ("Total ε", f"{shown_total(sweep)}, training and choosing, {_against_budget(sweep, total)} ({terms(sweep)})"),
         ("Settings", ", ".join(f"{key.split('.')[-1]} {shown_value(value)}" for key, value in best["params"].items())),
+        *([("For scale", scale)] if (scale := metric.against_yardstick(best)) else []),
         ("Gained", "; ".join(gains(sweep)) or "not known: nothing to compare with"),
     ]
     if sweep.published_space is None:

@@ -93,6 +93,8 @@ def warnings(sweep: Sweep) -> list[str]:
         found.append(f"The noiseless reference on this page: {noiseless(sweep)}.")
     if caution := sweep.metric.caution(sweep.best or {}):
         found.append(f"{_sentence(sweep.metric.title)[:-1]} flatters the model: {caution}.")
+    if caution := sweep.metric.worthless(sweep.best or {}):
+        found.append(_sentence(caution))
     return found
 
 

@@ -8,14 +8,16 @@ Bytes are counted only for what is predicted, and for the words that became ``<u
 
 from __future__ import annotations
 
+import bz2
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 import numpy as np
 
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.fields import Check, Later, number
 from uedp_ray.reporting import Reporter
 
 _MUCH = 0.1
@@ -41,11 +43,18 @@ class TextSize:
     """Bytes of what is predicted, in UTF-8, with one for each of ``ends``."""
     unknown_bytes: int
     """Bytes of the words that became ``<unk>``."""
+    bzip2_bytes: int | None = None
+    """Bytes that bzip2 makes of those ``num_bytes``; None where an earlier version counted."""
 
     @property
     def unk_share(self) -> float:
         """``<unk>`` as a share of the tokens that are predicted, sentence ends aside."""
         return self.unknown / max(self.tokens, 1)
+
+    @property
+    def bzip2_bits_per_byte(self) -> float | None:
+        """What bzip2, which knows no language, takes for a byte of what is predicted."""
+        return None if self.bzip2_bytes is None else 8 * self.bzip2_bytes / max(self.num_bytes, 1)
 
     def warn(self, reporter: Reporter) -> None:
         """Warns if a score covers less than it seems to."""
@@ -55,6 +64,14 @@ class TextSize:
                 f"warning: {share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise it, or "
                 "cut the text into shorter sentences"
             )
+
+
+_COUNT = number(0, whole=True)
+SIZE: dict[str, Check] = {
+    field.name: _COUNT if field.default is MISSING else Later(number(0, whole=True, nothing=True))
+    for field in fields(TextSize)
+}
+"""The check of each field of a ``TextSize`` in a file."""
 
 
 def unk_share(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> float:
@@ -71,7 +88,7 @@ def tell_cut(share: float, max_length: int, reporter: Reporter, whose: str) -> N
 def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
     """Counts what ``encode_texts`` keeps of the texts. Memory: a batch of sentences."""
     counts: Counter[str] = Counter(dict.fromkeys(TextSize.__dataclass_fields__, 0))
-    remaining = iter(texts)
+    remaining, packer = iter(texts), bz2.BZ2Compressor()
     while batch := list(itertools.islice(remaining, _BATCH)):
         for text, ids in zip(batch, vocabulary.encode_batch(batch), strict=True):
             kept, ends = ids[:max_length], len(ids) < max_length
@@ -85,5 +102,8 @@ def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> 
                 end = places[len(kept) - 1][1] if len(kept) < len(ids) else end
                 words = (text[slice(*places[i])] for i in np.flatnonzero(unknown))
                 counts["unknown_bytes"] += sum(len(word.encode()) for word in words)
-            counts["num_bytes"] += len(text[:end].encode()) + ends
+            scored = text[:end].encode() + b"\n" * ends
+            counts["num_bytes"] += len(scored)
+            counts["bzip2_bytes"] += len(packer.compress(scored))
+    counts["bzip2_bytes"] += len(packer.flush())
     return TextSize(**counts)

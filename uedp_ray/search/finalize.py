@@ -27,6 +27,7 @@ from uedp_ray.search.layout import SweepDir, corpora_at
 from uedp_ray.search.pilots import final_allowance
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.proxies import agreement
+from uedp_ray.search.public_model import public_scores
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
@@ -36,8 +37,6 @@ from uedp_ray.search.sync import keep_terms, prepared
 from uedp_ray.search.trial import started, trial_base
 from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.tasks.metric import Metric
-from uedp_ray.training.evaluate import public_row
-from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, settle_run, unused
@@ -61,7 +60,7 @@ def finalize(
     write_table(rows, config, folder.table)
     base = config.at_base(rows)
     found = _best(config, folder, rows, selection, winner)
-    if caution := config.metric.caution(found or {}):
+    for caution in config.metric.cautions(found or {}):
         reporter.say(f"caution: {caution}")
     answer = {
         "metric": config.metric.name,
@@ -216,9 +215,8 @@ def _references(config: SweepConfig, folder: SweepDir, beside: Beside, reporter:
     folder.fetch()
     bases = {proxy: trial_base(config, folder, proxy).base for proxy in config.proxy_names}
     rows: dict[str, list[dict[str, Any]]] = {}
-    if all(base.model.warm_start or base.pretrain.text for base in bases.values()):
-        reporter.say("scoring the public model")
-        rows["public-only"] = [beside.run(scored, base, folder) for base in bases.values()]
+    if public := public_scores(config, folder, beside, reporter).rows:
+        rows["public-only"] = list(public.values())
     settings = config.references.noiseless
     if settings is not None:
         of = "on the search's public text" if config.search.rule == "public" else "its scores are private"
@@ -313,13 +311,6 @@ def pretrained(config: RunConfig, folder: SweepDir, reporter: Reporter) -> RunCo
     return started(config, folder, reporter)
 
 
-def scored(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
-    """Returns the row of the public model, on any node."""
-    config = pretrained(config, folder, reporter)
-    with blamed("training.batch_tokens", config.training.batch_tokens):
-        return public_row("public-only", config, config.model.warm_start)
-
-
 def trained(config: RunConfig, folder: SweepDir, out: Path, part_of: str | None, reporter: Reporter) -> dict[str, Any]:
     """Trains the run in ``out`` in this process, from where it stopped, and returns its result."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
@@ -343,7 +334,7 @@ def _best(
     if winner is not None and config.search.rule in TRAINS_ANEW:  # the trials had other text, or less of the budget
         of_run = ("epsilon", "noise_multiplier", "rounds", "planned_rounds")
         answer |= {key: winner[key] for key in (*config.metric.names, *of_run)}
-        answer |= {key: winner.get(key) for key in config.metric.initials}  # an earlier version had fewer of them
+        answer |= {key: winner.get(key) for key in config.metric.references}  # an earlier version had fewer of them
         answer |= {config.metric.spread: None, "seeds": 1}
     own = answer["epsilon"][config.budget.unit]
     total = own if config.search.rule == "public" else selection["epsilon"]

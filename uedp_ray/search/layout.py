@@ -131,6 +131,11 @@ class SweepDir:
         return self.private / "pool.json"
 
     @property
+    def public_scores(self) -> Path:
+        """What the public model scored before the first trial."""
+        return self.private / "public-model.json"
+
+    @property
     def terms(self) -> Path:
         """How the choice is paid for, fixed before the first trial."""
         return self.root / "selection.json"

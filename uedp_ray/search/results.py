@@ -142,19 +142,18 @@ def _measured(sweep: SweepConfig, runs: Sequence[Path]) -> Row:
         metric.name: score_of(sweep, scores),
         **of_each(sweep, scores),
         metric.spread: statistics.stdev(seeds) if len(seeds) > 1 else None,
-        **{each.initial: _before(sweep, each, results) for each in metric.metrics},
+        **{name: _reference(sweep, name, results) for name in metric.references},
         "rounds": min(result["rounds"] for result in results),
         "scores": seeds,
     }
 
 
-def _before(sweep: SweepConfig, metric: Metric, results: Sequence[Row]) -> float | None:
-    """The score before training, over the runs as the one after it is; None if a run does not know it."""
-    values = [result.get(metric.initial) for result in results]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+def _reference(sweep: SweepConfig, name: str, results: Sequence[Row]) -> float | None:
+    """One of ``metric.references``, over the runs as the score beside it is; None if a run does not know it."""
+    known = [value for result in results if (value := result.get(name)) is not None]
+    if len(known) < len(results):
         return None
-    return score_of(sweep, known) if metric is sweep.metric else statistics.fmean(known)
+    return score_of(sweep, known) if name == sweep.metric.initial else statistics.fmean(known)
 
 
 def _result(metric: Metric, path: Path) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     of_trial = (
         "trial",
         *metric.names,
-        *metric.initials,
+        *metric.references,
         metric.spread,
         "seeds",
         "noise_multiplier",
@@ -299,5 +298,5 @@ def progress(rows: list[Row], wanted: int, sweep: SweepConfig) -> dict[str, Any]
         **count_states(rows),
         "wanted": wanted,
         "under_way": running / len(sweep.suffixes),
-        "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.initials, "epsilon", "unit")},
+        "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.references, "epsilon", "unit")},
     }

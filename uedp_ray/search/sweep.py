@@ -27,6 +27,7 @@ from uedp_ray.search.gpus import gpus_of_worker, idle
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.proxies import searched_bases
+from uedp_ray.search.public_model import public_scores
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
@@ -198,7 +199,7 @@ def _claim(config: SweepConfig, folder: SweepDir) -> None:
                 raise InputError(path.name, str(path), remedy)
         for path in copies:
             shutil.rmtree(path, ignore_errors=True)
-        for file in (folder.journal, folder.terms, folder.pool):
+        for file in (folder.journal, folder.terms, folder.pool, folder.public_scores):
             file.unlink(missing_ok=True)
     dump_sweep_config(config, folder.config)
 
@@ -245,6 +246,8 @@ def _search(
     copy = "winner/private" if config.search.rule == "public" else f"{folder.corpora().name}/private"
     with copies_told(folder.private, reporter, copy, unless=lambda: bool(folder.started_runs())):
         prepare_shared(config, bases, folder, beside, reporter)
+        if not folder.started_runs():  # in time to stop before the search
+            public_scores(config, folder, beside, reporter)
     each = f", {gpus:g} GPU each" if gpus else ""
     if config.search.adaptive:
         lag = study.fix_lag(at_once)

@@ -8,8 +8,8 @@
     ('perplexity 151.7', 'lower', inf)
     >>> [score.say(value) for score, value in zip(metric.beside, (2.18, 0.0412))]
     ['2.180 bits/byte', '4.1% <unk>']
-    >>> metric.across.name, metric.initials
-    ('bits_per_byte', ('initial_perplexity', 'initial_bits_per_byte'))
+    >>> metric.across.name, metric.references
+    ('bits_per_byte', ('initial_perplexity', 'initial_bits_per_byte', 'bzip2_bits_per_byte'))
 
 Keys of ``result.json``, columns of tables, axes of figures and the search take the name, the goal and the format from
 here. Importing this loads no network. Everything here is public.
@@ -19,19 +19,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from uedp_ray.components import in_table
 from uedp_ray.config import RunConfig
 from uedp_ray.fields import Check, Later, number
+
+if TYPE_CHECKING:  # which loads tokenizers
+    from uedp_ray.corpus.textsize import TextSize
 
 MUCH_UNKNOWN = 0.1
 """The share of a text's words that are ``<unk>`` above which scores say more of ``<unk>`` than of words."""
 _FEWER_UNKNOWN = (
     "there is none with pieces of words (vocabulary.kind: public-subwords), and less of it with more public text to take "
     "words from (and a vocabulary.max_size that has room for them), or with vocabulary.strip_punctuation: true"
+)
+
+_BETTER_START = (
+    "What helps is a better public start: a pretrained model (model.architecture: pretrained), or more public text in "
+    "the language of the private one, and more steps on it (pretrain)"
 )
 
 
@@ -65,6 +73,14 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Yardstick(Score):
+    """What a program without a language model reaches on the same text, in the unit of ``Metric.across``."""
+
+    of: Callable[[TextSize], float | None]
+    """None if it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metric(Score):
     """A score that models are compared by; in private training a function of released parameters only."""
 
@@ -73,6 +89,8 @@ class Metric(Score):
     """Whether its ratios count, not its differences: it is then above 0, and shown on a logarithmic scale."""
     beside: tuple[Score, ...] = ()
     """Reported with it. A ``Metric`` among them compares models of different vocabularies, too; others tell of the text."""
+    yardstick: Yardstick | None = None
+    """What a model must surpass to be of use, where ``across`` has such a figure."""
     purpose: str = ""
     """What a model that was trained for it does, in a sentence about "a language model that …"."""
     continues_text: bool = False
@@ -93,10 +111,15 @@ class Metric(Score):
 
     def checks_of_run(self, *, nothing: bool = True) -> dict[str, Check]:
         """The checks of a run's result: its scores, and those before training, which may be missing."""
-        before: dict[str, Check] = {self.initial: number(self.least, nothing=True)}
-        if self.across:
-            before[self.across.initial] = Later(number(self.across.least, nothing=True))
-        return self.checks(nothing=nothing) | before
+        first, *later = self.reference_checks().items()
+        return self.checks(nothing=nothing) | dict([first]) | {name: Later(check) for name, check in later}
+
+    def reference_checks(self) -> dict[str, Check]:
+        """The checks of ``references``, any of which may be missing."""
+        least = {metric.initial: metric.least for metric in self.metrics}
+        if self.yardstick:
+            least[self.yardstick.name] = self.yardstick.least
+        return {name: number(value, nothing=True) for name, value in least.items()}
 
     @property
     def across(self) -> Metric | None:
@@ -119,9 +142,32 @@ class Metric(Score):
         return f"initial_{self.name}"
 
     @property
-    def initials(self) -> tuple[str, ...]:
-        """The keys of the scores before training."""
-        return tuple(metric.initial for metric in self.metrics)
+    def references(self) -> tuple[str, ...]:
+        """The keys of what a model's scores are read against: those before training, and the yardstick."""
+        return tuple(self.reference_checks())
+
+    def yardstick_of(self, size: TextSize | None) -> dict[str, float | None]:
+        """The yardstick on a text of this size, by its key; empty if there is none. None: no text."""
+        if self.yardstick is None:
+            return {}
+        return {self.yardstick.name: None if size is None else self.yardstick.of(size)}
+
+    def against_yardstick(self, scores: Mapping[str, Any]) -> str:
+        """The yardstick in a sentence; empty if it is not known."""
+        value = scores.get(self.yardstick.name) if self.yardstick else None
+        return "" if self.yardstick is None or value is None else f"{self.yardstick.say(value)} of the same text"
+
+    def worthless(self, scores: Mapping[str, Any]) -> str:
+        """A sentence for readers of the scores of a model that does not surpass the yardstick; empty for any other, and
+        where that is not known.
+        """
+        said, across = self.against_yardstick(scores), self.across
+        value = scores.get(across.name) if across else None
+        if not said or across is None or self.yardstick is None or value is None:
+            return ""
+        if across.cost(value) < across.cost(scores[self.yardstick.name]):
+            return ""
+        return f"{said}, and knows no language: a model of {across.say(value)} writes little sense. {_BETTER_START}"
 
     def before(self, result: Mapping[str, Any]) -> str:
         """The scores before training, in a sentence that names the metric; empty if they are not known."""
@@ -150,10 +196,14 @@ class Metric(Score):
         compare = f"compare models by {self.across.title}; " if self.across else ""
         return f"{unknown:.0%} of the words of {text} are <unk>, which is easy to predict: {compare}{_FEWER_UNKNOWN}"
 
+    def cautions(self, scores: Mapping[str, Any]) -> list[str]:
+        """What readers of a model's scores must know: ``caution``, ``worthless``."""
+        return [*filter(None, (self.caution(scores), self.worthless(scores)))]
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Its columns in a table of trials, in order."""
-        return (self.name, self.spread, *(score.name for score in self.beside), *self.initials)
+        return (self.name, self.spread, *(score.name for score in self.beside), *self.references)
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -208,6 +258,14 @@ PERPLEXITY = Metric(
             ratio=True,
         ),
         UNKNOWN,
+    ),
+    yardstick=Yardstick(
+        name="bzip2_bits_per_byte",
+        title="bzip2",
+        explained="bits that bzip2 takes for a byte of the same text",
+        phrase="bzip2 takes {} bits/byte",
+        format=".3f",
+        of=lambda size: size.bzip2_bits_per_byte,
     ),
     purpose="predicts the next word",
     continues_text=True,

@@ -66,7 +66,7 @@ def card(
       vocabulary: the model's. ``longest``: the most tokens that the model reads; None without a limit.
     """
     privacy, training, metric = config.privacy, config.training, metric_of(config)
-    unknown = metric.caution(result)
+    scale = metric.against_yardstick(result)
     rows = [
         (
             "**ε, total**",
@@ -76,7 +76,8 @@ def card(
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         (f"Held-out {metric.title}", _scored(metric, result)),
         *_before(metric, result),
-        *([("Caution", _MARKUP.sub(r"\\\g<0>", unknown))] if unknown else []),
+        *([("For scale", scale)] if scale else []),
+        *(("Caution", _MARKUP.sub(r"\\\g<0>", caution)) for caution in metric.cautions(result)),
         ("Rounds", f"{result['rounds']} of {training.num_rounds} planned"),
         *(
             [("Base model", _base_model(config) or "not published")]

@@ -31,6 +31,7 @@ from uedp_ray.config import (
 )
 from uedp_ray.config.io import of_file
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import list_of, string
 from uedp_ray.reporting import SILENT, Reporter
@@ -155,7 +156,8 @@ def _compare(
         check_unseen(evaluation, source, start)
         if private is not None:
             check_warm_start(private, start)
-        rows = [public_row("untrained", untrained, start), public_row("public-only", config, start)]
+        words = Vocabulary.load(start)
+        rows = [public_row("untrained", untrained, words), public_row("public-only", config, words)]
         with ray_session(num_workers) if num_workers else nullcontext():
             rows += [
                 _train_variant(comparison, name, config, out, num_workers, resume, reporter)
@@ -219,7 +221,9 @@ def _train_variant(
         part_of="comparison",
         reporter=reporter,
     )
-    return {"name": name, **{key: result[key] for key in (*metric_of(config).names, *_STATED)}}
+    metric = metric_of(config)
+    known = {key: result[key] for key in (*metric.names, *_STATED)}
+    return {"name": name, **known, **{key: result.get(key) for key in metric.yardstick_of(None)}}
 
 
 _STATED = ("epsilon", "delta", "unit", "noise_multiplier", "rounds", "planned_rounds", "private", "run_dir")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import deferred
 from uedp_ray.plan import Plan, Weights, epsilons
@@ -258,10 +259,13 @@ class RunDriver:
         elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
         spent, config, metric = self.spent(), self.plan.config, self._metric
+        setup = self.run.load_setup()
+        size = setup["evaluation_size"]
         result = {
             metric.name: self.rows[-1][metric.name],
             **{each.initial: self.rows[0][each.name] for each in metric.metrics},
             **{score.name: self.rows[-1][score.name] for score in metric.beside},
+            **metric.yardstick_of(None if size is None else TextSize(**size)),
             "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.unit,
@@ -271,7 +275,6 @@ class RunDriver:
             "private": self.plan.private,
             "covers": covers(self._ledger.header),
         }
-        setup = self.run.load_setup()
         write_statement(
             self.run.statement,
             self.plan,

@@ -32,6 +32,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.tasks.base import Task, task_of
+from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -79,13 +80,13 @@ def score(
     return task.value(total, count)
 
 
-def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str, Any]:
+def public_row(name: str, config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """The scores of a model that never saw the private corpus: its epsilon is 0 for every unit.
 
     ``config`` has prepared corpora; without ``model.warm_start`` the model is the untrained one.
     """
     config = for_use(config)
-    vocabulary, device = Vocabulary.load(vocabulary_folder), pick_device(config)
+    device = pick_device(config)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
@@ -97,6 +98,7 @@ def public_row(name: str, config: RunConfig, vocabulary_folder: str) -> dict[str
     return {
         "name": name,
         **task.scores(found, size),
+        **metric_of(config).yardstick_of(size),
         "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.unit,

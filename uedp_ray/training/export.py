@@ -145,7 +145,7 @@ def export_run(
     Raises: InputError where ``out`` holds something.
     """
     assert total.epsilon >= found.epsilon
-    config, privacy = published(found.config), found.config.privacy
+    config, privacy, metric = published(found.config), found.config.privacy, metric_of(found.config)
     if name is not None:
         config = replace(config, name=name)
     out = out.resolve()
@@ -163,7 +163,7 @@ def export_run(
         "delta": privacy.delta,
         "unit": total.unit,
         "settled_by_results": total.settled_by_results,
-        "cautions": cautions_of(config, total.epsilon),
+        "cautions": cautions_of(config, total.epsilon) + metric.cautions(found.result),
     }
 
 

@@ -126,8 +126,8 @@ def train(
         with suppress(InputError):  # of this machine only; nothing depends on it
             speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
         result = run.load_result(metric)
-        if unknown := metric.caution(result):
-            reporter.say(f"caution: {unknown}")
+        for caution in metric.cautions(result):
+            reporter.say(f"caution: {caution}")
         if change := metric.harmed(result):
             reporter.say(
                 f"caution: the model predicts worse than it did before training ({change}): try a lower "

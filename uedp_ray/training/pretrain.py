@@ -121,6 +121,7 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
         **task.scores(after, size),
         **unread,
         **{metric.initial: start[metric.name] for metric in PERPLEXITY.metrics},
+        **PERPLEXITY.yardstick_of(size),
         "checkpoint": str((out / "model").resolve()),
     }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.store import of_earlier_version
-from uedp_ray.corpus.textsize import TextSize
+from uedp_ray.corpus.textsize import SIZE
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.ledger import Ledger, check_uncut, read_ledger
@@ -49,9 +49,7 @@ OF_WORKERS = r"(?:error|diagnostics)-.*\.json"
 _SETUP: dict[str, Check] = {
     **dict.fromkeys(("corpus", "corpus_digest", "tokens"), string()),
     **dict.fromkeys(("evaluation", "evaluation_digest"), string(nothing=True)),
-    "evaluation_size": record(
-        {field.name: number(0, whole=True) for field in dataclasses.fields(TextSize)}, nothing=True
-    ),
+    "evaluation_size": record(SIZE, nothing=True),
     "sentence_weight": string(),
     "compared": record({field.name: flag for field in dataclasses.fields(Compared)}, nothing=True),
     "mechanism": record({field.name: anything for field in dataclasses.fields(RoundMechanism)}, nothing=True),
