@@ -12,6 +12,7 @@ from tests.training.runs import TEST_NOISE, TREE, run_config
 from tests.updates.tiny import tiny_config
 from uedp_ray.answers import ledger_epsilon
 from uedp_ray.config import load_config
+from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
@@ -181,6 +182,17 @@ def test_no_bound_is_stated_that_nothing_enforces():
     assert "a sentence's gradient" in unbounded
     assert "one entity moves" not in unbounded
     assert "one entity moves" in of_rounds(tiny_config(privacy=privacy), 3)
+
+
+def test_code_of_others_is_named_as_an_assumption(monkeypatch):
+    """The page of a run with an update that somebody else wrote was that of one with ours."""
+    config = tiny_config(privacy={"test_noise_seed": None})
+    assert "Assumed" not in of_rounds(config, 3)
+    monkeypatch.setattr("uedp_ray.training.privacy_page.KEEPING_USERS_APART", frozenset({"next_word"}))
+    assert "**Assumed, not proved, of `training.local_update: gradient`: that it keeps nothing" in of_rounds(config, 3)
+    monkeypatch.setattr("uedp_ray.training.privacy_page.KEEPING_USERS_APART", frozenset())
+    assert "of `training.local_update: gradient` and `task.kind: next_word`: " in of_rounds(config, 3)
+    assert {"gradient", "local_sgd", "next_word"} == KEEPING_USERS_APART, "docs/accounting.md, Proof, 2"
 
 
 def test_sentences_without_entities_are_said_to_be_drawn_as_they_are():

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.calibration import extended_sampling_prob
+from uedp_ray.config import RunConfig
+from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
@@ -197,6 +199,7 @@ def statement(
         *([f"- {total.text}"] if total else []),
         *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
         *(_compared(privacy.unit, bounds.mode, numbered) if plan.mechanism is not None else []),
+        *(_assumed(config) if plan.mechanism is not None else []),
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
@@ -251,6 +254,18 @@ def _compared(unit: str, mode: str, numbered: str | None) -> list[str]:
         *([_NUMBERED.format(numbered)] if numbered else []),
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
         "public text.",
+    ]
+
+
+def _assumed(config: RunConfig) -> list[str]:
+    """The line that names code of which the proofs say nothing."""
+    chosen = {"training.local_update": config.training.local_update, "task.kind": config.task.kind}
+    others = [f"`{setting}: {name}`" for setting, name in chosen.items() if name not in KEEPING_USERS_APART]
+    if not others:
+        return []
+    return [
+        f"- **Assumed, not proved, of {' and '.join(others)}: that it keeps nothing of one user, in a class or a module, "
+        "that reaches another's update.** What it keeps elsewhere is undone, and two made-up users were tried in turn."
     ]
 
 
