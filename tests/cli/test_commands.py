@@ -59,6 +59,13 @@ def test_that_nobody_looked_for_names_is_said(command, run_file, tmp_path):
     assert caution in command("train", run_file, change, "--out", tmp_path / "run", "--workers", 0)[2]
 
 
+def test_that_a_user_has_two_spellings_is_said(command, tmp_path):
+    rows = [{"user": name, "text": "the nurse left the park"} for name in ("Ann", "ann ")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prepare = ("prepare", tmp_path / "rows.jsonl", "--format=jsonl", "--out", tmp_path / "corpus")
+    assert "caution: 1 user id differs from another only in case or white space" in command(*prepare)[2]
+
+
 def test_train_resume_and_predict(answer, command, run_file, tmp_path):
     out = tmp_path / "out"
     found = answer("train", run_file, "--workers", 0, "--out", out, "--set", "training.num_rounds=3")

@@ -22,7 +22,7 @@ from uedp_ray.corpus.readers.base import of_files
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start
+from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start, owner_cautions
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.setup import prepare_run
@@ -85,6 +85,18 @@ EVALUATIONS = {
     "plain text": (lambda source, to: write(to / "e.txt", rows()), TEXT),
     "a part": (lambda source, to: write(to / "e.parquet", [*rows("held_out", 20), *renamed()[:130]]), TEXT),
 }
+
+
+@pytest.mark.parametrize(("ids", "told"), [(["Ann", "ann ", "Bo"], "1 user id differs"), (["Ann", "Bo"], "")])
+def test_a_user_that_is_spelled_in_two_ways_is_told(ids, told, tmp_path):
+    """Each spelling was a user of its own, whose part of the person's text is protected; nothing said so."""
+    lines = [{"user": name, "text": "the nurse left the park"} for name in ids]
+    corpus = open_corpus(prepared(write(tmp_path / "notes.jsonl", lines), tmp_path / "out")["path"])
+    assert corpus.num_users == len(ids)
+    cautions = owner_cautions(corpus, "user", [])
+    assert len(cautions) == bool(told)
+    assert not told or cautions[0].startswith(told)
+    assert len(owner_cautions(corpus, "entity", [])) == 1, "that it has no entities"
 
 
 @pytest.mark.parametrize("basis", ["held_out_users", "public"])

@@ -46,7 +46,9 @@ def prepare(
     """Convert text to a user corpus on disk, with its statistics (which are private)."""
     from uedp_ray.corpus.detectors.regex import nameless
     from uedp_ray.corpus.prepare import prepare as run
+    from uedp_ray.corpus.store import open_corpus
     from uedp_ray.training.checks import check_source, check_workers
+    from uedp_ray.training.guard import respelled
 
     tree = {
         "path": source,
@@ -65,13 +67,9 @@ def prepare(
         settings = from_dict(SourceConfig, tree)
         check_source("", settings)
         check_workers("workers", workers, here=True)
-        statistics = run(
-            settings,
-            _folder(out),
-            workers=workers,
-            reporter=reporter,
-        )
-        if not settings.categories and (caution := nameless(statistics["mentions"])):
+        statistics = run(settings, _folder(out), workers=workers, reporter=reporter)
+        named = "" if settings.categories else nameless(statistics["mentions"])
+        for caution in filter(None, (named, respelled(open_corpus(out)))):
             reporter.say(f"caution: {caution}")
         if settings.format == "text":
             remedy = "enough for public and evaluation text; private text names its users (docs/your-own-text.md)"

@@ -29,8 +29,8 @@ from uedp_ray.training.guard import (
     check_public_text,
     check_unseen,
     check_warm_start,
+    owner_cautions,
     public_sketch,
-    unfound,
 )
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import make_vocabulary
@@ -61,7 +61,7 @@ def prepare_shared(
         bases = {proxy: _prepared(config, proxy, base, folder, reporter) for proxy, base in bases.items()}
         texts = _own_texts(config, bases, written, folder, reporter)
         check_owners(texts.private)
-        if caution := unfound(texts.private, config.budget.unit, config.base.corpus.categories):
+        for caution in owner_cautions(texts.private, config.budget.unit, config.base.corpus.categories):
             reporter.say(f"caution: {caution}")
         for proxy, base in bases.items():
             with replacing(folder.trial_base(proxy), private=True) as new:

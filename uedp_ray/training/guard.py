@@ -50,6 +50,8 @@ TEXT_SKETCH = "text_sketch.npy"
 TRAINED_HERE = "trained_on_private_text"
 """The mark beside a model that a run trained, and beside words taken from private text, wherever they are copied."""
 
+_ALIKE = "ids that differ only in case or white space are one user's"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -102,7 +104,7 @@ def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig
         raise TextError(field, named, f"it is the text of corpus.source: {remedy}")
     users = shared_users(private.user_names, other.user_names)
     if users:
-        raise TextError(field, named, f"some of its users are in corpus.source: {remedy}")
+        raise TextError(field, named, f"some of its users are in corpus.source ({_ALIKE}): {remedy}")
     _refuse_shared_text(private.text_sketch, other.text_sketch, field, named, remedy)
     return Compared(users is not None)
 
@@ -203,16 +205,31 @@ def public_sketch(model: str) -> Hashes | None:
     return sketch
 
 
+def owner_cautions(corpus: Corpus, unit: str, chosen: Sequence[str]) -> list[str]:
+    """What to tell the owner of a private text about it: ``unfound``, ``respelled``. Private: computed from the text."""
+    found = unfound(corpus, unit, chosen), "" if unit == "entity" else respelled(corpus)
+    return [f"{caution} (private: read off the text)" for caution in found if caution]
+
+
+def respelled(corpus: Corpus) -> str:
+    """What to tell the owner of a text with users whose ids differ only in case or white space; empty without any."""
+    more = corpus.num_users - len(corpus.user_names) if len(corpus.user_names) else 0
+    if more <= 0:
+        return ""
+    return (
+        f"{more:,} user id{'s differ' * (more > 1) or ' differs'} from another only in case or white space: if they are of "
+        "one person, epsilon is of a part of what that person wrote; write each person's id in one way"
+    )
+
+
 def unfound(corpus: Corpus, unit: str, chosen: Sequence[str]) -> str:
     """What to tell the owner of a text in which no entity, or no name, was found; empty for any other, and where entities
-    are not protected, or only ``chosen`` categories are meant to be. Private: computed from the text."""
+    are not protected, or only ``chosen`` categories are meant to be."""
     if unit == "user":
         return ""
     if not corpus.num_entities:
-        found: str | None = (
+        return (
             "no sensitive entity was found in corpus.source, so each sentence is protected by itself and no name is; check "
             "corpus.source.detector and corpus.categories"
         )
-    else:
-        found = None if chosen else nameless(corpus.statistics["mentions"])
-    return f"{found} (private: read off the text)" if found else ""
+    return "" if chosen else nameless(corpus.statistics["mentions"]) or ""

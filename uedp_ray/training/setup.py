@@ -52,7 +52,7 @@ from uedp_ray.training.guard import (
     check_start,
     check_unseen,
     check_warm_start,
-    unfound,
+    owner_cautions,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
 from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_text, unchanged
@@ -388,7 +388,7 @@ def _refuse_part(run: RunDir, part_of: str | None) -> None:
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
     """Reports how much of the text is protected as intended, and used; private, since computed from the text."""
-    if caution := unfound(corpus, config.privacy.unit, config.corpus.categories):
+    for caution in owner_cautions(corpus, config.privacy.unit, config.corpus.categories):
         reporter.say(f"caution: {caution}")
     if lost := bounded.told(config.bounds):
         reporter.say(lost)
