@@ -38,6 +38,8 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     before = said[: next(place for place, line in enumerate(said) if line.startswith("searching: "))]
     of = " of the proxy" if rule == "public" else ""
     assert [line for line in before if f"of the words of the evaluation text{of} are <unk>" in line]
+    cut = "of the tokens are beyond model.max_length = 12 and not used (private: read off the text)"
+    assert len([line for line in before if line.endswith(cut)]) == 1, "train said so, and a search did not"
     lost = [line for line in before if "dropped by bounds: " in line]
     assert len(lost) == (2 if rule == "public" else 1)
     for line in lost:

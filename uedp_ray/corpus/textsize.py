@@ -24,7 +24,7 @@ _MUCH = 0.1
 """The share of a text that is cut off above which a warning says so."""
 _BATCH = 4096
 _SAMPLE = 10_000
-"""Sentences that are looked at for unknown words."""
+"""Sentences that shares are taken from."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,17 @@ class TextSize:
         """What bzip2, which knows no language, takes for a byte of what is predicted."""
         return None if self.bzip2_bytes is None else 8 * self.bzip2_bytes / max(self.num_bytes, 1)
 
+    @property
+    def cut_share(self) -> float:
+        """What is cut off as a share of all tokens, sentence ends aside."""
+        return self.cut / max(self.cut + self.tokens, 1)
+
     def warn(self, reporter: Reporter) -> None:
         """Warns if a score covers less than it seems to."""
-        share = self.cut / max(self.cut + self.tokens, 1)
-        if share > _MUCH:
+        if self.cut_share > _MUCH:
             reporter.say(
-                f"warning: {share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise it, or "
-                "cut the text into shorter sentences"
+                f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise "
+                "it, or cut the text into shorter sentences"
             )
 
 
@@ -74,9 +78,9 @@ SIZE: dict[str, Check] = {
 """The check of each field of a ``TextSize`` in a file."""
 
 
-def unk_share(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> float:
-    """``TextSize.unk_share`` of the first sentences of a text."""
-    return text_size(itertools.islice(texts, _SAMPLE), vocabulary, max_length).unk_share
+def sampled_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
+    """The size of the first sentences of a text: enough for its shares."""
+    return text_size(itertools.islice(texts, _SAMPLE), vocabulary, max_length)
 
 
 def tell_cut(share: float, max_length: int, reporter: Reporter, whose: str) -> None:

@@ -21,7 +21,7 @@ from scipy import stats
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, shared_text
 from uedp_ray.corpus.store import Corpus
-from uedp_ray.corpus.textsize import unk_share
+from uedp_ray.corpus.textsize import sampled_size
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.search.sweep_config import SweepConfig
@@ -165,5 +165,5 @@ def unread(sweep: SweepConfig, proxy: str, evaluation: Corpus, words: Vocabulary
     text."""
     texts = itertools.chain.from_iterable(said for _, said in evaluation.texts())
     of_proxy = f" of {named(proxy)}" if sweep.search.proxies else ""
-    share = unk_share(texts, words, sweep.base.model.max_length)
+    share = sampled_size(texts, words, sweep.base.model.max_length).unk_share
     return sweep.metric.caution({UNKNOWN.name: share}, f"the evaluation text{of_proxy}")

@@ -6,6 +6,7 @@ Which trials fail must not reveal the private text, so what could fail in one of
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.store import Corpus, open_corpus
+from uedp_ray.corpus.textsize import sampled_size, tell_cut
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.finalize import pretrained
@@ -72,6 +74,7 @@ def prepare_shared(
         key = _public_model(base, folder)
         if key not in starts:
             starts[key] = _start(config, base, folder, texts, beside, reporter)
+    words: Vocabulary | None = None
     for proxy, base in bases.items():
         text, start = for_use(base).corpus, starts[_public_model(base, folder)]
         found: list[str] = []
@@ -82,6 +85,10 @@ def prepare_shared(
             found.append(unread(config, proxy, open_corpus(text.evaluation.path), words))
         for caution in filter(None, found):
             reporter.say(f"caution: {caution}")
+    if words is not None and texts is not None:
+        said = itertools.chain.from_iterable(each for _, each in texts.private.texts())
+        longest = config.base.model.max_length
+        tell_cut(sampled_size(said, words, longest).cut_share, longest, reporter, "private: read off the text")
 
 
 def _words(base: RunConfig, start: str) -> Vocabulary | None:

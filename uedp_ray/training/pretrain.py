@@ -21,7 +21,7 @@ from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
 from uedp_ray.corpus.overlap import Hashes, Sketch
 from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.textsize import tell_cut, text_size, unk_share
+from uedp_ray.corpus.textsize import sampled_size, tell_cut, text_size
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -135,7 +135,7 @@ def _unread(config: RunConfig, vocabulary: Vocabulary, reporter: Reporter) -> di
         return {}
     try:
         texts = (sentence.text for sentence in readers.read(source))
-        found = {UNKNOWN.name: unk_share(texts, vocabulary, config.model.max_length)}
+        found = {UNKNOWN.name: sampled_size(texts, vocabulary, config.model.max_length).unk_share}
     except (InputError, OSError):
         return {}
     if caution := metric_of(config).caution(found, "corpus.evaluation"):
