@@ -65,8 +65,8 @@ class TextSize:
         """Warns if a score covers less than it seems to."""
         if self.cut_share > _MUCH:
             reporter.say(
-                f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not scored: raise "
-                "it, or cut the text into shorter sentences"
+                f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not scored: "
+                "raise it, or cut the text into shorter sentences"
             )
 
 
