@@ -180,6 +180,7 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     code, out, _ = command("plan", file, "--trials", 2)
     assert (code, out.count("(this file)")) == (0, 1)
     assert "composition" in out
+    assert "Expected time: give --tokens-per-second, which train prints at its end" in out
     code, out, _ = command("plan", file, "--trials", 800)
     pilots = next(line for line in out.splitlines() if line.startswith("pilots"))
     assert code == 0

@@ -8,6 +8,7 @@ import re
 import pytest
 from scipy import optimize, stats
 
+from tests.search.sweeps import sweep_config
 from uedp_ray import methods
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
@@ -46,6 +47,23 @@ def planned():
 def no_rules(monkeypatch):
     """The price of the choice by every rule takes most of a plan's time, and the test does not look at it."""
     monkeypatch.setattr("uedp_ray.search.planner._rules", lambda asked: [])
+
+
+@pytest.mark.usefixtures("no_rules")
+@pytest.mark.parametrize(("rule", "runs"), [("composition", 2 * 3), ("public", 2 * 3 + 1)])
+def test_the_time_of_a_whole_search_is_expected(corpora, tmp_path, rule, runs):
+    """Of one run it was, with a speed; nobody multiplied it."""
+    search = {"trials": 3, "seeds_per_trial": 2, "selection": rule}
+    if rule == "public":
+        text = {"format": "synthetic", "num_users": 30, "part": "public"}
+        search["public"] = {"corpus.source": text, "corpus.evaluation": text | {"seed": 3}}
+    sweep = sweep_config(corpora, tmp_path, search=search, budget={"covers": "answer"})
+    speed = 50.0
+    found = plan(sweep, tokens_per_second=speed)
+    run = sweep.base
+    one = run.privacy.user_sampling_prob * run.training.num_rounds * run.corpus.declared_num_tokens / speed
+    assert (found["runs"], found["expected_seconds"]) == (runs, pytest.approx(runs * one))
+    assert plan(sweep)["expected_seconds"] is None
 
 
 def test_the_runs_that_a_rule_leaves_keep_the_budget_and_use_nearly_all_of_it(planned):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,10 +240,22 @@ def _print(answer: dict[str, Any]) -> None:
     console.print(_mechanisms(answer, "How the text may be drawn, at the whole budget"))
     for line in (*_bounding(answer), *(f"Caution: {caution}." for caution in answer["warnings"])):
         typer.echo(line)
+    typer.echo(_time(answer))
     if "written" in answer:
         choice = answer["choice"]
         draws = f"user_sampling_prob {choice['user_sampling_prob']:g}, {choice['rounds']} rounds"
         typer.echo(f"Written, as chosen (*: {draws}), without comments: {answer['written']}")
+
+
+def _time(answer: dict[str, Any]) -> str:
+    if answer["expected_seconds"] is None:
+        return (
+            "Expected time: give --tokens-per-second, which train prints at its end (of a few rounds, say: --set "
+            "training.num_rounds=5), and corpus.declared_num_tokens."
+        )
+    runs = answer["runs"]
+    one_by_one = f", {runs} runs one after another" if runs > 1 else ""
+    return f"Expected time: {timedelta(seconds=round(answer['expected_seconds']))}{one_by_one}."
 
 
 _OWN = " (this file)"

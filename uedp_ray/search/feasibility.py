@@ -20,7 +20,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import cautions_of
-from uedp_ray.privacy.selection import PILOTS
+from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.space import Point, settings_of
@@ -157,6 +157,11 @@ def rate_by_pilots(sweep: SweepConfig) -> list[str]:
         f"pilots at epsilon = {sweep.pilot_epsilon:g} choose a learning rate for more noise than the run after them has, "
         f"where a larger one is often better: raise search.pilot_epsilon, or leave {rate} out of the space"
     ]
+
+
+def runs_of(sweep: SweepConfig, trials: int) -> int:
+    """Runs that so many trials train in all, the winner's among them."""
+    return trials * len(sweep.suffixes) + (sweep.search.rule in TRAINS_ANEW)
 
 
 def budget_cautions(sweep: SweepConfig) -> list[str]:

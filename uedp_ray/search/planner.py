@@ -30,7 +30,7 @@ from uedp_ray.privacy.selection import PROFILES, epsilon_of_choosing
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.allowance import charging, filter_for, largest
-from uedp_ray.search.feasibility import rate_by_pilots
+from uedp_ray.search.feasibility import rate_by_pilots, runs_of
 from uedp_ray.search.pilots import likely_rest
 from uedp_ray.search.pool import parts_of, whole_run
 from uedp_ray.search.space import MAX_POINTS
@@ -116,7 +116,8 @@ def plan(
     tokens_per_second: float | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Returns ``rules``, ``mechanisms``, ``choice``, ``binds``, ``bounds`` and ``warnings``; all of the file's base.
+    """Returns ``rules``, ``mechanisms``, ``choice``, ``binds``, ``bounds``, ``warnings``, all of the file's base, and the
+    ``expected_seconds`` of its ``runs`` one after another.
 
     Args:
       trials: how many a search trains; by default the sweep's number, 32 for a run.
@@ -134,7 +135,8 @@ def plan(
     reporter.say("solving the noise of ways to draw")
     mechanisms = list(_mechanisms(asked.run, tokens_per_second))
     own = [row for row in mechanisms if row["times"] == 1]
-    choice = _choice(own)
+    choice, (drawn,) = _choice(own), [row for row in own if row["asked"]]
+    runs = runs_of(file, asked.trials) if isinstance(file, SweepConfig) else 1
     return {
         "target_epsilon": asked.target,
         "delta": asked.privacy.delta,
@@ -145,10 +147,12 @@ def plan(
         "choice": choice,
         "binds": _binds(asked.run),
         "bounds": _bounds(asked.run),
+        "runs": runs,
+        "expected_seconds": drawn["expected_seconds"] and drawn["expected_seconds"] * runs,
         "warnings": [
             *_beyond(file, asked),
             *(rate_by_pilots(file) if isinstance(file, SweepConfig) else []),
-            *_warnings(asked, rules, next(row for row in own if row["asked"]), choice),
+            *_warnings(asked, rules, drawn, choice),
         ],
     }
 
