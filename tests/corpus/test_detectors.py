@@ -58,6 +58,10 @@ def test_table_one_is_known_and_pii_is_a_group() -> None:
 def test_unknown_category_lists_the_known() -> None:
     with pytest.raises(InputError, match=r"persn.*cardinal.*work_of_art"):
         expand(["persn"])
+    with pytest.raises(InputError, match=r"'persons': did you mean person\? Else choose among "):
+        expand(["persons"])
+    with pytest.raises(InputError, match=r"'xyz': choose among "):
+        expand(["xyz"])
     assert expand(["drug"], also_known=["drug"]) == {"drug"}
 
 

@@ -13,6 +13,7 @@ Source: Table I of Lai et al. 2022 (CoNLL-2003's four, OntoNotes' eighteen, PII)
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from uedp_ray.errors import InputError
@@ -88,7 +89,12 @@ def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozens
     for name in categories:
         category = canonical(name)
         if category not in known:
-            remedy = f"choose among {', '.join(sorted(KNOWN - {LISTED}))}, or those that the source or a detector marks"
+            listed = sorted(KNOWN - {LISTED})
+            meant = " or ".join(
+                dict.fromkeys(map(canonical, difflib.get_close_matches(category, [*listed, *_ALIASES])))
+            )
+            guess = f"did you mean {meant}? Else " if meant else ""
+            remedy = f"{guess}choose among {', '.join(listed)}, or those that the source or a detector marks"
             raise InputError("categories", name, remedy)  # the source's own are private
         covered |= _GROUPS.get(category, {category})
     return frozenset(covered)

@@ -157,7 +157,11 @@ def _refuse_shared_text(
     share = shared_text(one, other)
     if share is not None and share >= MOST_SHARED:
         found = f"shares {share:.0%} of its running text with {whose}, where less than {MOST_SHARED:.0%} may match"
-        raise TextError(field, named, f"{found}: {remedy}, and remove what a template wrote in both")
+        raise TextError(
+            field,
+            named,
+            f"{found}: {remedy}, and remove what a template wrote in both (docs/pitfalls.md shows how to find it)",
+        )
 
 
 def check_start(config: RunConfig) -> None:
