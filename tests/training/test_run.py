@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.noise import GaussianNoise
-from uedp_ray.training import run_vocabulary
+from uedp_ray.training import run_vocabulary, worker
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir, sampling_key
 
@@ -125,6 +127,26 @@ def test_rounds_hold_public_quantities_only(private_run):
     for unit, epsilon in private_run.result["epsilon"].items():
         assert {row[f"epsilon_{unit}"] for row in rows} == {epsilon}, "every row is of the planned end"
     assert len({row["noise_std"] for row in rows}) == 1
+
+
+def test_the_speed_is_that_of_training(corpora, tmp_path, monkeypatch):
+    """A plan took the time of two evaluations for that of three rounds, and told of days. By a clock of the test's own."""
+    now = [0.0]
+    admit, score = RunDriver.admit, worker.score
+
+    def after(seconds, call):
+        def later(*args, **kwargs):
+            now[0] += seconds
+            return call(*args, **kwargs)
+
+        return later
+
+    monkeypatch.setattr("uedp_ray.training.driver.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(RunDriver, "admit", after(2.0, admit))
+    monkeypatch.setattr(worker, "score", after(100.0, score))
+    config = run_config(corpora)
+    found = train(config, tmp_path / "run", workers=0)["tokens_per_second"]
+    assert found == pytest.approx(config.corpus.declared_num_tokens * config.share_of_users / 2.0)
 
 
 def test_the_result_agrees_with_ledger_and_rounds(private_run):

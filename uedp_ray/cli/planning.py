@@ -251,7 +251,7 @@ def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
         return (
             "Expected time: give --tokens-per-second, which train prints at its end (of a few rounds, say: --set "
-            "training.num_rounds=5), and corpus.declared_num_tokens."
+            "training.passes=null --set training.num_rounds=5), and corpus.declared_num_tokens."
         )
     runs = answer["runs"]
     one_by_one = f", {runs} runs one after another" if runs > 1 else ""

@@ -340,13 +340,14 @@ def _bounds(run: RunConfig) -> list[dict[str, Any]]:
         )
     if run.bounds.mode == "none" or run.privacy.unit == "user":
         return found
-    holders = run.bounds.max_holders
-    for bound in sorted({1, 2, 5, holders}):
+    holders, of_user = run.bounds.max_holders, run.bounds.max_sentences_per_entity
+    others = [("max_holders", bound) for bound in sorted({1, 2, 5, holders, 2 * holders})]
+    for name, bound in [*others, ("max_sentences_per_entity", 2 * of_user)]:
         try:
-            noise = _noise(methods.overlay(run, {"bounds.max_holders": bound}))
+            noise = _noise(methods.overlay(run, {f"bounds.{name}": bound}))
         except InputError:  # more than the declared users
             continue
-        found.append({"protects": f"{run.privacy.unit}, max_holders {bound}", "noise_multiplier": noise})
+        found.append({"protects": f"{run.privacy.unit}, {name} {bound}", "noise_multiplier": noise})
     return found
 
 

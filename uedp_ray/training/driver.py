@@ -57,7 +57,7 @@ class RunDriver:
         self.plan.check_header(self._ledger.header, self.run.setup)
         self._charged = charges(self._ledger.events)
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
-        self._started, self._first = time.monotonic(), 0
+        self._started, self._first, self._evaluating = time.monotonic(), 0, 0.0
         self._left = 0
         self._unsaved = 0
         """Rounds since the last checkpoint, or since this start."""
@@ -197,10 +197,13 @@ class RunDriver:
         raise InputError("training.server_learning_rate", self._training.server_learning_rate, remedy)
 
     def _record(self) -> None:
+        began = time.monotonic()
+        scores = self.evaluate()
+        self._evaluating += time.monotonic() - began
         self.rows.append(
             {
                 "round": self.state.next_round,
-                **self.evaluate(),
+                **scores,
                 "noise_std": self.plan.noise_std,
                 **{f"epsilon_{name}": value for name, value in self.spent().items()},
             }
@@ -227,11 +230,12 @@ class RunDriver:
         return (time.monotonic() - self._started) / max(1, self.state.next_round - self._first)
 
     def _tokens_per_second(self) -> float | None:
-        """Speed, private since rounds take longer the more was drawn. None if this start trained nothing."""
-        tokens = self.plan.config.corpus.declared_num_tokens
-        if tokens is None or self.state.next_round == self._first:
+        """Speed of training, private since rounds take longer the more was drawn. None if this start trained nothing."""
+        tokens, rounds = self.plan.config.corpus.declared_num_tokens, self.state.next_round - self._first
+        if tokens is None or not rounds:
             return None
-        return tokens * self.plan.config.share_of_users / self._seconds_a_round()
+        seconds = time.monotonic() - self._started - self._evaluating
+        return rounds * tokens * self.plan.config.share_of_users / max(seconds, 1e-9)
 
     def _tell(self) -> None:
         """Writes what the live line shows; nothing in it but the time taken depends on who was drawn.
