@@ -255,7 +255,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         before = metric.before(best) if anew else ""
         from_there = f" (from {before}, before that training)" if before else ""
         lines.append(f"Best: {trained}, {measured(best)}{from_there}, in {best['run_dir']}")
-        if scale := metric.against_yardstick(best):
+        if (scale := metric.against_yardstick(best)) and not metric.worthless(best):  # which says it, too
             lines.append(f"For scale: {scale}.")
         if on_public and (unlike := unlike_gain(metric, _row_of(answer, best["trial"]), best)):
             lines.append(unlike)

@@ -94,7 +94,7 @@ def warnings(sweep: Sweep) -> list[str]:
     if caution := sweep.metric.caution(sweep.best or {}):
         found.append(f"{_sentence(sweep.metric.title)[:-1]} flatters the model: {caution}.")
     if caution := sweep.metric.worthless(sweep.best or {}):
-        found.append(_sentence(caution))
+        found.append(f"For scale: {caution}.")
     return found
 
 
