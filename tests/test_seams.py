@@ -384,7 +384,7 @@ def test_a_local_update_of_another_type_or_shape_is_refused(file, dtype, shape):
                 parameters.shape if shape is None else shape, dtype=torch.float64 if shape is not None else dtype
             )
 
-    with pytest.raises(TypeError, match="float64, not"):
+    with pytest.raises(TypeError, match="float64 Tensor, not"):
         summed(file, Odd)
 
 
@@ -429,7 +429,8 @@ def test_a_user_that_is_given_another_weight_is_none_that_was_drawn(file):
 
 KEPT_IN = [
     *("an attribute", "a tensor", "a dictionary", "an array", "an optimizer", "the round's parameters"),
-    *("the parameters' object", "the task", "a list in the task", "the network", "the plan"),
+    *("the parameters' object", "the task", "a list in the task", "the network", "the plan", "the plan's config"),
+    *("the network, as it is made", "the network, as it goes"),
 ]
 
 
@@ -440,6 +441,10 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
             super().__post_init__()
             self.last, self.tensor, self.counts, self.array = 0.0, torch.zeros(1), {}, np.zeros(1)
             self.optimizer = torch.optim.SGD(self.params.tensors, lr=1.0, momentum=0.9)
+            self.model.made = getattr(self.model, "made", 0.0) + 1
+
+        def __del__(self):
+            self.model.gone = getattr(self.model, "gone", 0.0) + 1
 
         def update_of(self, parameters, selection, round_index):
             size = float(len(selection.sentences))
@@ -460,10 +465,19 @@ def test_what_a_local_update_keeps_of_a_user_reaches_no_other(file, kept_in):
             kept = {"an attribute": self.last, "a tensor": float(self.tensor), "an array": float(self.array[0])}
             kept |= {"the parameters' object": self.params.last, "the task": self.task.last}
             kept |= {"a list in the task": sum(self.task.lengths), "the network": self.model.last}
-            kept |= {"the plan": vars(self.plan)["last"]}
+            kept |= {"the plan": vars(self.plan)["last"], "the plan's config": config_of(self.plan, size)}
+            kept |= {"the network, as it is made": self.model.made}
+            kept |= {"the network, as it goes": 1 + getattr(self.model, "gone", 0.0)}
             return torch.full_like(parameters, 1e-3 * kept.get(kept_in, self.counts["last"]), dtype=torch.float64)
 
     shows_no_other_user(file, Keeps)
+
+
+def config_of(plan, size):
+    """What is kept in a configuration, which is not to be changed, and is shared."""
+    kept = vars(plan.config.training)
+    kept["last"] = kept.get("last", 0.0) + size
+    return kept["last"]
 
 
 def shows_no_other_user(file, update_class):
@@ -542,6 +556,63 @@ def test_a_local_update_gets_no_text_of_others(file):
 
     with pytest.raises(KeyError):
         summed(file, Reads)
+
+
+def test_nor_by_what_its_users_text_is_a_view_of(file):
+    """Sentences are views of the whole corpus: ``.base`` had all 905 tokens of a store, where 12 were the user's."""
+    everything = np.arange(6)
+
+    class Reads(Ones):
+        def update_of(self, parameters, selection, round_index):
+            texts = [self.sentence(int(number)) for number in selection.sentences]
+            assert all(text.base is None for text in texts)
+            return torch.full_like(parameters, float(len(texts)), dtype=torch.float64)
+
+    file("uedp_ray.updates.ones", Update=Reads)
+    worker = Worker(make("gpt2"), sentences())
+    config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
+    task, plan = worker.update().task, Plan.of(config)
+    update = local_update(plan, worker.model, worker.params, task, lambda number: everything[number : number + 1], CPU)
+    assert update.sum_updates(worker.parameters, [worker.selections[0]], 0).any()
+
+
+def test_a_base_that_stands_first_hides_nothing(file):
+    class Registers:
+        def __init_subclass__(cls):
+            """Calls nobody."""
+
+    class Mixed(Registers, Ones):
+        def each_update(self, parameters, selections, round_index):
+            for selection in selections:
+                yield selection, torch.ones_like(parameters, dtype=torch.float64)
+
+    file("uedp_ray.updates.ones", Update=Mixed)
+    with pytest.raises(TypeError, match="Mixed yields updates itself, and does not state that it keeps_users_apart"):
+        update_class("ones")
+
+
+def test_an_object_cannot_replace_what_isolates_it(file):
+    class Alone(Ones):
+        def __post_init__(self):
+            super().__post_init__()
+            self.isolated = None
+
+    with pytest.raises(AttributeError):
+        summed(file, Alone)
+
+
+def test_an_update_says_nothing_of_its_own_length(file):
+    """Its ``sqrt`` answered with a small number, and the sum was moved by 37 clip norms."""
+
+    class Short(torch.Tensor):
+        pass
+
+    class Lies(Ones):
+        def update_of(self, parameters, selection, round_index):
+            return torch.ones_like(parameters, dtype=torch.float64).as_subclass(Short)
+
+    with pytest.raises(TypeError, match=r"float64 Tensor, not .* Short"):
+        summed(file, Lies)
 
 
 HEARD = []

@@ -247,11 +247,12 @@ class Plan:
         """Adds w_u times a (P,) float64 user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
 
         An update that is not finite counts as zero; returns False for it. Raises: TypeError for one of another shape, which
-        would be added many times, or of another type, which is scaled in its own, coarser arithmetic: no bound would hold.
+        would be added many times, or of another type, which is scaled in its own, coarser arithmetic, or says itself how
+        long it is.
         """
-        if update.shape != total.shape or update.dtype != torch.float64:
-            shape = tuple(update.shape)
-            raise TypeError(f"a user's update must be {tuple(total.shape)} float64, not {shape} {update.dtype}")
+        if update.shape != total.shape or update.dtype != torch.float64 or type(update) is not torch.Tensor:
+            found = f"{tuple(update.shape)} {update.dtype} {type(update).__name__}"
+            raise TypeError(f"a user's update must be a {tuple(total.shape)} float64 Tensor, not {found}")
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         factor = weight * float(clip_factors(wide_norms(update[None]), bound))
         if not factor > 0:

@@ -31,9 +31,10 @@ cannot be watched, is refused.
 
 Watched is what Python objects reachable from the network hold: attributes, containers, buffers, settings, closures, and
 what a parameter holds besides its numbers (gradient, hooks, whether it has gradients). Not watched are global variables,
-attributes of classes, the internals of objects made in C (caches of functools, streams, nodes of autograd), and writes to
-weights, or to buffers of whole numbers, that bypass torch's version counter (through ``.data``). No causal language model
-of transformers keeps text there.
+attributes of classes, the internals of objects made in C that are not refused (caches of functools, nodes of autograd),
+threads that a pass starts, and writes to weights, or to buffers of whole numbers, that bypass torch's version counter
+(through ``.data``). No causal language model of transformers keeps text there. This is a guard against oversight: Python
+cannot keep code from text that it is given if it was written to keep it.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ import operator
 import pathlib
 import random
 import re
+import sys
 import threading
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -64,7 +66,14 @@ and a sentence's dropout masks would depend on what another thread draws."""
 
 _VALUES = (
     *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, type),
-    *(types.ModuleType, types.BuiltinFunctionType, types.GenericAlias, types.UnionType, operator.itemgetter),
+    *(
+        types.ModuleType,
+        types.CodeType,
+        types.BuiltinFunctionType,
+        types.GenericAlias,
+        types.UnionType,
+        operator.itemgetter,
+    ),
     *(enum.Enum, re.Pattern, pathlib.PurePath, np.generic, np.dtype),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
@@ -92,16 +101,17 @@ class Isolation:
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._mappings: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # most of a network's, and quick to check
-        self._containers: list[tuple[list[Any] | set[Any] | deque[Any], list[Any]]] = []
+        self._containers: list[tuple[list[Any] | set[Any] | deque[Any], list[Any], list[Any]]] = []
         self._fields: list[tuple[Any, str, Any]] = []
-        self._memory: list[tuple[Tensor, Tensor]] = []
+        self._memory: list[tuple[Tensor, Tensor, tuple[Any, ...], torch.UntypedStorage, int]] = []
+        self._beyond: list[tuple[Tensor, Tensor]] = []  # the memory that a buffer is a view of, as bytes
         self._seen: dict[int, Any] = {id(tensor): tensor for tensor in self._trainable}
         of_trainable = [each for tensor in self._trainable for each in self._attached(tensor)]
         for setting, root in {"model": model, **beside}.items():
             found: list[Any] = [root, *of_trainable]
             while found:
                 each = found.pop()
-                if not isinstance(each, _VALUES) and id(each) not in self._seen:
+                if not _unchanging(each) and id(each) not in self._seen:
                     self._seen[id(each)] = each
                     found += self._watch(each, setting, type(root).__name__)
 
@@ -143,31 +153,50 @@ class Isolation:
                 else:
                     self._empty.append(each)
             case list() | set() | deque():
-                self._containers.append((each, list(each)))
                 inside = list(each)
+                if isinstance(each, set):  # so that it has the order in which it is put back
+                    _refill(each, inside)
+                self._containers.append((each, list(each), inside))
             case tuple() | frozenset():
                 inside = list(each)
             case nn.Parameter():
                 self._weights.append(each)
                 inside = self._attached(each)
-            case Tensor() if not each.is_inference():  # those count no changes
+            case Tensor() if not each.is_inference() and each.layout is torch.strided:  # others count no changes
                 self._buffers.append((each, each.detach().clone()))
                 inside = self._attached(each)
+                self._look_beyond(each)
             case np.ndarray() if each.dtype != object:
                 self._arrays.append((each, each.copy()))
+                inside = [each.base] if isinstance(each.base, np.ndarray) else []
             case partial():
                 inside = [each.func, each.args, each.keywords]
             case types.MethodType():
                 inside = [each.__self__, each.__func__]
             case types.FunctionType():
-                inside = [each.__defaults__, each.__kwdefaults__, *(each.__closure__ or ())]
+                slots = ["__defaults__", "__kwdefaults__", "__code__"]
+                inside = [each.__annotations__, *(each.__closure__ or ())]
+            case types.BuiltinMethodType():
+                inside = [each.__self__]
+            case staticmethod() | classmethod():
+                inside = [each.__func__]
+            case property():
+                inside = [each.fget, each.fset, each.fdel]
+            case slice():
+                inside = [each.start, each.stop, each.step]
             case types.CellType():
                 slots = ["cell_contents"]
-            case _ if isinstance(each, Tensor | np.ndarray | random.Random) or (not slots and attributes is None):
+            case _ if isinstance(each, _VALUES) and not isinstance(each, np.void):
+                pass  # of a subclass that has attributes
+            case _ if not _of_python(type(each)) or (not slots and attributes is None):
                 remedy = (
                     f"it holds a {type(each).__name__}, whose changes from text to text are not seen: choose another"
                 )
                 raise InputError(setting, named, remedy)
+            case _:
+                slots = [*slots, "__class__"]
+        if isinstance(each, defaultdict):
+            slots = [*slots, "default_factory"]
         self._fields += [(each, name, _field(each, name)) for name in slots]
         inside += [_field(each, name) for name in slots]
         if isinstance(attributes, dict):  # a class has a view of one
@@ -176,10 +205,18 @@ class Isolation:
 
     def _attached(self, tensor: Tensor) -> list[Any]:
         """Remembers what a tensor holds besides its numbers, and returns it."""
-        self._memory.append((tensor, tensor.data))
+        storage = tensor.untyped_storage()
+        self._memory.append((tensor, tensor.data, _layout(tensor), storage, storage.nbytes()))
         names = [*_OF_TENSORS, *(("grad", "_post_accumulate_grad_hooks") if tensor.is_leaf else ())]
         self._fields += [(tensor, name, _field(tensor, name)) for name in names]
         return [*(_field(tensor, name) for name in names), vars(tensor)]
+
+    def _look_beyond(self, buffer: Tensor) -> None:
+        """Remembers what else is in the memory that a buffer is a part of, unless weights are."""
+        storage, held = buffer.untyped_storage(), {weight.untyped_storage().data_ptr() for weight in self._trainable}
+        if storage.nbytes() > buffer.nbytes and storage.data_ptr() not in held:
+            whole = torch.empty(0, dtype=torch.uint8, device=buffer.device).set_(storage)
+            self._beyond.append((whole, whole.clone()))
 
     @torch.no_grad()
     def _put_back(self, versions: list[int]) -> None:
@@ -190,20 +227,26 @@ class Isolation:
             if not (_same(mapping, keys) and _same(mapping.values(), values)):
                 mapping.clear()
                 mapping.update(zip(keys, values, strict=True))
-        for container, items in self._containers:
-            if not _same(container, items):
-                container.clear()
-                (container.update if isinstance(container, set) else container.extend)(items)
+        for container, now, items in self._containers:
+            if not _same(container, now):
+                _refill(container, items)
         for owner, name, value in self._fields:
             if _field(owner, name) is not value:
                 delattr(owner, name) if value is _ABSENT else setattr(owner, name, value)
-        for tensor, memory in self._memory:
-            if tensor.data_ptr() != memory.data_ptr() or tensor.dtype != memory.dtype or tensor.shape != memory.shape:
+        for tensor, memory, layout, storage, size in self._memory:
+            if storage.nbytes() != size:
+                storage.resize_(size)
+            if _layout(tensor) != layout:
                 tensor.data = memory
+        for whole, content in self._beyond:
+            whole.copy_(content)
         for array, numbers in self._arrays:
+            if array.shape != numbers.shape:
+                array.resize(numbers.shape, refcheck=False)
             array[...] = numbers
         for (buffer, content), version in zip(self._buffers, versions, strict=True):
-            if buffer._version != version or buffer.is_floating_point():  # batch_norm writes to these uncounted
+            counted = not (buffer.is_floating_point() or buffer.is_complex())  # batch_norm writes to these uncounted
+            if buffer._version != version or not counted:
                 buffer.resize_(content.shape).copy_(content)
 
 
@@ -221,14 +264,37 @@ def _field(owner: Any, name: str) -> Any:
         return _ABSENT
 
 
+def _unchanging(each: Any) -> bool:
+    """Whether nothing of an object can change: no attribute, and nothing that it is bound to."""
+    if isinstance(each, types.BuiltinFunctionType):
+        return each.__self__ is None or isinstance(each.__self__, types.ModuleType | type)
+    if isinstance(each, type | types.ModuleType | enum.Enum):
+        return True
+    return isinstance(each, _VALUES) and not isinstance(each, np.void | slice) and not hasattr(each, "__dict__")
+
+
+def _of_python(kind: type) -> bool:
+    """Whether all that objects of a class hold is in attributes and slots: whether no base of it was made in C."""
+    homes = {base.__module__ for base in kind.__mro__ if base is not object}
+    files = {home: str(getattr(sys.modules.get(home), "__file__", "")) for home in homes}
+    in_python = (home == "__main__" or file.endswith(".py") for home, file in files.items())
+    return all(in_python) and not issubclass(kind, Tensor | np.ndarray | np.void | random.Random)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _refill(container: list[Any] | set[Any] | deque[Any], items: list[Any]) -> None:
+    container.clear()
+    (container.update if isinstance(container, set) else container.extend)(items)
+
+
 def _same(now: Collection[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _slots(each: Any) -> list[str]:
-    """Attributes that an object holds outside of its ``__dict__``."""
-    found: list[str] = []
-    for kind in type(each).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else slots
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
+    """Attributes that an object holds outside of its ``__dict__``, by the names that its class gives them."""
+    kinds = (vars(kind) for kind in type(each).__mro__ if "__slots__" in vars(kind))
+    return [name for kind in kinds for name, of in kind.items() if isinstance(of, types.MemberDescriptorType)]

@@ -4,7 +4,7 @@
     scores.rows["news"]["perplexity"]
 
 Whoever reads them can stop before hours of search: training under a budget adds to the public model, and seldom much.
-Nothing here reads the private text.
+No figure here depends on the private text.
 """
 
 from __future__ import annotations

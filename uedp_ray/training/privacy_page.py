@@ -264,8 +264,9 @@ def _assumed(config: RunConfig) -> list[str]:
     if not others:
         return []
     return [
-        f"- **Assumed, not proved, of {' and '.join(others)}: that it keeps nothing of one user, in a class or a module, "
-        "that reaches another's update.** What it keeps elsewhere is undone, and two made-up users were tried in turn."
+        f"- **Assumed, not proved, of {' and '.join(others)}: that it keeps nothing of one user that reaches another's "
+        "update.** What it leaves in the network and in other objects that it is given is put back after each user, and two "
+        "made-up users were tried in turn: a guard against oversight, which does not see all."
     ]
 
 

@@ -33,12 +33,11 @@ integers.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -93,29 +92,11 @@ class LocalUpdate(ABC):
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
     _probed: bool = field(default=False, init=False)
+    _isolation: Isolation | None = field(default=None, init=False, repr=False)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, LocalUpdate, "bounds_sentences", "keeps_users_apart")
-        of = {
-            name: next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
-            for name in ("sum_updates", "isolated", "probe", "each_update", "update_of")
-        }
-        own = [name for name in of if cls.__mro__[of[name]] is not LocalUpdate]
-        if "sum_updates" in own:
-            raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
-        if "isolated" in own:
-            raise TypeError(
-                f"{cls.__name__} isolates passes itself: what one leaves for the next would be its word only"
-            )
-        if "each_update" in own and of["update_of"] < of["each_update"]:  # which need not call it: gradient's does not
-            inherited = cls.__mro__[of["each_update"]].__name__
-            remedy = "write both, or inherit from LocalUpdate"
-            raise TypeError(f"{cls.__name__} has an update_of of its own, but the each_update of {inherited}: {remedy}")
-        for name, does in (("each_update", "yields updates"), ("probe", "tries itself out")):
-            if name in own and not cls.keeps_users_apart:
-                by = "itself" if not of[name] else f"by the {name} of {cls.__mro__[of[name]].__name__}"
-                raise TypeError(f"{cls.__name__} {does} {by}, and does not state that it keeps_users_apart")
+        _check_stated(cls)
 
     def __post_init__(self) -> None:
         config = self.plan.config
@@ -126,12 +107,13 @@ class LocalUpdate(ABC):
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self.model.train(self._dropout)
 
-    @functools.cached_property
+    @property
     def isolated(self) -> Isolation:
         """Passes within it leave the network, the task and the parameters' object as they found them."""
-        return Isolation(
-            self.model, self.params.tensors, {"training.local_update": self.params, "task.kind": self.task}
-        )
+        if self._isolation is None:
+            beside = {"training.local_update": self.params, "task.kind": self.task}
+            self._isolation = Isolation(self.model, self.params.tensors, beside)
+        return self._isolation
 
     def probe(self) -> None:
         """Checks on made-up tokens that what is computed for a user follows from that user alone: that updates of two users
@@ -162,10 +144,10 @@ class LocalUpdate(ABC):
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
 
-        It is called once on an object of its own, made for this user, with copies of the parameters and the plan, and the
-        sentences of ``selection`` alone: what it keeps in them, the network, the task or ``params`` reaches no other user.
-        It must keep nothing elsewhere, in a class or a module: nothing would undo that, only ``probe`` might show it, and
-        no bound would hold.
+        It is called once on an object of its own, made for this user, with copies of the parameters, the plan and the
+        sentences of ``selection`` alone: what it keeps in them, and (as far as ``models.isolation`` watches) in the
+        network, the task or ``params``, reaches no other user. It must keep nothing elsewhere, in a class or a module:
+        nothing would undo that, only ``probe`` might show it, and no bound would hold.
         """
 
     def each_update(
@@ -175,12 +157,15 @@ class LocalUpdate(ABC):
 
         An override takes over what keeps users apart, and so states ``keeps_users_apart``.
         """
+        isolated = self.isolated  # looks at the network before anybody's object can have changed it
         for selection in selections:
             self.params.set(parameters)
-            texts = {int(number): self.sentence(int(number)) for number in selection.sentences}
-            own = type(self)(copy(self.plan), self.model, self.params, self.task, texts.__getitem__, self.device)
-            with self.isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
+            texts = {int(number): np.array(self.sentence(int(number))) for number in selection.sentences}
+            with isolated(seed_of(self._training.seed, round_index, selection.user), trains=True):
+                plan = deepcopy(self.plan)
+                own = type(self)(plan, self.model, self.params, self.task, texts.__getitem__, self.device)
                 update = own.update_of(parameters.clone(), selection, round_index)
+                del own  # what that does is undone, too
             yield selection, update
         self.params.set(parameters)
 
@@ -234,6 +219,29 @@ class LocalUpdate(ABC):
         return InputError(field, value, remedy)
 
 
+def _check_stated(cls: type[LocalUpdate]) -> None:
+    """Raises: TypeError for a class that takes over what keeps users apart without saying so. What a base states of itself
+    is dropped."""
+    drop_inherited(cls, LocalUpdate, "bounds_sentences", "keeps_users_apart")
+    of = {
+        name: next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
+        for name in ("sum_updates", "isolated", "probe", "each_update", "update_of")
+    }
+    own = [name for name in of if cls.__mro__[of[name]] is not LocalUpdate]
+    if "sum_updates" in own:
+        raise TypeError(f"{cls.__name__} sums updates itself: the clip of each user would be its word only")
+    if "isolated" in own:
+        raise TypeError(f"{cls.__name__} isolates passes itself: what one leaves for the next would be its word only")
+    if "each_update" in own and of["update_of"] < of["each_update"]:  # which need not call it: gradient's does not
+        inherited = cls.__mro__[of["each_update"]].__name__
+        remedy = "write both, or inherit from LocalUpdate"
+        raise TypeError(f"{cls.__name__} has an update_of of its own, but the each_update of {inherited}: {remedy}")
+    for name, does in (("each_update", "yields updates"), ("probe", "tries itself out")):
+        if name in own and not cls.keeps_users_apart:
+            by = "itself" if not of[name] else f"by the {name} of {cls.__mro__[of[name]].__name__}"
+            raise TypeError(f"{cls.__name__} {does} {by}, and does not state that it keeps_users_apart")
+
+
 def local_update(
     plan: Plan,
     model: torch.nn.Module,
@@ -254,6 +262,7 @@ def update_class(name: str) -> type[LocalUpdate]:
     found: type[LocalUpdate] = in_module("updates", name, "Update")
     if not issubclass(found, LocalUpdate):
         raise TypeError(f"the Update of updates.{name} is no LocalUpdate: derive it from that")
+    _check_stated(found)  # a base before LocalUpdate may have kept that from being done
     return found
 
 

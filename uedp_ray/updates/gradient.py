@@ -30,13 +30,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.errors import InputError
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
@@ -187,13 +188,18 @@ class Update(LocalUpdate):
     def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
         """Yields (positions of a batch's sentences, ascending, so users in turn; the shape to fill up to)."""
         longest = self.plan.config.model.max_length
-        with self.isolated():
-            lengths = np.array([padded_length(self.task.length(self.sentence(int(x))), longest) for x in numbers])
+        alone = self.plan.config.task.kind not in KEEPING_USERS_APART  # not all at once: it takes milliseconds
+        with nullcontext() if alone else self.isolated():
+            lengths = np.array([padded_length(self._length(int(x), alone), longest) for x in numbers])
         for length in np.unique(lengths).tolist():
             positions, start = np.flatnonzero(lengths == length), 0
             for num, rows in split(len(positions), self._rows[length]):
                 yield positions[start : start + num], (rows, length)
                 start += num
+
+    def _length(self, number: int, alone: bool) -> int:
+        with self.isolated() if alone else nullcontext():
+            return self.task.length(self.sentence(number))
 
     def _pass(
         self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
