@@ -172,6 +172,7 @@ def test_nor_from_what_had_been_trained_of_a_trial_that_it_resumes(capfd, monkey
 def test_the_time_that_is_left_is_told_before_the_first_trial_ends(capfd, monkeypatch):
     states = [(0, 1, 0.0), (0, 2, 0.05), (0, 2, 0.5), (0, 2, 1.0), (1, 1, 0.75)]
     assert told_of(states, monkeypatch, capfd, wanted=4) == [
+        "trials: 1 running of 4",
         "trials: 2 running of 4; about 23 min left",
         "trials: 1 done, 1 running of 4; about 9 min left",
     ]

@@ -65,7 +65,7 @@ class SweepScreen(Screen):
 
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
-        self._live, self._ended, self._timed = live, 0, False
+        self._live, self._ended, self._timed = live, -1, False
         # How many trials had been trained when this start began, and until when: what starting takes is no measure.
         self._first: tuple[float, float] | None = None
 
@@ -79,7 +79,7 @@ class SweepScreen(Screen):
         left = _left((now - self._first[1]) / new * togo) if known else ""
         if self._live is not None:
             self._live.update(Group(_status_table(status, left), self._bar))
-        elif count != self._ended or (known and not self._timed):
+        elif status["asked"] and (count != self._ended or (known and not self._timed)):
             self._ended, self._timed = count, self._timed or known
             line = "; ".join(part for part in (_status_line(status), left) if part)
             err.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -59,6 +59,18 @@ def test_that_nobody_looked_for_names_is_said(command, run_file, tmp_path):
     assert caution in command("train", run_file, change, "--out", tmp_path / "run", "--workers", 0)[2]
 
 
+def test_what_the_usual_bounds_drop_is_said_when_a_text_is_prepared(command, tmp_path):
+    """A stranger learnt it from ``train``, hours later: all his mails began with the same name."""
+    entities = [{"text": "Ann", "category": "person"}]
+    rows = [{"user": f"u{n % 9}", "text": "Dear Ann , we left", "entities": entities} for n in range(90)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prepare = ("prepare", tmp_path / "rows.jsonl", "--format=jsonl", "--out", tmp_path / "corpus")
+    told = command(*prepare)[2]
+    assert re.search(
+        r"with the bounds that init writes, \d\d% of the words are dropped by bounds: max_sent.*private", told
+    )
+
+
 def test_that_a_user_has_two_spellings_is_said(command, tmp_path):
     rows = [{"user": name, "text": "the nurse left the park"} for name in ("Ann", "ann ")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.config import SourceConfig, choices, from_dict, load_config
+from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load_config
 from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
@@ -44,6 +44,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Convert text to a user corpus on disk, with its statistics (which are private)."""
+    from uedp_ray.corpus.bounds import apply_bounds
     from uedp_ray.corpus.detectors.regex import nameless
     from uedp_ray.corpus.prepare import prepare as run
     from uedp_ray.corpus.store import open_corpus
@@ -69,8 +70,11 @@ def prepare(
         check_workers("workers", workers, here=True)
         statistics = run(settings, _folder(out), workers=workers, reporter=reporter)
         named = "" if settings.categories else nameless(statistics["mentions"])
-        for caution in filter(None, (named, respelled(open_corpus(out)))):
+        corpus = open_corpus(out)
+        for caution in filter(None, (named, respelled(corpus))):
             reporter.say(f"caution: {caution}")
+        if corpus.names_users and (lost := apply_bounds(corpus, BoundsConfig(), None).told(BoundsConfig())):
+            reporter.say(f"with the bounds that init writes, {lost}")  # before hours of pre-training and training
         if settings.format == "text":
             remedy = "enough for public and evaluation text; private text names its users (docs/your-own-text.md)"
             reporter.say(f"the whole text is one user's: {remedy}")

@@ -342,7 +342,7 @@ def _bounds(run: RunConfig) -> list[dict[str, Any]]:
         return found
     holders, of_user = run.bounds.max_holders, run.bounds.max_sentences_per_entity
     others = [("max_holders", bound) for bound in sorted({1, 2, 5, holders, 2 * holders})]
-    for name, bound in [*others, ("max_sentences_per_entity", 2 * of_user)]:
+    for name, bound in [*others, *(("max_sentences_per_entity", times * of_user) for times in (2, 4, 8))]:
         try:
             noise = _noise(methods.overlay(run, {f"bounds.{name}": bound}))
         except InputError:  # more than the declared users
