@@ -55,7 +55,7 @@ start() {
       die "node $node did not start"
     done
   done
-  echo "$count nodes at $HEAD:$PORT; logs in $STATE; stop with: $0 stop" >&2
+  echo "$count nodes at $HEAD:$PORT; dashboard at http://$HEAD:${DASHBOARD_PORT:-8265}; logs in $STATE; stop with: $0 stop" >&2
   echo "export RAY_ADDRESS=$HEAD:$PORT RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$STATE/token"
 }
 

@@ -276,10 +276,21 @@ def print_sweep(answer: dict[str, Any]) -> None:
         lines += [f"Caution: {caution}." for caution in cautions if caution]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
-    if best is not None and math.isfinite(best["epsilon_with_choice"] or math.inf):
-        lines.append(f"What to hand on: {answer['export']}")
     lines.append(f"uedp-ray report {answer['sweep_dir']}")
+    if best is not None and math.isfinite(best["epsilon_with_choice"] or math.inf):
+        lines.append(f"What to hand on, at a total ε {show_epsilon(best['epsilon_with_choice'])}: {answer['export']}")
     typer.echo("\n".join(lines))
+
+
+def print_export(answer: dict[str, Any]) -> None:
+    alone, total = show_epsilon(answer["epsilon_of_run"]), show_epsilon(answer["epsilon"])
+    read = ", settled by results: privacy.md says how to read it" if answer["settled_by_results"] else ""
+    chosen = "" if answer["rule"] == "none" else f" and choosing (rule {answer['rule']})"
+    about = f"{answer['unit']}, δ = {show_delta(answer['delta'])}"
+    lines = [f"Caution: {caution}." for caution in answer["cautions"]]
+    if chosen:
+        lines.append(f"ε of its run alone: {alone}")
+    typer.echo("\n".join([*lines, f"total ε {total} ({about}), training{chosen}{read}: {answer['out']}"]))
 
 
 _SHOWN = 10

@@ -125,6 +125,11 @@ def test_figures_are_told_in_words_to_those_who_do_not_see_them(copies, page):
     best, worst = (pick(rows, key=lambda row: row["perplexity"]) for pick in (min, max))
     said = f"9 trials, from perplexity {best['perplexity']:.1f} (trial {best['trial']}, the best) to "
     said += f"{worst['perplexity']:.1f}"
+    figures = re.findall(r'role="figure" aria-label="([^"]*)"', (copies["small"] / "report.html").read_text())
+    assert len(figures) >= 5
+    for name in figures:
+        title, _, described = name.partition(". ")
+        assert re.search(r"\d", described), f"{title}: what it shows, for those who do not see it"
     assert f'aria-label="Perplexity of the trials. {said}' in (copies["small"] / "report.html").read_text()
 
 

@@ -7,16 +7,19 @@ import json
 import pytest
 
 from tests.training.runs import TREE, run_config
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.training.host import train
 
 pytestmark = pytest.mark.whole
 
 
-def test_export_and_the_epsilon_of_what_it_wrote(answer, refused, private_run, tmp_path):
+def test_export_and_the_epsilon_of_what_it_wrote(answer, command, refused, private_run, tmp_path):
     told = answer("export", private_run.out, "--out", tmp_path / "out")
     assert {"out", "epsilon", "epsilon_of_run", "rule"} <= told.keys()
     assert answer("epsilon", "--export", tmp_path / "out")["epsilon"] == told["epsilon"]
     refused("export", private_run.out, "--out", tmp_path / "out", parts=["--out", "is not empty"])
+    last = command("export", private_run.out, "--out", tmp_path / "again")[1].splitlines()[-1]
+    assert last == f"total ε {show_epsilon(told['epsilon'])} (user-entity, δ = 0.0001), training: {tmp_path / 'again'}"
     refused("epsilon", "--export", private_run.out, parts=["--export", f"uedp-ray export {private_run.out} --out DIR"])
     refused("epsilon", "--export", tmp_path, parts=["--export", "is not a folder that uedp-ray export wrote"])
 

@@ -77,6 +77,14 @@ def test_the_table_on_disk_is_the_answer(grid):
     assert answer["sweep_dir"] == str(out)
 
 
+def test_the_journal_says_by_itself_what_a_trial_cost_and_where_it_lies(grid):
+    out, _, answer, _ = grid
+    (told,) = [trial.user_attrs for trial in journal(out) if trial.state.name == "COMPLETE"]
+    row = answer["trials"][1]
+    assert (told["epsilon"], told["noise_multiplier"]) == pytest.approx((row["epsilon"], row["noise_multiplier"]))
+    assert told["run_dirs"] == row["run_dirs"] == ["trials/0001"]
+
+
 def test_the_price_is_that_of_all_planned_runs_failed_trials_in_full(grid):
     out, _, answer, _ = grid
     done, failed = (events(out / "trials" / name) for name in ("0001", "0003"))

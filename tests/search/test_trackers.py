@@ -46,6 +46,9 @@ def test_mlflow(corpora, tmp_path, monkeypatch):
     experiment = client.get_experiment_by_name("tiny")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["perplexity"] == pytest.approx(answer["best"]["perplexity"])
+    rounds = pq.read_table(tmp_path / "out" / "trials" / "0000" / "rounds.parquet")["round"].to_pylist()
+    steps = [each.step for each in client.get_metric_history(run.info.run_id, "perplexity")]
+    assert steps[1:] == [each for each in rounds if each], "a step is a round"
     rate = answer["best"]["params"]["training.server_learning_rate"]
     assert any(float(value) == pytest.approx(rate) for key, value in run.data.params.items() if "learning_rate" in key)
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from uedp_ray.analysis import epsilon, figures, importance, parallel
 from uedp_ray.analysis.cost import Spent, spent_by_best
 from uedp_ray.analysis.frames import Sweep, check_comparable
-from uedp_ray.analysis.style import NothingToShow, svg
+from uedp_ray.analysis.style import NothingToShow, in_words, svg
 from uedp_ray.analysis.summary import shown_total, terms
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
@@ -45,7 +45,14 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
 
     def picture(name: str, title: str, caption: str, draw: Callable[[], Figure], described: str = "") -> Picture:
         try:
-            return Picture(name, title, caption, Markup(svg(draw(), f"{prefix}-{name}")), described=described)
+            drawn = draw()
+            return Picture(
+                name,
+                title,
+                caption,
+                Markup(svg(drawn, f"{prefix}-{name}")),
+                described=f"{described} {'' if described else in_words(drawn)}".strip(),
+            )
         except NothingToShow as nothing:
             return Picture(name, title, caption, reason=str(nothing))
 
@@ -78,7 +85,6 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             f"{sweep.metric.title.capitalize()} against compute",
             f"One pass is as much work as reading the whole text once. {_of_trials(sweep)} {spread} {noiseless}",
             lambda: figures.compute(sweep),
-            _of_scores(sweep),
         ),
         picture(
             "proxies",
@@ -123,6 +129,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "Utility against sampling",
             f"{_of_sampling(sweep)} {_of_trials(sweep)} Other settings vary too: read the lower edge. {noiseless}",
             lambda: figures.utility(sweep),
+            _of_scores(sweep),
         ),
         learning,
     ]
@@ -138,7 +145,8 @@ def joint_picture(sweeps: Sequence[Sweep], *, publish: bool = False) -> Picture 
     words = ("joint", "The sweeps together", f"What each may hand on, at its total ε: {terms(sweeps[0])}.")
     try:
         check_comparable(sweeps)
-        return Picture(*words, svg=Markup(svg(figures.joint_pareto(sweeps), "joint")))
+        drawn = figures.joint_pareto(sweeps)
+        return Picture(*words, svg=Markup(svg(drawn, "joint")), described=in_words(drawn))
     except InputError as error:
         why = f"{error.field} differs from that of {sweeps[0].name}" if publish else str(error)
         return Picture(*words, reason=f"No common axis: {why}.")

@@ -20,6 +20,7 @@ import matplotlib
 import numpy as np
 from markupsafe import escape
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -165,6 +166,31 @@ def shown_value(value: Any) -> str:
     if value is None:
         return "none"
     return number(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def in_words(figure: Figure) -> str:
+    """What the labelled lines and bars of a figure show, first and last, for those who do not see it."""
+    found = []
+    for axes in figure.axes:
+        if len(figure.axes) > 1 and (panel := axes.get_title() or axes.get_ylabel()):
+            found.append(f"{' '.join(panel.split())}:")
+        for each in axes.get_lines():
+            label, points = str(each.get_label()), np.array(each.get_xydata(), float)
+            points = points[np.isfinite(points).all(1)]
+            if label.startswith("_") or not len(points):  # matplotlib's mark of what no legend names
+                continue
+            if each.get_transform() != axes.transData:  # a line right across, whose label has its value
+                found.append(f"{label}.")
+                continue
+            (x, y), (x_last, y_last) = points[0], points[-1]
+            whole = f" to {y_last:.4g} at {x_last:.4g}" if len(points) > 1 and (x, y) != (x_last, y_last) else ""
+            found.append(f"{label}: {y:.4g} at {x:.4g}{whole}.")
+        names = [tick.get_text() for tick in axes.get_yticklabels()]
+        bars = [each for each in axes.containers if isinstance(each, BarContainer)]
+        found += [
+            f"{name}: {bar.get_width():.2f}." for each in bars for name, bar in zip(names, each.patches, strict=False)
+        ]
+    return " ".join(found)
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load_config
-from uedp_ray.console import Lines, emit, print_comparison, print_sweep, refuse_short
+from uedp_ray.console import Lines, emit, print_comparison, print_export, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
 from uedp_ray.screens import screen, sweep_screen
@@ -219,7 +219,8 @@ def export(
     """The folder to hand on: model, card, ledger, and a privacy statement with the total first."""
     from uedp_ray.search.export import export as run
 
-    emit(run(source, _folder(out), reporter=Lines()), as_json)
+    answer = run(source, _folder(out), reporter=Lines())
+    emit(answer, as_json) if as_json else print_export(answer)
 
 
 @app.command()

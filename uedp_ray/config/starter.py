@@ -264,7 +264,7 @@ search:  # on public text in the place of the private one, which costs nothing; 
 {proxies}"""
 _PROXY = """\
     proxy{number}:  # made into as many users as the private text has at most, of as many sentences, of as many words
-      corpus.source: {{{cut}, num_users: {users}, detector: [capitalized]}}
+      corpus.source: {{{cut}, num_users: {users}, detector: [capitalized, regex]}}
       corpus.evaluation: {{{cut}, num_users: {held_out}, skip_users: {users}}}
       corpus.evaluation_basis: public
 """

@@ -209,9 +209,15 @@ class Study:
         return True
 
     def finish(self, number: int, *, score: float, epsilon: float, noise_multiplier: float | None = None) -> None:
-        """Records that a trial was trained to its end; epsilon, noise and folder for whoever reads the journal by Optuna."""
+        """Records that a trial was trained to its end; epsilon, noise and folders for those who read it by Optuna."""
         values = [score] if len(self._study.directions) == 1 else [score, epsilon]
-        told = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "trial": trial_id(number)}
+        folders = [f"trials/{trial_id(number)}{suffix}" for suffix in self._sweep.suffixes]
+        told = {
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+            "trial": trial_id(number),
+            "run_dirs": folders,
+        }
         self._end(number, TrialState.COMPLETE, values, told=told)
 
     def stop(self, number: int) -> None:
