@@ -13,6 +13,7 @@ from uedp_ray.analysis import figures, importance, parallel
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.style import NothingToShow, chart, line, number, svg
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.sweep_config import SweepConfig
 
 
@@ -52,6 +53,14 @@ def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, mo
     assert "no search" not in legend_texts(figures.in_order(sweep)), "no trial has the base's own settings"
     monkeypatch.setattr(SweepConfig, "at_base", lambda self, rows: next(iter(rows)))
     assert "the base's own settings: no search" in legend_texts(figures.in_order(sweep))
+
+
+def test_the_axis_of_a_main_figure_says_what_the_chosen_model_costs_in_all(small):
+    sweep = load_sweep(small)
+    total = show_epsilon(sweep.best["epsilon_with_choice"])
+    for figure in (figures.in_order(sweep), figures.pareto(sweep)):
+        assert f"the model to hand on, its choice included: ε = {total} in total" in figure.axes[0].get_xlabel()
+    assert "in total" not in figures.in_order(dataclasses.replace(sweep, finished=False)).axes[0].get_xlabel()
 
 
 def test_compute_is_an_axis_and_with_epsilon_the_front_has_three(small):
@@ -99,7 +108,7 @@ def test_pareto_shows_every_comparable_trial_and_the_references(small):
     (front,) = (each for each in by_epsilon.lines if each.get_label() == "Pareto front")
     assert (front.get_xdata()[0], front.get_ydata()[0]) == (0.0, 133.0)
     assert front.get_ydata()[-1] == sweep.best["perplexity"]
-    assert by_epsilon.get_xlabel() == "ε of one run (user-entity, zero-out, δ = 1e-05)"
+    assert by_epsilon.get_xlabel().startswith("ε of one run (user-entity, zero-out, δ = 1e-05)\n")
     text = legend_texts(figure).replace("\n", " ")
     assert "88.5, noiseless: no guarantee; trained without noise on the same text: do not publish this line" in text
     assert "133, public text only: ε = 0" in text

@@ -9,11 +9,16 @@ Inputs are as public as the sweep.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.search.space import Point, Space
+
+if TYPE_CHECKING:  # which reads points by this module
+    from uedp_ray.analysis.frames import Sweep
 
 
 def labels(keys: Iterable[str]) -> dict[str, str]:
@@ -36,3 +41,16 @@ def point_of(space: Space, row: pd.Series) -> Point:
         else:
             point[key] = value.item() if isinstance(value, np.generic) else value
     return point
+
+
+def epsilon_label(sweep: Sweep, of: str = "of one run") -> str:
+    return f"ε {of} ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
+
+
+def total_label(sweep: Sweep) -> str:
+    """A second line for the axis of a main figure: what the chosen model costs, its choice included; empty if not known."""
+    if not sweep.finished or sweep.best is None or sweep.best["epsilon_with_choice"] is None:
+        return ""
+    total = show_epsilon(sweep.best["epsilon_with_choice"], "∞")
+    read = ", settled by results" * sweep.selection["settled_by_results"]
+    return f"\nthe model to hand on, its choice included: ε = {total} in total{read}"

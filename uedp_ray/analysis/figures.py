@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from uedp_ray.analysis.axes import labels, point_of
+from uedp_ray.analysis.axes import epsilon_label, labels, point_of, total_label
 from uedp_ray.analysis.frames import Sweep, best_first, check_comparable, finished_trials
 from uedp_ray.analysis.style import (
     BLACK,
@@ -40,7 +40,7 @@ from uedp_ray.analysis.style import (
     score_axis,
     shown_value,
 )
-from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.privacy.statement import show_epsilon
 
 
 def noiseless(sweep: Sweep) -> str:
@@ -60,10 +60,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "stopped": {"marker": "v", "color": "white", "markeredgecolor": GREY, "label": "stopped early (not finished)"},
     "best": {"marker": "*", "color": VERMILION, "markeredgecolor": BLACK, "markersize": 15},
 }
-
-
-def epsilon_label(sweep: Sweep, of: str = "of one run") -> str:
-    return f"ε {of} ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
 
 
 def comparable_trials(sweep: Sweep) -> pd.DataFrame:
@@ -100,7 +96,7 @@ def pareto(sweep: Sweep) -> Figure:
     by_epsilon.axvline(sweep.target_epsilon, color=GREY, linewidth=1, linestyle=(0, (1, 2)))
     x_max = max(sweep.target_epsilon, trials["epsilon"].max())
     by_epsilon.set_xlim(-0.04 * x_max, 1.1 * x_max)
-    by_epsilon.set_xlabel(epsilon_label(sweep))
+    by_epsilon.set_xlabel(epsilon_label(sweep) + total_label(sweep))
     by_epsilon.annotate(
         f"budget {number(sweep.target_epsilon)}",
         (sweep.target_epsilon, 0.02),
@@ -151,7 +147,7 @@ def in_order(sweep: Sweep) -> Figure:
     if base is not None:
         at = [base["number"]], [min(base[metric.name], far)]
         axes.plot(*at, "o", markersize=12, fillstyle="none", color=BLACK, label="the base's own settings: no search")
-    axes.set_xlabel("trial, in the order in which they were asked for")
+    axes.set_xlabel(f"trial, in the order in which they were asked for{total_label(sweep)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(trials["number"].min() - 0.5, trials["number"].max() + 0.5)
     legend(figure, [axes])
