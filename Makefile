@@ -1,5 +1,6 @@
 # Two commands do everything on a machine with Python 3.11 and make:
-#   make quickstart   creates an environment, installs, runs a small sweep on the embedded corpus, writes its report
+#   make quickstart   creates an environment, installs, runs a small sweep on the embedded corpus, writes its report and
+#                     the folder of its model to hand on
 #   make test         the same for lint, types and tests
 # And:
 #   make check        lint, types, and the tests that need no whole run: two minutes
@@ -16,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the package: no
 quickstart: $(VENV)/.installed
 	$(BIN)/uedp-ray sweep sweeps/quickstart.yaml --out $(OUT) $(if $(wildcard $(OUT)/sweep.yaml),--resume)
 	$(BIN)/uedp-ray report $(OUT)
+	$(if $(wildcard $(OUT)-model),,$(BIN)/uedp-ray export $(OUT) --out $(OUT)-model)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95

@@ -251,7 +251,7 @@ def test_listed_phrases_stay_whatever_categories_are_chosen(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("prepared", "chosen", "remedy"),
     [
-        ((), "persons", r"corpus\.categories = 'persons': choose among .*person"),
+        ((), "persons", r"corpus\.categories = 'persons': did you mean person\? Else choose among .*person"),
         ((), "iban", "nothing of it was found .* with a detector that finds it"),
         (("person", "org"), "loc", "prepared for org, person: choose among these"),
         (("person",), "pii", "prepared for person: choose among these"),
