@@ -228,7 +228,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
         spread = "" if row[metric.spread] is None else f" ± {metric.show(row[metric.spread])}"
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
         cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
-        table.add_row(row["trial"], *cells, *(_short(row.get(key)) for key in searched))
+        base = " (base)" * (row["trial"] == answer.get("base_trial"))  # what no search would have given
+        table.add_row(f"{row['trial']}{base}", *cells, *(_short(row.get(key)) for key in searched))
     _print_table(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])

@@ -12,6 +12,7 @@ from tests.analysis.sweeps import SPACE, write_sweep
 from uedp_ray.analysis import figures, importance, parallel
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.style import NothingToShow, chart, line, number, svg
+from uedp_ray.analysis.table import trial_table
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.sweep_config import SweepConfig
@@ -53,6 +54,9 @@ def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, mo
     assert "no search" not in legend_texts(figures.in_order(sweep)), "no trial has the base's own settings"
     monkeypatch.setattr(SweepConfig, "at_base", lambda self, rows: next(iter(rows)))
     assert "the base's own settings: no search" in legend_texts(figures.in_order(sweep))
+    notes = {cells[0].text: cells[-1].text for _, cells in trial_table(sweep).rows}
+    first = sweep.trials["trial"].iloc[0]
+    assert [name for name, text in notes.items() if "the base's own settings: no search" in text] == [first]
 
 
 def test_the_axis_of_a_main_figure_says_what_the_chosen_model_costs_in_all(small):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from datetime import timedelta
 
@@ -119,6 +120,8 @@ def test_references_are_the_public_model_and_the_run_without_privacy(grid, capsy
     out, _, answer, _ = grid
     print_sweep(answer)
     assert "noiseless: trained without privacy, so its figures are private" in capsys.readouterr().out
+    print_sweep(answer | {"base_trial": "0001"})
+    assert re.search(r"^0001 \(base\) ", capsys.readouterr().out, re.M)
     public, noiseless = answer["references"]
     assert (public["name"], public["epsilon"]) == ("public-only", 0.0)
     assert (noiseless["name"], noiseless["epsilon"]) == ("noiseless", None)

@@ -67,19 +67,23 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "passes": Column("passes", "over the text, in one run: rounds times q_u", True),
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
         **{key: Column(names[key], key, not dimension.is_choice) for key, dimension in sweep.space.items()},
-        "notes": Column("notes", f"{told}whether it is the best", False),
+        "notes": Column("notes", f"{told}whether it is the best, or the base", False),
     }
     if "method" not in sweep.space and sweep.trials["method"].nunique() > 1:
         columns["method"] = Column("method", "method", False)
     done = sweep.trials["state"] == "done"
     ordered = pd.concat([best_first(sweep.trials[done]), sweep.trials[~done]])
-    rows = [(row["state"], [_cell(sweep, row, key) for key in columns]) for _, row in ordered.iterrows()]
+    base = sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
+    marked = "" if base is None else str(base["trial"])
+    rows = [(row["state"], [_cell(sweep, row, key, marked) for key in columns]) for _, row in ordered.iterrows()]
     return TrialTable(list(columns.values()), rows)
 
 
-def _cell(sweep: Sweep, row: pd.Series, key: str) -> Cell:
+def _cell(sweep: Sweep, row: pd.Series, key: str, base: str) -> Cell:
     if key == "notes":
-        text = _notes(sweep, row)
+        text = "; ".join(
+            [*(["the base's own settings: no search"] if row["trial"] == base else []), *_notes(sweep, row)]
+        )
         return Cell(text, text)
     value = row[key]
     if key == "trial":
@@ -101,7 +105,7 @@ def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
     return number(value) if key in ("noise_multiplier", "passes") else shown_value(value)
 
 
-def _notes(sweep: Sweep, row: pd.Series) -> str:
+def _notes(sweep: Sweep, row: pd.Series) -> list[str]:
     found = []
     if sweep.best is not None and row["trial"] == sweep.best["trial"]:
         found.append("chosen" if sweep.finished else "best so far")
@@ -113,4 +117,4 @@ def _notes(sweep: Sweep, row: pd.Series) -> str:
         found.append(f"{short}: those that a crash lost were charged, and not trained again")
     if not pd.isna(row["reason"]):
         found.append(row["reason"])
-    return "; ".join(found)
+    return found
