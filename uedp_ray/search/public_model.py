@@ -1,9 +1,6 @@
 """What the public model scores before anything is trained: on each text of the search, and on the answer's held-out text.
 
-    scores = public_scores(config, folder, beside, reporter)      # tells them, before the first trial
-    scores.rows["news"]["perplexity"]
-
-Whoever reads them can stop before hours of search: training under a budget adds to the public model, and seldom much.
+``public_scores`` tells them before the first trial, and keeps them in ``private/public-model.json``. Whoever reads them can stop before hours of search: training under a budget adds to the public model, and seldom much.
 No figure here depends on the private text.
 """
 
