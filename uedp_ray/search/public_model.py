@@ -1,7 +1,8 @@
 """What the public model scores before anything is trained: on each text of the search, and on the answer's held-out text.
 
-``public_scores`` tells them before the first trial, and keeps them in ``private/public-model.json``. Whoever reads them can stop before hours of search: training under a budget adds to the public model, and seldom much.
-No figure here depends on the private text.
+``public_scores`` tells them before the first trial, and keeps them in ``private/public-model.json``. Whoever reads them
+can stop before hours of search: training under a budget adds to the public model, and seldom much. No figure here depends
+on the private text.
 """
 
 from __future__ import annotations
