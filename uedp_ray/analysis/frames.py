@@ -9,8 +9,8 @@
 ``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std bits_per_byte
 unk_share initial_perplexity initial_bits_per_byte bzip2_bits_per_byte epsilon epsilon_user-entity epsilon_user
 epsilon_entity delta noise_multiplier seconds passes`` float64; ``run_dirs`` lists of text. ``passes`` is the work of one
-run, in passes over the text: its rounds times q_u. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as
-written for choices.
+run, in passes over the text: its rounds times q_u. A searched setting has a column with its dotted name: float64 for
+ranges, Int64 for integers, as written for choices.
 A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
 
 What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
