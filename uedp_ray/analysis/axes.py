@@ -8,8 +8,8 @@ Inputs are as public as the sweep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -41,6 +41,11 @@ def point_of(space: Space, row: pd.Series) -> Point:
         else:
             point[key] = value.item() if isinstance(value, np.generic) else value
     return point
+
+
+def base_of(sweep: Sweep) -> Mapping[str, Any] | None:
+    """The row of the trial with the base's own settings, which no search would have changed; None without one."""
+    return sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
 
 
 def epsilon_label(sweep: Sweep, of: str = "of one run") -> str:

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from uedp_ray.analysis.axes import epsilon_label, labels, point_of, total_label
+from uedp_ray.analysis.axes import base_of, epsilon_label, labels, point_of, total_label
 from uedp_ray.analysis.frames import Sweep, best_first, check_comparable, finished_trials
 from uedp_ray.analysis.style import (
     BLACK,
@@ -143,7 +143,7 @@ def in_order(sweep: Sweep) -> Figure:
         done["number"], so_far.clip(upper=far), drawstyle="steps-post", color=BLACK, linewidth=1.2, label="best so far"
     )
     _points(axes, sweep, trials, trials["number"], far)
-    base = sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
+    base = base_of(sweep)
     if base is not None:
         at = [base["number"]], [min(base[metric.name], far)]
         axes.plot(*at, "o", markersize=12, fillstyle="none", color=BLACK, label="the base's own settings: no search")

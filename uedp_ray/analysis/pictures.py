@@ -46,13 +46,8 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     def picture(name: str, title: str, caption: str, draw: Callable[[], Figure], described: str = "") -> Picture:
         try:
             drawn = draw()
-            return Picture(
-                name,
-                title,
-                caption,
-                Markup(svg(drawn, f"{prefix}-{name}")),
-                described=f"{described} {'' if described else in_words(drawn)}".strip(),
-            )
+            drawing = Markup(svg(drawn, f"{prefix}-{name}"))
+            return Picture(name, title, caption, drawing, described=described or in_words(drawn))
         except NothingToShow as nothing:
             return Picture(name, title, caption, reason=str(nothing))
 

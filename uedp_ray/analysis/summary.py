@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from uedp_ray.analysis.axes import base_of
 from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number
@@ -159,7 +160,7 @@ def _found(sweep: Sweep) -> str:
 
 def _over_base(sweep: Sweep, best: Mapping[str, Any]) -> str:
     """What no search would have given, if a trial had the base's own settings; on the search's text."""
-    base, metric = sweep.sweep_config.at_base(sweep.trials.to_dict("records")), sweep.metric
+    base, metric = base_of(sweep), sweep.metric
     if base is None:
         return ""
     if base["trial"] == best["trial"]:

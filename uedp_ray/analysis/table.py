@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from uedp_ray.analysis.axes import labels, point_of
+from uedp_ray.analysis.axes import base_of, labels, point_of
 from uedp_ray.analysis.frames import Sweep, best_first
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
@@ -73,17 +73,14 @@ def trial_table(sweep: Sweep) -> TrialTable:
         columns["method"] = Column("method", "method", False)
     done = sweep.trials["state"] == "done"
     ordered = pd.concat([best_first(sweep.trials[done]), sweep.trials[~done]])
-    base = sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
-    marked = "" if base is None else str(base["trial"])
-    rows = [(row["state"], [_cell(sweep, row, key, marked) for key in columns]) for _, row in ordered.iterrows()]
+    base = (base_of(sweep) or {}).get("trial")
+    rows = [(row["state"], [_cell(sweep, row, key, base) for key in columns]) for _, row in ordered.iterrows()]
     return TrialTable(list(columns.values()), rows)
 
 
-def _cell(sweep: Sweep, row: pd.Series, key: str, base: str) -> Cell:
+def _cell(sweep: Sweep, row: pd.Series, key: str, base: str | None) -> Cell:
     if key == "notes":
-        text = "; ".join(
-            [*(["the base's own settings: no search"] if row["trial"] == base else []), *_notes(sweep, row)]
-        )
+        text = _notes(sweep, row, base)
         return Cell(text, text)
     value = row[key]
     if key == "trial":
@@ -105,8 +102,8 @@ def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
     return number(value) if key in ("noise_multiplier", "passes") else shown_value(value)
 
 
-def _notes(sweep: Sweep, row: pd.Series) -> list[str]:
-    found = []
+def _notes(sweep: Sweep, row: pd.Series, base: str | None) -> str:
+    found = ["the base's own settings: no search"] if row["trial"] == base else []
     if sweep.best is not None and row["trial"] == sweep.best["trial"]:
         found.append("chosen" if sweep.finished else "best so far")
     elif not pd.isna(row["tied_with_best"]) and row["tied_with_best"]:
@@ -117,4 +114,4 @@ def _notes(sweep: Sweep, row: pd.Series) -> list[str]:
         found.append(f"{short}: those that a crash lost were charged, and not trained again")
     if not pd.isna(row["reason"]):
         found.append(row["reason"])
-    return found
+    return "; ".join(found)

@@ -65,20 +65,12 @@ ALONE = threading.RLock()
 and a sentence's dropout masks would depend on what another thread draws."""
 
 _VALUES = (
-    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, type),
-    *(
-        types.ModuleType,
-        types.CodeType,
-        types.BuiltinFunctionType,
-        types.GenericAlias,
-        types.UnionType,
-        operator.itemgetter,
-    ),
+    *(types.NoneType, bool, int, float, complex, str, bytes, range, types.EllipsisType, type),
+    *(types.ModuleType, types.CodeType, types.GenericAlias, types.UnionType, operator.itemgetter),
     *(enum.Enum, re.Pattern, pathlib.PurePath, np.generic, np.dtype),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
-"""Types whose objects cannot change."""
-_OF_TENSORS = ("requires_grad", "_backward_hooks")
+"""Types whose objects cannot change; those of a subclass may have attributes, and records (np.void) have fields."""
 
 
 class Isolation:
@@ -207,14 +199,17 @@ class Isolation:
         """Remembers what a tensor holds besides its numbers, and returns it."""
         storage = tensor.untyped_storage()
         self._memory.append((tensor, tensor.data, _layout(tensor), storage, storage.nbytes()))
-        names = [*_OF_TENSORS, *(("grad", "_post_accumulate_grad_hooks") if tensor.is_leaf else ())]
+        names = ["requires_grad", "_backward_hooks"]
+        names += ["grad", "_post_accumulate_grad_hooks"] if tensor.is_leaf else []
         self._fields += [(tensor, name, _field(tensor, name)) for name in names]
         return [*(_field(tensor, name) for name in names), vars(tensor)]
 
     def _look_beyond(self, buffer: Tensor) -> None:
         """Remembers what else is in the memory that a buffer is a part of, unless weights are."""
-        storage, held = buffer.untyped_storage(), {weight.untyped_storage().data_ptr() for weight in self._trainable}
-        if storage.nbytes() > buffer.nbytes and storage.data_ptr() not in held:
+        storage = buffer.untyped_storage()
+        if storage.nbytes() <= buffer.nbytes:
+            return
+        if storage.data_ptr() not in {weight.untyped_storage().data_ptr() for weight in self._trainable}:
             whole = torch.empty(0, dtype=torch.uint8, device=buffer.device).set_(storage)
             self._beyond.append((whole, whole.clone()))
 
@@ -270,7 +265,7 @@ def _unchanging(each: Any) -> bool:
         return each.__self__ is None or isinstance(each.__self__, types.ModuleType | type)
     if isinstance(each, type | types.ModuleType | enum.Enum):
         return True
-    return isinstance(each, _VALUES) and not isinstance(each, np.void | slice) and not hasattr(each, "__dict__")
+    return isinstance(each, _VALUES) and not isinstance(each, np.void) and not hasattr(each, "__dict__")
 
 
 def _of_python(kind: type) -> bool:

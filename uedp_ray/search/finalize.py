@@ -34,7 +34,7 @@ from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared
-from uedp_ray.search.trial import started, trial_base
+from uedp_ray.search.trial import pretrained, trial_base
 from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.host import train
@@ -303,12 +303,6 @@ def _train(
     done.close()
     storage.get(done.model, done.vocabulary)
     return result
-
-
-def pretrained(config: RunConfig, folder: SweepDir, reporter: Reporter) -> RunConfig:
-    """Calls ``started`` on any node."""
-    folder.fetch()
-    return started(config, folder, reporter)
 
 
 def trained(config: RunConfig, folder: SweepDir, out: Path, part_of: str | None, reporter: Reporter) -> dict[str, Any]:

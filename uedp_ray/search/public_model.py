@@ -19,7 +19,7 @@ from uedp_ray.search.proxies import named
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import prepared
-from uedp_ray.search.trial import started, trial_base
+from uedp_ray.search.trial import pretrained, trial_base
 from uedp_ray.storage.files import read_json, write_json
 from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.evaluate import public_row
@@ -84,9 +84,8 @@ def _has_start(base: RunConfig) -> bool:
 
 def _scored_row(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Returns the row of the public model, on any node."""
-    folder.fetch()
     folder.storage.get(*corpora_at(folder.private / "winner"))
-    config = started(config, folder, reporter)
+    config = pretrained(config, folder, reporter)
     with blamed("training.batch_tokens", config.training.batch_tokens):
         return public_row("public-only", config, make_vocabulary(for_use(config)))
 

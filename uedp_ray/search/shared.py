@@ -18,12 +18,12 @@ from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import sampled_size, tell_cut
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.reporting import Reporter
-from uedp_ray.search.finalize import pretrained
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.proxies import cautions, named, naming, setting_of, unread
 from uedp_ray.search.remote import Beside
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import prepared
+from uedp_ray.search.trial import pretrained
 from uedp_ray.storage.files import replacing
 from uedp_ray.training.guard import (
     check_other,

@@ -97,6 +97,12 @@ def started(config: RunConfig, folder: SweepDir, reporter: Reporter = SILENT) ->
     return config
 
 
+def pretrained(config: RunConfig, folder: SweepDir, reporter: Reporter) -> RunConfig:
+    """``started`` on any node."""
+    folder.fetch()
+    return started(config, folder, reporter)
+
+
 def _train(
     sweep: SweepConfig, folder: SweepDir, number: int, point: Point, report: Report, gpus: float
 ) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -188,18 +188,19 @@ class Update(LocalUpdate):
     def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
         """Yields (positions of a batch's sentences, ascending, so users in turn; the shape to fill up to)."""
         longest = self.plan.config.model.max_length
-        alone = self.plan.config.task.kind not in KEEPING_USERS_APART  # not all at once: it takes milliseconds
-        with nullcontext() if alone else self.isolated():
-            lengths = np.array([padded_length(self._length(int(x), alone), longest) for x in numbers])
+        lengths = np.array([padded_length(length, longest) for length in self._lengths(numbers)])
         for length in np.unique(lengths).tolist():
             positions, start = np.flatnonzero(lengths == length), 0
             for num, rows in split(len(positions), self._rows[length]):
                 yield positions[start : start + num], (rows, length)
                 start += num
 
-    def _length(self, number: int, alone: bool) -> int:
-        with self.isolated() if alone else nullcontext():
-            return self.task.length(self.sentence(number))
+    def _lengths(self, numbers: np.ndarray) -> Iterator[int]:
+        """Positions of each sentence. A task of which nothing is proved hears of one at a time, which takes milliseconds."""
+        for group in [numbers] if self.plan.config.task.kind in KEEPING_USERS_APART else numbers[:, None]:
+            with self.isolated():
+                found = [self.task.length(self.sentence(int(x))) for x in group]
+            yield from found
 
     def _pass(
         self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
