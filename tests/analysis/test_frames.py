@@ -21,8 +21,9 @@ from uedp_ray.analysis.summary import summary
 from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.plan import epsilons
+from uedp_ray.search.sections import DEFAULT_TRIALS
 from uedp_ray.search.space import Space
-from uedp_ray.search.sweep_config import DEFAULT_TRIALS, dump_sweep_config, load_sweep_config
+from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 
 
 def test_the_frame_has_the_documented_dtypes_and_the_files_values(small):

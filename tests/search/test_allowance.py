@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
 
-from tests.search.sweeps import finalize_here, search_here, sweep_config
+from tests.search.sweeps import finalize_here, search_here, sweep_config, sweep_tree
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.answers import export_epsilon
 from uedp_ray.errors import InputError
@@ -78,6 +79,33 @@ def test_a_sweep_costs_its_budget_at_most_and_nearly_all_of_it(corpora, tmp_path
     assert again["guarantee"] is True
     assert again["epsilon"] == pytest.approx(total, rel=1e-9)
     assert "not of the search whatever" not in again["text"]
+
+
+@pytest.mark.parametrize(("searcher", "trials"), [("tpe", 1), ("gp", 1), ("nsga2", 4)])
+def test_trials_that_are_all_of_a_searchers_start_up_are_not_charged_as_adaptive(corpora, tmp_path, searcher, trials):
+    """TPE's one trial was left epsilon = 7.2 of 8: no result can have decided on it."""
+    base = sweep_tree(corpora)["base"]
+    base["training"] = {**base["training"], "num_rounds": 3}
+    search = {"searcher": searcher, "trials": trials, "early_stopping": "median" if searcher == "tpe" else "none"}
+    free = searcher == "nsga2"  # which needs the noise as a setting of its own
+    given = {"space": FEW | {"privacy.noise_multiplier": {"uniform": [30.0, 40.0]}}} if free else {"space": FEW}
+    given["budget"] = ANSWER | {"noise": "free" if free else "calibrated"}
+    priced = [
+        sweep_config(corpora, tmp_path, base=base, **given, search=each)
+        for each in (search, {"searcher": "random", "trials": trials, "selection": "composition"})
+    ]
+    outs = [tmp_path / name for name in ("own", "random")]
+    answers = [search_here(sweep, out) for sweep, out in zip(priced, outs, strict=True)]
+    totals = [answer["selection"]["epsilon"] for answer in answers]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-9)
+    assert totals[0] <= 6.0
+    assert free or totals[0] > 0.98 * 6.0
+    assert planned_points(priced[0], SweepDir(outs[0])) == planned_points(priced[1], SweepDir(outs[1]))
+    export(outs[0], tmp_path / "handed-on")
+    assert export_epsilon(tmp_path / "handed-on")["epsilon"] == pytest.approx(totals[0], rel=1e-9)
+    more = dataclasses.replace(priced[0], search=dataclasses.replace(priced[0].search, trials=trials + 1))
+    assert more.search.adaptive
+    assert more.digest() != priced[0].digest(), "trials that results may decide on were not paid for"
 
 
 def test_runs_of_an_adaptive_search_are_charged_what_their_share_says_however_they_differ(corpora, tmp_path, folder):

@@ -108,6 +108,19 @@ def test_points_fixed_beforehand_stay_as_they_are(corpora, tmp_path, folder):
     assert (folder.terms.read_text(), planned_points(sweep, folder)) == before
 
 
+def test_a_search_on_public_text_may_be_given_more_points_or_fewer(corpora, tmp_path, folder):
+    public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
+    search = {"searcher": "random", "selection": "public", "public": public}
+    few, more, fewer = (sweep_config(corpora, tmp_path, search={**search, "trials": count}) for count in (3, 8, 2))
+    fix_terms(few, folder)
+    points = planned_points(few, folder)
+    fix_terms(more, folder)
+    grown = planned_points(more, folder)
+    assert (grown[:3], len(grown)) == (points, 8)
+    assert planned_points(fewer, folder) == points[:2]
+    assert planned_points(few, folder) == points
+
+
 def test_an_adaptive_search_is_charged_by_the_odometer_that_was_fixed_before_it(corpora, tmp_path, folder):
     sweep = sweep_config(corpora, tmp_path, search={"trials": 4, "seeds_per_trial": 2})
     fix_terms(sweep, folder)

@@ -213,9 +213,11 @@ def test_random_search_pays_for_the_winner_alone_and_keeps_the_rest_private(corp
 
 
 @pytest.mark.usefixtures("here")
-def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path, capsys):
+@pytest.mark.parametrize("searcher", ["tpe", "random"])
+def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora, tmp_path, capsys, searcher):
     public = {"corpus.source": {"format": "synthetic", "num_users": 20, "part": "public"}}
-    config = sweep_config(corpora, tmp_path, search={"trials": 2, "selection": "public", "public": public})
+    search = {"searcher": searcher, "selection": "public", "public": public}
+    config = sweep_config(corpora, tmp_path, search=search | {"trials": 2})
     answer = sweep(config, tmp_path / "out")
     assert answer["selection"]["epsilon"] == 0
     assert answer["best"]["run_dir"] == str(tmp_path / "out" / "winner")
@@ -231,11 +233,11 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     assert f"(from {winner['initial_perplexity']:.1f}, " in shown
     kept = files(tmp_path / "out" / "winner")
     assert sweep(config, tmp_path / "out", resume=True) == answer
-    more = sweep_config(corpora, tmp_path, search={"trials": 3, "selection": "public", "public": public})
+    more = sweep_config(corpora, tmp_path, search=search | {"trials": 3})
     with pytest.raises(InputError, match=r"search.trials = 3: the winner was trained on the private text already"):
         sweep(more, tmp_path / "out", resume=True)
     assert [run.name for run in sorted((tmp_path / "out" / "trials").iterdir())] == ["0000", "0001"]
-    fewer = sweep_config(corpora, tmp_path, search={"trials": 1, "selection": "public", "public": public})
+    fewer = sweep_config(corpora, tmp_path, search=search | {"trials": 1})
     assert sweep(fewer, tmp_path / "out", resume=True) == answer
     assert files(tmp_path / "out" / "winner") == kept
     assert export(tmp_path / "out", tmp_path / "handed-on")["epsilon"] == answer["best"]["epsilon_with_choice"]

@@ -150,7 +150,7 @@ def _terms(
     if rule == "public":
         return {}, {}
     fixed, search = read_json(folder.terms, {}, "restore the sweep's copy"), config.search
-    terms: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
+    terms: dict[str, Any] = dict(search.as_priced)
     terms["categories"] = config.common_categories
     if rule in SECRET:
         released = read_pilots(config, folder) if rule in PILOTS else {"candidates": read_pool(folder)["candidates"]}

@@ -33,8 +33,9 @@ from uedp_ray.search.allowance import charging, filter_for, largest
 from uedp_ray.search.feasibility import rate_by_pilots, runs_of
 from uedp_ray.search.pilots import likely_rest
 from uedp_ray.search.pool import parts_of, whole_run
+from uedp_ray.search.sections import DEFAULT_TRIALS
 from uedp_ray.search.space import MAX_POINTS
-from uedp_ray.search.sweep_config import DEFAULT_TRIALS, PILOT_SHARE, SweepConfig
+from uedp_ray.search.sweep_config import PILOT_SHARE, SweepConfig
 from uedp_ray.units import KINDS
 
 _SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)
@@ -182,6 +183,8 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         raise InputError("privacy.user_sampling_prob", 0.0, "draws nobody: there is nothing to plan")
     if isinstance(file, SweepConfig):
         search, budget = file.search, file.budget
+        if trials is not None and search.searcher != "grid":
+            search = dataclasses.replace(search, trials=trials)
         run, rule = _with_target(file.base, budget.target_epsilon), search.rule
         kept = budget.covers == "answer" or rule == "public"
         trials = trials or file.num_trials
@@ -357,12 +360,12 @@ def _beyond(file: RunConfig | SweepConfig, asked: _Asked) -> list[str]:
         return []
     if file.search.rule == "repeat_and_select":
         total = asked.selected(asked.run, asked.law)
-    elif file.search.adaptive:
+    elif asked.adaptive:
         odometer = Odometer(planned=tuple(parts_of(asked.run, 1)), **charging(asked.run, asked.runs))
         total = odometer.epsilon([whole_run(asked.run)] * asked.runs)
     else:
         total = asked.composed(asked.run)
-    shown, about = show_epsilon(total, "infinitely much"), "about " if file.search.adaptive else ""
+    shown, about = show_epsilon(total, "infinitely much"), "about " if asked.adaptive else ""
     return [
         f"budget.covers is each_trial: every run has the whole budget to itself, and the answer, with the choice, will cost "
         f"{about}{shown}; the rules above are those of covers: answer"

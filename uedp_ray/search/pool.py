@@ -65,7 +65,7 @@ def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict
     points, each, search = fixed_points(sweep), sweep.budget.target_epsilon, sweep.search
     if sweep.budget.covers == "answer" and search.rule == "composition" and not search.adaptive:
         each = most(sweep, lambda epsilon: cost_of_all(sweep, planned_of(sweep, points, Allowance(epsilon))), reporter)
-    write_json(folder.pool, {"points": points}, private=True)
+    write_json(folder.pool, {"points": points, "asked": sweep.num_trials}, private=True)
     return {"run_epsilon": each}
 
 
@@ -98,8 +98,7 @@ def most(
 def cost_by(rule: str, sweep: SweepConfig, **of: Any) -> float:
     """epsilon of choosing by a rule in this sweep; ``of``: as in ``selection.epsilon_of_choosing``."""
     search, budget = sweep.search, sweep.budget
-    settings: dict[str, Any] = {"searcher": search.searcher, "early_stopping": search.stops_early}
-    return epsilon_of_choosing(rule, **settings, delta=budget.delta, unit=budget.unit, **of)
+    return epsilon_of_choosing(rule, **search.as_priced, delta=budget.delta, unit=budget.unit, **of)
 
 
 def cost_of_all(sweep: SweepConfig, planned: Sequence[Charges]) -> float:
@@ -193,6 +192,8 @@ def draw_points(sweep: SweepConfig, size: int) -> list[Point]:
 def read_pool(folder: SweepDir) -> dict[str, Any]:
     """Returns the pool. Raises: InputError if it is damaged."""
     pool = read_json(folder.pool, {"points": list_of(record({}))}, RESTORE)
+    if "asked" in pool:  # earlier versions did not say
+        read_json(folder.pool, {"asked": number(1, whole=True)}, RESTORE)
     if "draws" in pool:
         last = len(pool["points"]) - 1
         draws = {"draws": list_of(number(0, last, whole=True)), "candidates": list_of(list_of(PART))}

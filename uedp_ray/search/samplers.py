@@ -7,7 +7,8 @@
     >>> found.may_stop_early, found.may_be_refused, found.minimizes_epsilon
     (True, True, False)
 
-A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not.
+A searcher is adaptive, and charged as such, unless ``privacy.selection.is_adaptive`` names it as not, or the whole search
+is no longer than the searcher's start-up, in which nothing is chosen by results.
 """
 
 from __future__ import annotations
@@ -36,12 +37,19 @@ class Sampler:
     """Whether it learns from trials that were stopped early, or from no trials."""
     may_be_refused: bool = False
     """Whether it learns which points the budget refuses, or from no points."""
+    start_up: Callable[[int], int] = lambda trials: 0
+    """number of trials -> how many of them, the first ones, are drawn at random whatever the results are."""
 
 
 def _start_up(trials: int) -> int:
     """How many of a search's trials are drawn at random before results decide: a third, and no more than Optuna's own ten,
     of which a search of eight would never have left the start."""
     return max(1, min(10, trials // 3))
+
+
+def _generation(trials: int) -> int:
+    """Trials in a generation, the first of which is random: it must fit into the search several times to be of use."""
+    return max(4, min(50, trials // 4))
 
 
 _BY_CHANCE = Sampler(lambda trials, seed: RandomSampler(seed=seed), may_stop_early=True, may_be_refused=True)
@@ -53,14 +61,17 @@ SAMPLERS = {
         lambda trials, seed: TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=_start_up(trials)),
         may_stop_early=True,
         may_be_refused=True,
+        start_up=_start_up,
     ),
-    "nsga2": Sampler(  # a generation must fit into the trials several times to be of use
-        lambda trials, seed: NSGAIISampler(seed=seed, population_size=max(4, min(50, trials // 4))),
+    "nsga2": Sampler(
+        lambda trials, seed: NSGAIISampler(seed=seed, population_size=_generation(trials)),
         minimizes_epsilon=True,
         may_be_refused=True,
+        start_up=_generation,
     ),
     "gp": Sampler(
-        lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False, n_startup_trials=_start_up(trials))
+        lambda trials, seed: GPSampler(seed=seed, warn_independent_sampling=False, n_startup_trials=_start_up(trials)),
+        start_up=_start_up,
     ),
 }
 

@@ -26,6 +26,7 @@ from uedp_ray.units import Unit
 
 Selection = Literal["default", Rule]
 MAX_SEEDS = 1_000
+DEFAULT_TRIALS = 32
 _SECTIONS = {section.name for section in dataclasses.fields(RunConfig)}
 _PROXY_NAME = r"[a-z][a-z0-9_]{0,31}|"
 
@@ -122,6 +123,16 @@ class SearchConfig:
         return self.early_stopping != "none"
 
     @property
+    def as_priced(self) -> Mapping[str, Any]:
+        """The searcher and the early stopping that are charged for: random search where all trials are of another searcher's
+        start-up, so that their points are fixed beforehand. Public text charges nothing, and its trials may become more."""
+        trials = self.trials or DEFAULT_TRIALS
+        compared = self.stops_early and trials > 1
+        if self.rule == "public" or compared or trials > sampler_of(self.searcher).start_up(trials):
+            return {"searcher": self.searcher, "early_stopping": self.stops_early}
+        return {"searcher": "random", "early_stopping": False}
+
+    @property
     def rule(self) -> str:
         """The rule by which the choice is paid for."""
         if self.selection != "default":
@@ -139,7 +150,7 @@ class SearchConfig:
     @property
     def adaptive(self) -> bool:
         """Whether a trial may depend on the results of others."""
-        return selection.is_adaptive(self.searcher, early_stopping=self.stops_early)
+        return selection.is_adaptive(**self.as_priced)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ from uedp_ray.search.pool import (
     drawn_pool,
     fix_points,
     fix_pool,
+    fixed_points,
     parts_of,
     planned_of,
     read_pool,
@@ -158,7 +159,14 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
             raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
     pool = read_pool(folder)
-    return [pool["points"][index] for index in pool["draws"]] if "draws" in pool else pool["points"]
+    points: list[Point] = pool["points"]
+    if "draws" in pool:
+        return [points[index] for index in pool["draws"]]
+    if sweep.search.rule != "public":
+        return points
+    if sweep.num_trials > pool.get("asked", len(points)):  # public text charges nothing: more may be asked for
+        points = points + [point for point in fixed_points(sweep) if point not in points]
+    return points[: sweep.num_trials]
 
 
 def cost_of_selection(

@@ -176,10 +176,11 @@ def _refuse_second_winner(config: SweepConfig, folder: SweepDir) -> None:
     """
     if config.search.rule not in TRAINS_ANEW or begun_winner(folder) is None:
         return
-    if not folder.journal.exists() or planned_points(config, folder) is not None:
+    if config.search.rule != "public" or not folder.journal.exists():
         return
-    ended = Study.open(config, folder.journal).ended(count_refused=False)
-    if config.num_trials > ended:
+    points = planned_points(config, folder)
+    ended = Study.open(config, folder.journal).ended(count_refused=points is not None)
+    if (config.num_trials if points is None else len(points)) > ended:
         remedy = f"{SECOND_WINNER}, or keep to {ended} trials"
         raise InputError("search.trials", config.num_trials, remedy)
 

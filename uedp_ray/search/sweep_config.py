@@ -35,13 +35,12 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import PILOTS, SECRET
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import sampler_of
-from uedp_ray.search.sections import BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
+from uedp_ray.search.sections import DEFAULT_TRIALS, BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
 from uedp_ray.search.space import Point, Space, setting
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
 
 Tracker = Literal["mlflow", "wandb"]
-DEFAULT_TRIALS = 32
 PILOT_SHARE = 1 / 16
 """Of the budget, for a pilot."""
 _PRIVATE_WORDS = "noisy-threshold"
