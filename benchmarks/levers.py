@@ -7,7 +7,8 @@
 A variant is laid over the one before it if its name begins with ``+``, else over the base. ``--text`` names proxies of the
 sweep. ``--private`` adds its private text: an experiment on research text, as no epsilon pays for reading several runs. Runs
 of one variant differ in sampling and noise, and share a pre-trained start, which is made anew for other pre-training. Prints
-each run as it ends, and at last a line per variant and text: the mean, a 95 % interval of it (Student's t), and seconds.
+each run as it ends, with the best of the scores on the way (what choosing a checkpoint could give; the evaluated text must
+then be unprotected), and at last a line per variant and text: the mean, a 95 % interval of it (Student's t), and seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import yaml
 from scipy import stats
@@ -107,6 +109,8 @@ def trained(run: RunConfig, out: Path, name: str) -> dict[str, float]:
     result = train(run, out / "runs" / name, workers=0, tokens=tokens, public_source=public)
     scores = ("perplexity", "initial_perplexity", "bits_per_byte", "initial_bits_per_byte")
     kept = {name: result[name] for name in (*scores, "rounds")}
+    rounds = pd.read_parquet(out / "runs" / name / "rounds.parquet")
+    kept["best_on_the_way"] = min(float(rounds["perplexity"].min()), result["perplexity"])
     return kept | {"seconds": time.perf_counter() - began}
 
 
