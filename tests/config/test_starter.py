@@ -101,6 +101,26 @@ def test_what_is_no_proxy_is_refused(kind, changes, remedy):
     assert caught.value.field == "proxy"
 
 
+@pytest.mark.parametrize("flag", ["evaluation", "public", "proxies"])
+def test_a_copy_of_the_private_text_is_refused_where_both_are_here(tmp_path, flag):
+    """It was accepted, and the command that the file is for refused it after it had read both."""
+    for name, text in (("notes", "a"), ("copy", "a"), ("other", "b")):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"user": "u", "text": "{text}"}}')
+    own, copy, other = (str(tmp_path / f"{name}.jsonl") for name in ("notes", "copy", "other"))
+    asked = {"text": own, flag: (copy,) if flag == "proxies" else copy}
+    with pytest.raises(InputError, match=r"private text|or a copy of it") as caught:
+        starter("sweep", Answers(**OWN | asked))
+    assert caught.value.value == copy
+    assert starter("sweep", Answers(**OWN | asked | {flag: (other,) if flag == "proxies" else other}))
+
+
+def test_the_file_says_how_its_lengths_go_together():
+    """96 tokens stood beside sentences of up to 128 words, without a word on what becomes of the rest."""
+    written = starter("train", Answers(**OWN))
+    assert "beyond some 48 words the rest of a sentence is not used" in written, written
+    assert "max_length: 96" in written
+
+
 def test_a_prepared_folder_is_named_as_one(tmp_path):
     (tmp_path / "corpora").mkdir()
     tree = yaml.safe_load(starter("train", Answers(**OWN | {"text": str(tmp_path / "corpora")})))

@@ -2,11 +2,12 @@
 
     text = starter("train", Answers(text="notes.jsonl", evaluation="held-out.jsonl", public="public.txt", users=150))
 
-Files are named and not read: nothing in a configuration may follow from private text.
+Files are named, and read only to refuse copies: nothing in a configuration may follow from private text.
 """
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
@@ -109,7 +110,8 @@ def _run(answers: Answers, *, budget: bool) -> str:
         words, rate = "", 0.002
     else:
         network = (
-            "model:  # max_length counts tokens, about two a word\n"
+            "model:  # max_length counts tokens, about two a word: beyond some 48 words the rest of a sentence is not "
+            "used, as train\n  # tells; corpus.source.max_words: 32 (prepare --max-words 32) divides such sentences\n"
             "  {architecture: gpt2, num_layers: 2, hidden_size: 128, num_heads: 4, max_length: 96, trainable: lora, "
             "lora_rank: 4,\n    lora_targets: [c_attn, c_proj, c_fc, lm_head]}  # the output layer too: it knows how often "
             "words occur"
@@ -135,8 +137,17 @@ def _run(answers: Answers, *, budget: bool) -> str:
 
 
 def _is_one_of(path: str, *others: str) -> bool:
-    """Whether it is the same file as one of them, by whatever name; empty ones are no files."""
-    return bool(path) and os.path.realpath(path) in map(os.path.realpath, filter(None, others))
+    """Whether it is the same file as one of them, by whatever name, or a copy of it; empty ones are no files."""
+    named = [*filter(None, others)] if path else []
+    return os.path.realpath(path) in map(os.path.realpath, named) or any(_copied(path, other) for other in named)
+
+
+def _copied(path: str, other: str) -> bool:
+    """Whether two files hold the same bytes, if both are here: commands that read the texts compare them in full."""
+    try:
+        return os.path.getsize(path) > 0 and filecmp.cmp(path, other, shallow=False)
+    except OSError:
+        return False
 
 
 def _exact(value: float) -> str:
@@ -154,7 +165,7 @@ def _proxies(answers: Answers) -> Iterator[str]:
     for number, path in enumerate(answers.proxies, 1):
         kind = _format("proxy", path)
         if _is_one_of(path, answers.public, answers.text, answers.evaluation):
-            raise InputError("proxy", path, "is named for something else: name text of another source")
+            raise InputError("proxy", path, "is named for something else, or a copy of it: name text of another source")
         if _is_one_of(path, *answers.proxies[: number - 1]):
             raise InputError("proxy", path, "is named twice, which says nothing more: name other text, or drop one")
         if kind == "prepared":
