@@ -15,6 +15,7 @@ import pytest
 
 import uedp_ray
 from tests.cli.files import written
+from tests.corpus.reading import spacy_model
 from tests.search.sweeps import sweep_tree, write_sweep
 from tests.training.runs import run_tree
 from uedp_ray.cli import planning
@@ -69,6 +70,26 @@ def test_what_the_usual_bounds_drop_is_said_when_a_text_is_prepared(command, tmp
     assert re.search(
         r"with the bounds that init writes, \d\d% of the words are dropped by bounds: max_sent.*private", told
     )
+
+
+GERMAN = "Gestern haben wir mit der Ärztin über das gesprochen, was sie bei einem von ihnen nicht mehr finden konnte"
+DUTCH = "Gisteren hebben wij met de arts gesproken over wat zij bij een van hen niet meer heeft kunnen vinden"
+ENGLISH = "Yesterday we spoke with the doctor about what she could not find any more in one of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "language"), [(GERMAN, "de"), (DUTCH, "nl"), (ENGLISH, ""), ("aspirin 20 mg, ibuprofen 5 mg", "")]
+)
+def test_that_a_pipeline_is_for_another_language_is_said(command, tmp_path, text, language):
+    """It found next to nothing, and all said nothing."""
+    rows = [{"user": f"u{n}", "text": text} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    detector = f"--detector={spacy_model(tmp_path / 'model', PERSON='ann')}"
+    prepare = ("prepare", tmp_path / "rows.jsonl", "--format=jsonl", detector, "--out", tmp_path / "corpus")
+    code, _, err = command(*prepare)
+    said = [line for line in err.splitlines() if line.startswith("caution: the text reads like language ")]
+    assert (code, len(said)) == (0, bool(language))
+    assert not said or f"language {language}, and spacy:" in said[0]
 
 
 def test_that_a_user_has_two_spellings_is_said(command, tmp_path):

@@ -46,6 +46,7 @@ def prepare(
     """Convert text to a user corpus on disk, with its statistics (which are private)."""
     from uedp_ray.corpus.bounds import apply_bounds
     from uedp_ray.corpus.detectors.regex import nameless
+    from uedp_ray.corpus.detectors.spacy_model import of_other_language
     from uedp_ray.corpus.prepare import prepare as run
     from uedp_ray.corpus.store import open_corpus
     from uedp_ray.training.checks import check_source, check_workers
@@ -71,7 +72,8 @@ def prepare(
         statistics = run(settings, _folder(out), workers=workers, reporter=reporter)
         named = "" if settings.categories else nameless(statistics["mentions"])
         corpus = open_corpus(out)
-        for caution in filter(None, (named, respelled(corpus))):
+        foreign = of_other_language(settings.detector, (text for _, said in corpus.texts() for text in said))
+        for caution in filter(None, (named, respelled(corpus), foreign)):
             reporter.say(f"caution: {caution}")
         if corpus.names_users and (lost := apply_bounds(corpus, BoundsConfig(), None).told(BoundsConfig())):
             reporter.say(f"with the bounds that init writes, {lost}")  # before hours of pre-training and training
