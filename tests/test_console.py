@@ -117,6 +117,14 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
     assert ", without privacy" not in capsys.readouterr().out
 
 
+def test_a_caution_of_several_steps_is_said_once(capsys):
+    lines = console.Lines()
+    for line in ("caution: 12% is <unk>", "training", "caution: 12% is <unk>", "training", "caution: 13% is <unk>"):
+        lines.say(line)
+    said = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
+    assert said == ["caution: 12% is <unk>", "training", "training", "caution: 13% is <unk>"]
+
+
 def test_a_log_has_every_heading_of_a_comparison_in_full(capsys):
     name = "ordinary training of the same adapters"
     row = ROW | {"name": name, "epsilon": dict.fromkeys(("user-entity", "user", "entity"), 8.0)}

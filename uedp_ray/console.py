@@ -19,7 +19,6 @@ from rich.table import Table
 
 from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
-from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
 from uedp_ray.tasks.metric import Metric, metric_in
@@ -100,9 +99,16 @@ def write_any_text() -> None:
 
 
 class Lines(Reporter):
-    """Lines on standard error."""
+    """Lines on standard error; a caution that several steps of a command give is said once."""
+
+    def __init__(self) -> None:
+        self._cautions: set[str] = set()
 
     def say(self, line: str) -> None:
+        if line.startswith("caution: "):
+            if line in self._cautions:
+                return
+            self._cautions.add(line)
         err.print(line, style="dim", markup=False, soft_wrap=True)
 
 
@@ -269,12 +275,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         runs = best["seeds"]
         mean = f", the first of its {runs} runs, of which the score above is the median" if runs > 1 else ""
         lines.append(f"ε of its run alone: {alone}{mean}")
-        cautions = [*weakness(best["epsilon_with_choice"] or math.inf), *metric.cautions(best)]
-        if change := metric.harmed(best):
-            cautions.append(
-                f"the model predicts worse than it did before training ({change}): the one before costs nothing"
-            )
-        lines += [f"Caution: {caution}." for caution in cautions if caution]
+        lines += [f"Caution: {caution}." for caution in answer["cautions"]]
     lines.append(f"Price of choosing ({answer['selection']['rule']}): {answer['selection']['text']}")
     lines.append(f"May be published: {answer['selection']['releasable']}.")
     lines.append(f"uedp-ray report {answer['sweep_dir']}")

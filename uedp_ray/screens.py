@@ -21,6 +21,7 @@ class Screen(Lines):
     """Lines, and a live bar on a terminal; elsewhere a line at every fifth of the way."""
 
     def __init__(self, bar: Progress):
+        super().__init__()
         self._bar, self._task = bar, bar.add_task("starting", total=None)
         self._printed = (0, "")
         self._began = (0, 0.0)  # the first step, and when it ended

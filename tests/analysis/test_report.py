@@ -11,12 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.analysis.page import Page
 from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.report import _write, report
+from uedp_ray.config import as_yaml, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
 from uedp_ray.privacy.accounting import epsilon
@@ -102,6 +104,19 @@ def test_what_was_gained_on_text_of_which_much_is_unknown_is_told_in_bits_per_by
     assert "52.2% over the public model (68.9)" in Page(report([copy], publish=publish)).text
 
 
+def test_the_first_screen_says_where_the_public_model_does_as_well(copies, tmp_path):
+    copy = shutil.copytree(copies["small"], tmp_path / "copy")
+    tree = yaml.safe_load((copy / "sweep.yaml").read_text())
+    tree["base"]["pretrain"]["text"] = [{"format": "text", "path": "public.txt"}]
+    (copy / "sweep.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    result, told = read_result(copy), "The public model that training began from, at ε = 0, scores as well"
+    for initial in (result["best"]["initial_perplexity"], 1.001 * result["best"]["perplexity"]):
+        result["best"]["initial_perplexity"] = initial
+        (copy / "result.json").write_text(json.dumps(result))
+        text = Page(report([copy])).text
+        assert (told in text[: text.index("What to hand on")]) == (initial < 1.01 * result["best"]["perplexity"])
+
+
 def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_path):
     trained = [row["run_dirs"][0] for row in read_result(copies["small"])["trials"] if row["run_dirs"]]
     rows, points = (page.links.count(f"{trained[0]}/") for _ in range(2))
@@ -142,6 +157,8 @@ def test_the_summary_says_what_was_found_and_what_it_cost(copies, page):
     best = result["best"]
     terms = "unit user-entity, zero-out (fixed graph), δ = 1e-05"
     assert f"under the budget ε ≤ 8 per run ({terms})" in page.text
+    searched = "user_sampling_prob, num_rounds, server_learning_rate, trainable, lora_rank"
+    assert f"5 dimensions ({searched}) in 12 trials, by the searcher" in page.text, "not 5 points"
     assert "12 asked for; 8 finished, 1 stopped early, 2 failed, 1 refused before training." in page.text
     assert f"Trial {best['trial']} is the best, with perplexity {best['perplexity']:.1f} (" in page.text
     assert f"({best['bits_per_byte']:.3f} bits/byte, " in page.text
@@ -164,7 +181,8 @@ def test_ties_and_spread_are_in_words(copies):
 
 def test_the_chosen_configuration_and_its_statement(copies, page):
     sweep = load_sweep(copies["small"])
-    config = (sweep.best_run / "config.yaml").read_text()
+    config = as_yaml(load_config(sweep.best_run / "config.yaml"))
+    assert "read_as" not in config, "of users made of a text, which this is not"
     assert re.sub(r"\s+", " ", config).strip() in page.text
     for key, value in sweep.best["params"].items():
         assert [row for row in page.rows if row[0] == key and row[1].startswith(str(value)[:4])], key

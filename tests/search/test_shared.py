@@ -45,7 +45,9 @@ def test_what_trials_lose_is_told_before_the_first_and_of_the_answer_at_the_end(
     for line in lost:
         assert line.startswith("caution: of the proxy, ") != ("(private: read off the text" in line)
     share = f"{answer['best']['unk_share']:.0%} of the words of the evaluation text are <unk>"
-    assert said[-2].startswith(f"caution: {share}")
+    assert answer["cautions"][0].startswith(share)
+    ended = [place for place, line in enumerate(said) if line.startswith("searching: ")][-1]
+    assert not {line for line in said[ended:] if "<unk>" in line} - {*said[:ended]}, "the answer says it"
     ran = json.loads((Path(answer["best"]["run_dir"]) / "result.json").read_text())
     first = json.loads((tmp_path / "out" / "trials" / "0000" / "result.json").read_text())
     for key in ("initial_perplexity", "initial_bits_per_byte", "bzip2_bits_per_byte"):
@@ -110,7 +112,8 @@ def test_that_trials_do_harm_is_told_before_private_text_is_touched(corpora, tmp
     place = said.index("training the winner, by the settings of trial 0000, on private text")
     assert said[place - 1].startswith("caution: the best trial predicts worse than the model did before") == harmed
     of_winner = answer["best"]["perplexity"] > answer["best"]["initial_perplexity"]
-    assert ("predicts worse than it did before training (perplexity" in out) == of_winner >= (rate == 1.0)
+    assert ("at ε = 0, scores better (perplexity" in out) == of_winner >= (rate == 1.0)
+    assert out.count("Caution: the public model that training began from, at ε = 0, scores") == 1, "a rate of 1e-9, too"
     assert ("worse than before training (" in _status_line(shown[-1])) == harmed
 
 

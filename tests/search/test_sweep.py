@@ -70,7 +70,7 @@ def test_the_table_on_disk_is_the_answer(grid):
     for row, told in zip(rows, answer["trials"], strict=True):
         assert {key: told[key] for key in row} == row | {key: None for key in row if told[key] is None}
     stored = json.loads((out / "result.json").read_text())
-    assert answer.keys() - stored.keys() == {"sweep_dir", "export"}
+    assert answer.keys() - stored.keys() == {"sweep_dir", "export", "cautions"}
     assert stored["trials"] == answer["trials"]
     assert stored["best"] == answer["best"] | {"run_dir": "trials/0001"}
     assert answer["best"]["trial"] == "0001"

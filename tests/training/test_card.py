@@ -75,6 +75,19 @@ def test_the_card_warns_where_much_is_unknown(private_run, exported):
     assert not [row for row in rows(0.09) if "easy to predict" in row]
 
 
+def test_the_card_says_where_the_public_model_does_as_well(private_run, exported):
+    out, _ = exported
+    config, total = load_config(out / "config.yaml"), Total(1.0, "user-entity", "none", "")
+
+    def told(config, initial):
+        result = private_run.result | {"perplexity": 100.0, "initial_perplexity": initial}
+        return "at ε = 0, scores as well" in card(config, result, total, Vocabulary.load(out / "model"), longest=None)
+
+    assert (told(config, 100.2), told(config, 110.0)) == (config.starts_public, False)
+    started = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start="not-published"))
+    assert (told(started, 100.2), told(started, 110.0)) == (True, False)
+
+
 def run_example(out: Path, monkeypatch, capsys, text: str = "The") -> tuple[str, dict[str, Any]]:
     """What the code of the card prints for a text, and its variables."""
     (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,7 +27,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.redact import DATE
+from uedp_ray.redact import DATE, published
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.tasks.metric import PERPLEXITY
@@ -149,6 +150,27 @@ def test_no_name_of_the_house_and_no_word_of_the_text_is_in_any_exported_byte(pl
     assert (config.corpus.source.path, config.model.warm_start) == ("not-published-private-text", "not-published")
     assert config.corpus.source.detector == ("annotated", "list:not-published")
     assert config.privacy == load_config(planted / "config.yaml").privacy
+
+
+def test_the_settings_name_none_that_their_format_has_no_use_for(private_run, exported):
+    """Of a prepared corpus they said num_users: 200, the default of generated text."""
+    text = (exported[0] / "config.yaml").read_text()
+    corpus, words = (yaml.safe_load(text)[name] for name in ("corpus", "vocabulary"))
+    for source in (corpus["source"], corpus["evaluation"]):
+        assert source["format"] == "prepared"
+        assert not source.keys() & {
+            "num_users",
+            "read_as",
+            "sentences_per_user",
+            "min_words",
+            "skip_users",
+            "part",
+            "seed",
+        }
+    (public,) = words["public_text"]
+    assert (public["num_users"], public["part"], "read_as" in public) == (20, "public", False)
+    config = published(load_config(private_run.out / "config.yaml"))
+    assert load_config(exported[0] / "config.yaml") == config, "and are all of them"
 
 
 def test_the_run_itself_keeps_speed_and_place_out_of_its_result_and_names_no_file_in_its_statement(planted):

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
-import yaml
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
@@ -32,7 +31,7 @@ from uedp_ray.analysis.publish import publishable
 from uedp_ray.analysis.style import shown_value
 from uedp_ray.analysis.summary import ranges, shown, shown_total, summary, terms, warnings
 from uedp_ray.analysis.table import TrialTable, trial_table
-from uedp_ray.config import load_config, to_dict
+from uedp_ray.config import as_yaml, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SECRET
 from uedp_ray.redact import DATE, published
@@ -227,7 +226,7 @@ def _section(sweep: Sweep, name: str) -> Section:
 
 def _settings(root: Path, name: str) -> str:
     """Returns a run's configuration as it may be published."""
-    return yaml.safe_dump(to_dict(published(load_config(inside(root, name)))), sort_keys=False, allow_unicode=True)
+    return as_yaml(published(load_config(inside(root, name))))
 
 
 def _prose(markdown: str) -> Markup:

@@ -96,6 +96,9 @@ def warnings(sweep: Sweep) -> list[str]:
         found.append(f"{_sentence(sweep.metric.title)[:-1]} flatters the model: {caution}.")
     if caution := sweep.metric.worthless(sweep.best or {}):
         found.append(f"For scale: {caution}.")
+    public = sweep.sweep_config.base.starts_public
+    if sweep.finished and (caution := sweep.metric.gained_nothing(sweep.best or {}, public=public)):
+        found.append(_sentence(caution))
     return found
 
 
@@ -111,10 +114,13 @@ def _searched(sweep: Sweep) -> str:
         else "the noise is free, and points beyond what a run may spend are refused before training"
     )
     of_what = "per run" if sweep.sweep_config.budget.covers == "each_trial" else "in total"
-    settings = f"{len(sweep.space)} setting{'s' if len(sweep.space) > 1 else ''}"
+    names = ", ".join(key.split(".")[-1] for key in sweep.space)
+    dimensions = f"{len(sweep.space)} dimension{'s' * (len(sweep.space) > 1)} ({names})"
+    trials = sum(sweep.counts[state] for state in _WORDS)
+    where = f"{dimensions} in {trials} trial{'s' * (trials != 1)}"
     seeds = search.seeds_per_trial
     return (
-        f"{settings}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} {of_what} "
+        f"{where}, by the searcher {search.searcher}, under the budget ε ≤ {sweep.target_epsilon:g} {of_what} "
         f"({terms(sweep)}); {noise}. {seeds} seed{'s' if seeds > 1 else ''} per trial{_on_each(sweep)}."
     )
 

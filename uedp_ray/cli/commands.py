@@ -110,6 +110,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """One model: text in; checkpoint, ledger and privacy statement out."""
+    from uedp_ray.training.host import tell_cautions
     from uedp_ray.training.host import train as run
 
     loaded = load_config(config, settings)
@@ -121,6 +122,7 @@ def train(
             resume=resume,
             reporter=reporter,
         )
+        tell_cautions(loaded, answer, reporter)
     emit(answer, as_json)
     refuse_short([answer])
 

@@ -28,7 +28,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,14 @@ class RunConfig:
         return replace(vocabulary, kind=kind, path=path)
 
     @property
+    def starts_public(self) -> bool:
+        """Whether there is a public model before training, with words of its own."""
+        if self.model.warm_start:
+            return True
+        public = self.pretrain.text or self.model.architecture == "pretrained"
+        return bool(public) and self.words.kind != "noisy-threshold"
+
+    @property
     def entity_clip_norm(self) -> float:
         """beta_e: how far one entity can move one user's update, min(2 beta, m c)."""
         return self._moved_by(self.bounds.max_sentences_per_entity)
@@ -230,6 +238,25 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 def dump_config(config: RunConfig, path: str | Path) -> None:
     """Writes the complete, resolved config as YAML."""
     Path(path).write_text(_dumped(config), encoding="utf-8")
+
+
+def as_yaml(config: RunConfig) -> str:
+    """The config for people to read: without defaults of settings that a source's format has no use for."""
+    return yaml.safe_dump(_used(config), sort_keys=False, allow_unicode=True)
+
+
+def _used(section: Any) -> Any:
+    if isinstance(section, tuple):
+        return [_used(each) for each in section]
+    if not is_dataclass(section):
+        return section
+    kept = {each.name: getattr(section, each.name) for each in fields(section) if not _foreign(section, each)}
+    return {name: _used(value) for name, value in kept.items()}
+
+
+def _foreign(section: Any, setting: Field[Any]) -> bool:
+    formats = setting.metadata.get("formats")
+    return formats is not None and section.format not in formats and getattr(section, setting.name) == setting.default
 
 
 def is_dumped(path: Path) -> bool:

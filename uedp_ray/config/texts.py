@@ -16,6 +16,8 @@ from uedp_ray.errors import InputError
 
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
+_CUT = {"formats": ("pseudo-users",)}
+"""Metadata of a setting that the readers of other formats do not use (``run.as_yaml``)."""
 FEWEST_SUBWORDS = 258
 """Tokens of ``public-subwords``, at least: every byte, the end token and the padding token."""
 
@@ -34,20 +36,22 @@ class SourceConfig:
     """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
     max_words: int = 128
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
-    num_users: int = 200
+    num_users: int = field(default=200, metadata={"formats": ("synthetic", "pseudo-users")})
     """``synthetic`` and ``pseudo-users`` only: how many users to make."""
-    read_as: TextFormat = field(default="text", metadata=ADDED)
+    read_as: TextFormat = field(default="text", metadata=ADDED | _CUT)
     """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; those that it names play no
     part."""
-    sentences_per_user: int = field(default=15, metadata=ADDED)
+    sentences_per_user: int = field(default=15, metadata=ADDED | _CUT)
     """``pseudo-users`` only."""
-    min_words: int = field(default=1, metadata=ADDED)
+    min_words: int = field(default=1, metadata=ADDED | _CUT)
     """``pseudo-users`` only: shorter sentences are joined with the next, up to ``max_words``."""
-    skip_users: int = field(default=0, metadata=ADDED)
+    skip_users: int = field(default=0, metadata=ADDED | _CUT)
     """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
-    part: Literal["private", "held_out", "public", "proxy"] = "private"
+    part: Literal["private", "held_out", "public", "proxy"] = field(
+        default="private", metadata={"formats": ("synthetic",)}
+    )
     """``synthetic`` only: which part of the generated language; the parts share no user."""
-    seed: int = 0
+    seed: int = field(default=0, metadata={"formats": ("synthetic", "ag-news")})
     """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import shlex
 import statistics
@@ -18,6 +19,7 @@ from uedp_ray import methods
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
+from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW, unpriced
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
@@ -60,8 +62,6 @@ def finalize(
     write_table(rows, config, folder.table)
     base = config.at_base(rows)
     found = _best(config, folder, rows, selection, winner)
-    for caution in config.metric.cautions(found or {}):
-        reporter.say(f"caution: {caution}")
     answer = {
         "metric": config.metric.name,
         "best": found,
@@ -83,13 +83,18 @@ def finalize(
 
 
 def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
-    """Returns ``result.json`` with full addresses, and the command that makes the folder to hand on."""
+    """Returns ``result.json`` with full addresses, what readers of it must know (``cautions``), and the command that makes
+    the folder to hand on.
+    """
     fields = {"best": record({}, nothing=True), "references": list_of(_reference(config.metric))}
     answer = read_json(folder.result, fields, "recreate it with uedp-ray sweep … --resume")
     for row in filter(None, [answer["best"], *answer["references"]]):
         row["run_dir"] = row["run_dir"] and folder.storage.address(folder.root / row["run_dir"])
     address = folder.storage.address(folder.root)
     answer = {"metric": config.metric.name} | answer  # a file of an earlier version has none
+    best: dict[str, Any] = answer["best"] or {}
+    weak = weakness(best.get("epsilon_with_choice") or math.inf)
+    answer["cautions"] = weak + config.metric.cautions(best, public=config.base.starts_public)
     return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 

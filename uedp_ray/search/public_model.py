@@ -7,7 +7,6 @@ on the private text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,7 +41,7 @@ class PublicScores:
         """A line for each text, and what is to be said of the one that counts."""
         by_text = {named(proxy): row for proxy, row in self.rows.items()}
         by_text = {_HELD_OUT: self.rows[""]} if self.held_out is None else by_text | {_HELD_OUT: self.held_out}
-        lines = [f"the public model on {text}: {_scored(metric, row)}" for text, row in by_text.items()]
+        lines = [f"the public model on {text}: {metric.told(row)}" for text, row in by_text.items()]
         return lines + [f"caution: {each}" for each in metric.cautions(by_text.get(_HELD_OUT, {}))]
 
 
@@ -52,7 +51,7 @@ def public_scores(config: SweepConfig, folder: SweepDir, beside: Beside, reporte
     if folder.public_scores.exists():
         return _read(config, folder)
     bases = {proxy: trial_base(config, folder, proxy).base for proxy in config.proxy_names}
-    if not all(map(_has_start, bases.values())):
+    if not all(base.starts_public for base in bases.values()):
         return PublicScores()
     reporter.say("scoring the public model")
     rows = {proxy: beside.run(_scored_row, base, folder) for proxy, base in bases.items()}
@@ -76,21 +75,9 @@ def _read(config: SweepConfig, folder: SweepDir) -> PublicScores:
     return PublicScores(**read_json(folder.public_scores, checks, "delete it: the public model will be scored again"))
 
 
-def _has_start(base: RunConfig) -> bool:
-    """Whether there is a model before training, with words of its own."""
-    public = base.model.warm_start or base.pretrain.text or base.model.architecture == "pretrained"
-    return bool(public) and (bool(base.model.warm_start) or base.words.kind != "noisy-threshold")
-
-
 def _scored_row(config: RunConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Returns the row of the public model, on any node."""
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, reporter)
     with blamed("training.batch_tokens", config.training.batch_tokens):
         return public_row("public-only", config, make_vocabulary(for_use(config)))
-
-
-def _scored(metric: Metric, row: Mapping[str, Any]) -> str:
-    scores = ", ".join(each.say(row[each.name]) for each in metric.metrics)
-    scale = metric.against_yardstick(row)
-    return f"{scores} ({scale})" if scale else scores

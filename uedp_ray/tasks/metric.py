@@ -37,6 +37,10 @@ _FEWER_UNKNOWN = (
     "words from (and a vocabulary.max_size that has room for them), or with vocabulary.strip_punctuation: true"
 )
 
+_BY_CHANCE = 0.01
+"""The share of a score that is no gain where its spread over seeds is not known: two runs of one setting differ by some 2 %
+(docs/conll2003.md)."""
+
 _BETTER_START = (
     "What helps is a better public start: a pretrained model (model.architecture: pretrained), or more public text in "
     "the language of the private one, and more steps on it (pretrain)"
@@ -157,6 +161,12 @@ class Metric(Score):
         value = scores.get(self.yardstick.name) if self.yardstick else None
         return "" if self.yardstick is None or value is None else f"{self.yardstick.say(value)} of the same text"
 
+    def told(self, row: Mapping[str, Any]) -> str:
+        """The scores of a model, and the yardstick beside them if it is known."""
+        scores = ", ".join(each.say(row[each.name]) for each in self.metrics)
+        scale = self.against_yardstick(row)
+        return f"{scores} ({scale})" if scale else scores
+
     def worthless(self, scores: Mapping[str, Any]) -> str:
         """A sentence for readers of the scores of a model that does not surpass the yardstick; empty for any other, and
         where that is not known.
@@ -185,6 +195,26 @@ class Metric(Score):
             return ""
         return f"{self.say(before)}, now {'not finite' if after is None else self.show(after)}"
 
+    def gained_nothing(self, result: Mapping[str, Any], *, public: bool) -> str:
+        """A sentence for readers of a model that scores no better than the one that its training began from, by more than
+        chance gives; empty for any other, and where that is not known. ``public``: whether that one is public.
+        """
+        before, after, spread = (result.get(name) for name in (self.initial, self.name, self.spread))
+        if before is None or math.isnan(before):
+            return ""
+        harmed = self.harmed(result)
+        if not public:
+            return f"the model predicts worse than it did before training ({harmed})" if harmed else ""
+        chance = _BY_CHANCE * abs(before) if spread is None or math.isnan(spread) else spread
+        if after is not None and self.cost(before) - self.cost(after) > chance:
+            return ""
+        as_well = "better" if harmed else "as well, as far as chance lets one tell"
+        now = "not finite" if after is None else self.show(after)
+        return (
+            f"the public model that training began from, at ε = 0, scores {as_well} ({self.say(before)}, now {now}): "
+            "hand that on, it costs nothing"
+        )
+
     def caution(self, scores: Mapping[str, Any], text: str = "the evaluation text") -> str:
         """A sentence for readers of a model's scores on a text of which much is ``<unk>``; empty for any other.
 
@@ -196,9 +226,10 @@ class Metric(Score):
         compare = f"compare models by {self.across.title}; " if self.across else ""
         return f"{unknown:.0%} of the words of {text} are <unk>, which is easy to predict: {compare}{_FEWER_UNKNOWN}"
 
-    def cautions(self, scores: Mapping[str, Any]) -> list[str]:
-        """What readers of a model's scores must know: ``caution``, ``worthless``."""
-        return [*filter(None, (self.caution(scores), self.worthless(scores)))]
+    def cautions(self, scores: Mapping[str, Any], *, public: bool = False) -> list[str]:
+        """What readers of a model's scores must know: ``caution``, ``worthless``, ``gained_nothing``."""
+        found = (self.caution(scores), self.worthless(scores), self.gained_nothing(scores, public=public))
+        return [*filter(None, found)]
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -77,7 +77,10 @@ def card(
         (f"Held-out {metric.title}", _scored(metric, result)),
         *_before(metric, result),
         *([("For scale", scale)] if scale else []),
-        *(("Caution", _MARKUP.sub(r"\\\g<0>", caution)) for caution in metric.cautions(result)),
+        *(
+            ("Caution", _MARKUP.sub(r"\\\g<0>", caution))
+            for caution in metric.cautions(result, public=config.starts_public)
+        ),
         ("Rounds", f"{result['rounds']} of {training.num_rounds} planned"),
         *(
             [("Base model", _base_model(config) or "not published")]

@@ -50,7 +50,7 @@ from uedp_ray.training.checks import (
 )
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_public_text, check_unseen, check_warm_start
-from uedp_ray.training.host import check_gpus, connected, ray_session, train
+from uedp_ray.training.host import check_gpus, connected, ray_session, tell_cautions, train
 from uedp_ray.training.paths import TEXT, for_use
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
@@ -221,6 +221,7 @@ def _train_variant(
         part_of="comparison",
         reporter=reporter,
     )
+    tell_cautions(variant, result, reporter)
     metric = metric_of(config)
     known = {key: result[key] for key in (*metric.names, *_STATED)}
     return {"name": name, **known, **{key: result.get(key) for key in metric.yardstick_of(None)}}

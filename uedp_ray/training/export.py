@@ -24,7 +24,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from uedp_ray.answers import export_epsilon
-from uedp_ray.config import RunConfig, dump_config, to_dict
+from uedp_ray.config import RunConfig, as_yaml, to_dict
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
@@ -163,7 +163,7 @@ def export_run(
         "delta": privacy.delta,
         "unit": total.unit,
         "settled_by_results": total.settled_by_results,
-        "cautions": cautions_of(config, total.epsilon) + metric.cautions(found.result),
+        "cautions": cautions_of(config, total.epsilon) + metric.cautions(found.result, public=config.starts_public),
     }
 
 
@@ -182,9 +182,7 @@ def _write(
     for name, ledger in named.items():
         (new / name).parent.mkdir(exist_ok=True)
         _copy_ledger(ledger, new / name)
-    dump_config(config, new / "config.yaml")
-    settings = (new / "config.yaml").read_text(encoding="utf-8")
-    (new / "config.yaml").write_text(_OF_THE_RUN + settings, encoding="utf-8")
+    (new / "config.yaml").write_text(_OF_THE_RUN + as_yaml(config), encoding="utf-8")
     stated = {
         "rule": total.rule,
         "delta": config.privacy.delta,

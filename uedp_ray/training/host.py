@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,17 +126,21 @@ def train(
         with suppress(InputError):  # of this machine only; nothing depends on it
             speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
         result = run.load_result(metric)
-        for caution in metric.cautions(result):
-            reporter.say(f"caution: {caution}")
-        if change := metric.harmed(result):
-            reporter.say(
-                f"caution: the model predicts worse than it did before training ({change}): try a lower "
-                "training.server_learning_rate, less noise, or clip norms closer to those of the gradients"
-            )
-        if result["private"] and config.privacy.target_epsilon is None:  # else it was said before training
-            for caution in weakness(result["epsilon"][config.privacy.unit] or 0.0):
-                reporter.say(f"caution: {caution}")
         return result | speed | {"run_dir": run.address}
+
+
+def tell_cautions(config: RunConfig, result: Mapping[str, Any], reporter: Reporter) -> None:
+    """Tells what readers of the result of ``train`` must know: for commands whose answer does not."""
+    metric = metric_of(config)
+    found = metric.cautions(result, public=config.starts_public)
+    if result["private"] and config.privacy.target_epsilon is None:  # else it was said before training
+        found += weakness(result["epsilon"][config.privacy.unit] or 0.0)
+    for caution in found:
+        reporter.say(f"caution: {caution}")
+    if metric.harmed(result):
+        reporter.say(
+            "what may help: a lower training.server_learning_rate, less noise, or clip norms closer to those of gradients"
+        )
 
 
 def own_folder() -> Path:

@@ -336,7 +336,7 @@ def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporte
     size = text_size(texts, vocabulary, config.model.max_length)
     size.warn(reporter)
     if unknown := metric_of(config).caution({UNKNOWN.name: size.unk_share}):
-        reporter.say(f"warning: {unknown}")
+        reporter.say(f"caution: {unknown}")
     return size
 
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from uedp_ray.tasks.metric import PERPLEXITY
+
+AS_WELL = "scores as well, as far as chance lets one tell (perplexity 100.0, now 99.5): hand that on, it costs nothing"
+
+
+@pytest.mark.parametrize(
+    ("after", "spread", "told"),
+    [
+        (97.0, None, ""),
+        (99.5, None, AS_WELL),
+        (99.5, math.nan, AS_WELL),
+        (97.0, 5.0, "scores as well"),
+        (99.5, 0.1, ""),
+        (120.0, None, "scores better (perplexity 100.0, now 120.0)"),
+        (None, None, "scores better (perplexity 100.0, now not finite)"),
+    ],
+)
+def test_that_the_public_model_scores_as_well_is_told(after, spread, told):
+    """Only that a model is worse was, and not where its card and the first screen of its report are read."""
+    scores = {"initial_perplexity": 100.0, "perplexity": after, "perplexity_std": spread}
+    said = " ".join(PERPLEXITY.cautions(scores, public=True))
+    assert bool(said) == bool(told)
+    assert told in said
+    harmed = after is None or after > 100
+    assert len(PERPLEXITY.cautions(scores)) == harmed, "a start that is not public: nothing to hand on in its place"
+    for unknown in (None, math.nan):
+        assert not PERPLEXITY.cautions(scores | {"initial_perplexity": unknown}, public=True)
