@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 import statistics
 
@@ -12,11 +14,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.told import Told
 from tests.training.runs import run_config
 from tests.training.test_run import hand_perplexity
-from uedp_ray.errors import InputError
+from uedp_ray.corpus.store import open_corpus
+from uedp_ray.errors import InputError, TextError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import load_model
+from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.training.epochs import mean_loss
+from uedp_ray.training.evaluate import public_row
+from uedp_ray.training.paths import for_use
 from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.run_vocabulary import make_vocabulary
 
 TEXT = [{"format": "synthetic", "num_users": 8, "part": "public"}]
 
@@ -49,6 +56,27 @@ def test_what_of_the_evaluation_text_is_unknown_is_said_before_hours_of_training
     assert warned < events.index(next(said for said in events if isinstance(said, tuple))), "before the first step"
     (tmp_path / "other.txt").unlink()
     assert "evaluation.unk_share" not in pretrain(config, tmp_path / "again"), "it may be elsewhere"
+
+
+def test_the_model_is_scored_on_the_text_that_the_answer_is_scored_on(corpora, tmp_path):
+    """A user knew its score on its own kind of text alone, until a search began."""
+    said = []
+    config = config_of(corpora)
+    result = pretrain(config, tmp_path / "out", reporter=Told(say=said.append))
+    start = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=result["checkpoint"]))
+    row = public_row("", start, make_vocabulary(for_use(start)))
+    for name in ("perplexity", "bits_per_byte", "unk_share", "bzip2_bits_per_byte"):
+        assert result[f"evaluation.{name}"] == row[name]
+    assert f"the public model on corpus.evaluation: {PERPLEXITY.told(row)}" in said
+    private = itertools.chain.from_iterable(each for _, each in open_corpus(corpora / "private").texts())
+    (tmp_path / "copy.txt").write_text("\n".join(private))
+    text = {"format": "text", "path": str(tmp_path / "copy.txt")}
+    protected = run_config(corpora, corpus={"evaluation": text}, pretrain={"text": TEXT, "num_steps": 1})
+    with pytest.raises(TextError, match=r"of its running text with corpus\.source"):
+        pretrain(protected, tmp_path / "again")
+    gone = {"evaluation": {"path": str(corpora / "held_out")}, "source": {"path": str(tmp_path / "gone")}}
+    result = pretrain(run_config(corpora, corpus=gone, pretrain={"text": TEXT, "num_steps": 1}), tmp_path / "again")
+    assert "evaluation.perplexity" not in result, "what cannot be compared may be the protected text"
 
 
 def test_what_is_saved_loads_and_predicts_text_it_has_not_seen(pretrained, corpora):

@@ -80,25 +80,29 @@ def score(
     return task.value(total, count)
 
 
+def scores_on(texts: Sequence[str], config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The scores, and the yardstick, of the model that ``config`` starts from."""
+    device = pick_device(config)
+    sentences = encode_texts(texts, vocabulary, config.model.max_length)
+    task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
+    size = text_size(texts, vocabulary, config.model.max_length)
+    with ALONE:
+        found = score(initial_model(config, vocabulary).to(device), task, sentences, device=device)
+    return task.scores(found, size) | metric_of(config).yardstick_of(size)
+
+
 def public_row(name: str, config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """The scores of a model that never saw the private corpus: its epsilon is 0 for every unit.
 
     ``config`` has prepared corpora; without ``model.warm_start`` the model is the untrained one.
     """
     config = for_use(config)
-    device = pick_device(config)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)
     texts = [text for _, user_texts in corpus.texts() for text in user_texts]
-    sentences = encode_texts(texts, vocabulary, config.model.max_length)
-    task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
-    size = text_size(texts, vocabulary, config.model.max_length)
-    with ALONE:
-        found = score(initial_model(config, vocabulary).to(device), task, sentences, device=device)
     return {
         "name": name,
-        **task.scores(found, size),
-        **metric_of(config).yardstick_of(size),
+        **scores_on(texts, config, vocabulary),
         "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.unit,

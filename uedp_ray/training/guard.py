@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -99,9 +100,24 @@ def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig
 
     Raises: TextError naming ``field`` and its ``source``.
     """
-    named = source.where
     if other.digest == private.digest:
-        raise TextError(field, named, f"it is the text of corpus.source: {remedy}")
+        raise TextError(field, source.where, f"it is the text of corpus.source: {remedy}")
+    return check_apart(private, other, field, source, remedy)
+
+
+class Read(Protocol):
+    """What is compared of a text: a prepared one, or one that was read for that."""
+
+    @property
+    def text_sketch(self) -> Hashes: ...
+
+    @property
+    def user_names(self) -> Hashes: ...
+
+
+def check_apart(private: Read, other: Read, field: str, source: SourceConfig, remedy: str) -> Compared:
+    """``check_other`` of texts that may not be prepared."""
+    named = source.where
     users = shared_users(private.user_names, other.user_names)
     if users:
         raise TextError(field, named, f"some of its users are in corpus.source ({_ALIKE}): {remedy}")

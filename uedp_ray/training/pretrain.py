@@ -12,14 +12,14 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
-from uedp_ray.corpus.overlap import Hashes, Sketch
+from uedp_ray.corpus.overlap import Hashes, Sketch, user_names
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.textsize import sampled_size, tell_cut, text_size
 from uedp_ray.corpus.tokens import encoded
@@ -35,9 +35,9 @@ from uedp_ray.tasks.metric import PERPLEXITY, UNKNOWN, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
-from uedp_ray.training.evaluate import score
+from uedp_ray.training.evaluate import score, scores_on
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.guard import TEXT_SKETCH, check_public_text, check_start
+from uedp_ray.training.guard import TEXT_SKETCH, Read, check_apart, check_public_text, check_start, name_other_users
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -56,10 +56,11 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
     Args:
       reporter: gets every step.
 
-    Returns: perplexity and bits per byte before and after on held-out public sentences, the share of ``<unk>`` there and,
-      where it can be read, in ``corpus.evaluation``, and the checkpoint folder.
+    Returns: perplexity and bits per byte before and after on held-out public sentences, the share of ``<unk>`` there, the
+      checkpoint folder and, as ``evaluation.…``, the scores on ``corpus.evaluation``, where it and the private text can be
+      read and share nothing.
     Raises: InputError if there is no public text, or ``out`` is not empty; TextError if the text is the private text of the
-      same file, or its evaluation text.
+      same file, or its evaluation text, or if those two share text or users.
     """
     check_pretraining(config)
     out = folder_only(out).resolve()
@@ -72,22 +73,52 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
             raise InputError("--out", str(out), "is not empty: name another folder")
         reporter.say("comparing the public text with the private and the evaluation text")
         used = for_use(config).corpus
-        private = _sketch(used.source) if config.privacy.noise == "calibrated" else None
-        check_public_text(config, private, None if used.evaluation is None else _sketch(used.evaluation))
-        return pretrain_into(config, out, reporter=reporter)
+        protected = config.privacy.noise == "calibrated"
+        private = _read(used.source) if protected else None
+        evaluation = None if used.evaluation is None else _read(used.evaluation)
+        check_public_text(config, *(None if text is None else text.text_sketch for text in (private, evaluation)))
+        source = config.corpus.evaluation
+        if private is not None and evaluation is not None and source is not None:
+            check_apart(private, evaluation, "corpus.evaluation", source, name_other_users(source))
+        result = pretrain_into(config, out, reporter=reporter)
+        if evaluation is None or (protected and private is None):  # a score of protected text would be uncharged
+            return result
+        checkpoint = result.pop("checkpoint")
+        return result | _on_evaluation(config, checkpoint, reporter) | {"checkpoint": checkpoint}
 
 
-def _sketch(source: SourceConfig) -> Hashes | None:
+class _Read(NamedTuple):
+    text_sketch: Hashes
+    user_names: Hashes
+
+
+def _read(source: SourceConfig) -> Read | None:
     """What shows shared text; None if the text cannot be read here: it is compared when a run starts."""
     try:
         if source.format == "prepared":
-            return open_corpus(source.path).text_sketch
-        sketch = Sketch()
+            return open_corpus(source.path)
+        sketch, users = Sketch(), set[str]()
         for sentence in readers.read(source):
             sketch.add(sentence.user, sentence.text)
-        return sketch.hashes
+            users.add(sentence.user)
+        return _Read(sketch.hashes, user_names(users if readers.numbered(source) is None else ()))
     except (InputError, OSError):
         return None
+
+
+def _on_evaluation(config: RunConfig, start: str, reporter: Reporter) -> dict[str, Any]:
+    """The scores of the pre-trained model on ``corpus.evaluation``, as a sweep tells them before its first trial."""
+    config = for_use(dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start)))
+    source, metric = config.corpus.evaluation, metric_of(config)
+    assert source is not None  # it was read
+    texts = [sentence.text for sentence in readers.read(source)]
+    with blamed("training.batch_tokens", config.training.batch_tokens):
+        row = scores_on(texts, config, make_vocabulary(config))
+    reporter.say(f"the public model on corpus.evaluation: {metric.told(row)}")
+    if caution := metric.worthless(row):
+        reporter.say(f"caution: {caution}")
+    told = (*metric.scores, *filter(None, [metric.yardstick]))
+    return {score.on("evaluation"): row[score.name] for score in told}
 
 
 def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
