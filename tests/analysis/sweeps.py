@@ -18,6 +18,7 @@ from uedp_ray.config import RunConfig, dump_config, from_dict, to_dict
 from uedp_ray.jsontext import to_json
 from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.search.columns import TIMES
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.units import UNITS
@@ -42,6 +43,8 @@ SPACE: dict[str, Any] = {
 }
 UNUSUAL = {3: "failed", 5: "refused", 7: "stopped", 9: "running"}
 """Every ten trials one each. Of a sweep that is finished none runs: that one failed before its first round."""
+RESUMED = 4
+"""The trial that was started once more, 20 seconds after its start."""
 _SCORES = ("perplexity", "bits_per_byte", "unk_share")
 _INITIAL = {"initial_perplexity": 133.0, "initial_bits_per_byte": math.log2(133.0) / 5, "bzip2_bits_per_byte": 2.0}
 REASONS = {
@@ -190,7 +193,7 @@ def _trial(
         **dict.fromkeys(("epsilon", *(f"epsilon_{name}" for name in UNITS)), None),
         "delta": base.privacy.delta,
         "unit": base.privacy.unit,
-        **dict.fromkeys(("noise_multiplier", "rounds", "planned_rounds", "charged", "seconds"), None),
+        **dict.fromkeys(("noise_multiplier", "rounds", "planned_rounds", "charged", *TIMES), None),
         "run_dirs": [],
     }
     if state == "refused":
@@ -215,10 +218,14 @@ def _trial(
         "charged": rounds * seeds,
         "rounds": rounds,
         "planned_rounds": config.training.num_rounds,
-        "seconds": 3.5 * rounds,
+        **dict(
+            zip(TIMES, (30.0 * number, 30.0 * number + 20 if number == RESUMED else None, 3.5 * rounds), strict=True)
+        ),
         **_INITIAL,
     }
     row["noise_multiplier"] = None if plan.mechanism is None else plan.mechanism.noise_multiplier
+    if state == "running":
+        row["seconds"] = None
     if state in ("done", "stopped"):
         row["perplexity"] = float(np.mean(perplexities))
         row["perplexity_std"] = float(np.std(perplexities, ddof=1)) if seeds > 1 else None

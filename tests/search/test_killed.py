@@ -7,7 +7,7 @@ import signal
 import psutil
 
 from tests.search.processes import charged, check_whole, command, ended, long_sweep, wait_until
-from tests.search.sweeps import journal_states
+from tests.search.sweeps import journal_states, table
 
 
 def trials_of(driver):
@@ -45,4 +45,9 @@ def test_a_driver_killed_then_interrupted_and_then_a_killed_trial_lose_nothing(c
     trial = trials_of(psutil.Process(resumed.pid))[0]  # whichever: both have rounds left
     trial.kill()
     check_whole(out, ended(resumed))
+    rows = table(out)
+    assert any(row["resumed"] is not None for row in rows)
+    assert all(
+        row["resumed"] is None or row["started"] < row["resumed"] < row["started"] + row["seconds"] for row in rows
+    )
     assert all(charged(out)[name] >= count for name, count in (before | between).items())

@@ -17,7 +17,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
 from uedp_ray.search.feasibility import alone
 from uedp_ray.search.samplers import SAMPLERS, Sampler
-from uedp_ray.search.study import NAME, Study, _seeded_sampler, outcome, refused
+from uedp_ray.search.study import NAME, Study, _seeded_sampler, outcome, refused, started
 
 FREE = {"privacy.noise_multiplier": {"uniform": [0.3, 6.0]}, "training.num_rounds": {"integer": [2, 30]}}
 
@@ -82,6 +82,41 @@ def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_els
     assert again.trials[done.number].values == [90.0]
     assert again.trials[failed.number].user_attrs["reason"] == "diverged"
     assert again.ended(count_refused=False) == 2
+
+
+def test_when_trials_started_and_were_started_once_more_is_kept(sweep, journal):
+    study = Study.open(sweep, journal)
+    study.fix_lag(3)
+    done, begun = (next_allowed(study) for _ in range(2))
+    study.finish(done.number, score=90.0, epsilon=3.0)
+    again = Study.open(sweep, journal)
+    assert again.ask(alone(sweep)) == begun
+    first = again.trials[0]
+    times = {trial.number: started(trial, first) for trial in again.trials}
+    assert times[first.number] == (None if refused(first) else 0.0, None)
+    assert times[done.number][1] is None
+    since, once_more = times[begun.number]
+    assert 0 <= times[done.number][0] <= since < once_more
+    assert all(times[trial.number] == (None, None) for trial in again.trials if refused(trial))
+
+
+def test_the_times_of_the_winners_training_are_kept_and_those_of_one_that_was_killed_begin_with_its_first_start(
+    sweep, journal
+):
+    study = Study.open(sweep, journal)
+    next_allowed(study)
+    assert study.winner_trained is None
+    with pytest.raises(KeyboardInterrupt), study.training_winner():
+        raise KeyboardInterrupt
+    killed = Study.open(sweep, journal).winner_trained
+    assert killed["started"] > 0
+    assert killed["seconds"] is None
+    again = Study.open(sweep, journal)
+    with again.training_winner():
+        pass
+    whole = Study.open(sweep, journal).winner_trained
+    assert whole["started"] == killed["started"]
+    assert whole["seconds"] > 0
 
 
 def test_points_fixed_beforehand_come_in_order_and_once(sweep, journal):
@@ -198,6 +233,8 @@ def test_the_journal_opens_with_optuna_alone(sweep, journal):
         ('"step":2', '"step":"x"'),
         ('"intermediate_value":150.0', '"intermediate_value":"x"'),
         ('"param_name":"training.num_rounds"', '"param_name":3'),
+        ('"user_attr":{"again":', '"user_attr":{"again":"now","was":'),
+        ('"user_attr":{"winner":{"started":', '"user_attr":{"winner":{"started":"now","was":'),
         ('"param_name":"training.num_rounds"', '"param_name":"training.rounds"'),
     ],
 )
@@ -206,7 +243,10 @@ def test_what_optuna_lets_through_is_found_before_it_is_used(sweep, journal, pla
     study.fix_lag(2)
     asked = next_allowed(study)
     study.report(asked.number, 2, 150.0)
+    study.resumed(asked.number)
     study.finish(asked.number, score=90.0, epsilon=3.0)
+    with study.training_winner():
+        pass
     written = journal.read_text()
     assert place in written
     journal.write_text(written.replace(place, value))

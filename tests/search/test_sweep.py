@@ -73,6 +73,10 @@ def test_the_table_on_disk_is_the_answer(grid):
     assert answer.keys() - stored.keys() == {"sweep_dir", "export", "cautions"}
     assert stored["trials"] == answer["trials"]
     assert stored["best"] == answer["best"] | {"run_dir": "trials/0001"}
+    assert [row["started"] is None for row in rows] == [row["state"] == "refused" for row in rows]
+    assert 0 <= rows[1]["started"] < rows[3]["started"]
+    assert [row["resumed"] for row in rows] == [None] * 4
+    assert answer["winner_trained"] is None, "it is one of the trials"
     assert answer["best"]["trial"] == "0001"
     assert answer["best"]["run_dir"] == str(out / "trials" / "0001")
     assert answer["sweep_dir"] == str(out)
@@ -232,6 +236,8 @@ def test_rule_public_searches_on_public_text_and_trains_the_winner_once(corpora,
     assert "Perplexity on the search's text" in shown
     assert f"(from {winner['initial_perplexity']:.1f}, " in shown
     kept = files(tmp_path / "out" / "winner")
+    assert answer["winner_trained"]["started"] >= max(row["started"] + row["seconds"] for row in answer["trials"])
+    assert answer["winner_trained"]["seconds"] > 0
     assert sweep(config, tmp_path / "out", resume=True) == answer
     more = sweep_config(corpora, tmp_path, search=search | {"trials": 3})
     with pytest.raises(InputError, match=r"search.trials = 3: the winner was trained on the private text already"):

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from uedp_ray.search.feasibility import alone
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import fix_terms
-from uedp_ray.search.study import Study, outcome
+from uedp_ray.search.study import Study, outcome, started
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
 from uedp_ray.search.sync import prepared
 from uedp_ray.search.trial import run_trial
+from uedp_ray.search.tuning import _Restarts
 from uedp_ray.storage.files import make_folder
 from uedp_ray.training import worker
 from uedp_ray.training.host import train
@@ -216,6 +218,21 @@ def test_a_trial_whose_gpu_fails_is_tried_on_another_which_the_first_is_kept_fro
     assert searcher.suggest("f") == StudySearcher.FINISHED
     assert (states(study), searcher.failure, searcher.unfinished) == (["COMPLETE"] * 3, None, 0)
     assert well["number"] == 1
+    assert [once_more(trial) for trial in study.trials] == [True, False, False]
+
+
+def once_more(trial):
+    """Whether a trial was started once more."""
+    return started(trial, trial)[1] is not None
+
+
+def test_a_trial_whose_process_died_was_started_once_more(search):
+    """Tune starts it again by itself, and asks for no point."""
+    searcher, study = search(left=2)
+    searcher.suggest("a")
+    searcher.suggest("b")
+    _Restarts(searcher).on_trial_recover(1, [], SimpleNamespace(trial_id="b"))
+    assert [once_more(trial) for trial in study.trials] == [False, True]
 
 
 def test_without_a_device_left_the_search_stops_and_no_point_is_burnt(search):

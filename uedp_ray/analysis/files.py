@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from uedp_ray.errors import InputError
@@ -25,6 +27,8 @@ from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.tables import MAX_BYTES, read_bounded
 
 UNITS = ("user-entity", "user", "entity")
+NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
+"""The pandas type of a column of Parquet in which values may be missing."""
 _RUN = re.compile(r"(trials/[\w-]{1,64}|winner)", re.ASCII)
 _NAMED = string(r"[\w-]{1,64}", "the name of a trial")
 
@@ -108,6 +112,7 @@ def _complete(tree: Any, config: SweepConfig) -> None:
     if isinstance(best := tree.get("best"), dict):
         for key in config.metric.references:
             best.setdefault(key, None)
+    tree.setdefault("winner_trained", None)
     if isinstance(price := tree.get("selection"), dict):
         price.setdefault("settled_by_results", "odometer" in str(price.get("accountant")))
 
@@ -153,6 +158,7 @@ def _check_result(tree: Any, config: SweepConfig) -> None:
             "counts": record(dict.fromkeys(states, number(0, whole=True))),
             "selection": record(selection),
             "references": list_of(record(reference)),
+            "winner_trained": record({"started": number(), "seconds": number(nothing=True)}, nothing=True),
             "trials": list_of(record(trial)),
         }
     )(tree, "")
@@ -176,3 +182,34 @@ def holds(dimension: Dimension, value: Any) -> bool:
     low, high = dimension.values
     room = 1e-9 * max(abs(low), abs(high))
     return isinstance(value, Number) and low - room <= value <= high + room
+
+
+def check_columns(name: str, root: Path, table: pa.Table, columns: Iterable[str]) -> None:
+    """Raises: InputError unless a table has each of these columns once."""
+    for column in columns:
+        if table.column_names.count(column) != 1:
+            raise InputError(
+                name, str(root), f"lacks the column {column}, or has it twice: read it with its own version"
+            )
+
+
+def typed(name: str, root: Path, table: pa.Table, dtypes: Mapping[str, str]) -> pd.DataFrame:
+    """Returns somebody else's table as a frame. Raises: InputError for what these types cannot hold."""
+    for column in (each for each, dtype in dtypes.items() if dtype in ("float64", "Int64", "int64")):
+        kind = table.schema.field(column).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+            raise InputError(f"{name}: {column}", str(kind)[:60], "has a column of another type: expected numbers")
+    try:
+        return table.to_pandas(types_mapper=NULLABLE.get).astype(dtypes)
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0][:80]
+        raise InputError(name, str(root), f"has a column of another type ({reason})") from None
+
+
+def check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> None:
+    """Raises: InputError for a number that no run writes; missing values pass."""
+    for column, low in least.items():
+        wrong = (frame[column] < low).fillna(False).astype(bool)
+        if wrong.any():
+            value = frame[column][wrong].iloc[0]
+            raise InputError(f"{name}: {column}", str(value)[:60], f"expected a number from {low:g}")

@@ -8,17 +8,20 @@
 ``trials`` has one row per trial. dtypes: ``trial state reason method unit`` string; ``number`` int64;
 ``seeds rounds charged`` Int64; ``feasible tied_with_best pareto`` boolean; ``perplexity perplexity_std bits_per_byte
 unk_share initial_perplexity initial_bits_per_byte bzip2_bits_per_byte epsilon epsilon_user-entity epsilon_user
-epsilon_entity delta noise_multiplier seconds passes`` float64; ``run_dirs`` lists of text. ``passes`` is the work of one
-run, in passes over the text: its rounds times q_u. A searched setting has a column with its dotted name: float64 for
-ranges, Int64 for integers, as written for choices.
+epsilon_entity delta noise_multiplier started resumed seconds passes`` float64; ``run_dirs`` lists of text. ``started`` is
+when a trial was started, ``resumed`` when it was last started once more, both in seconds since the search began, and
+``seconds`` the time from its first start to its end. ``passes`` is the work of one run, in passes over the text: its rounds
+times q_u. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as written for
+choices.
 A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
 
-What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is.
+What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is. Times are never
+public: they may depend on the private text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,19 +31,29 @@ import pandas as pd
 import pyarrow as pa
 
 from uedp_ray.analysis.axes import point_of
-from uedp_ray.analysis.files import UNITS, holds, inside, read_result, read_table, run_dir
+from uedp_ray.analysis.files import (
+    NULLABLE,
+    UNITS,
+    check_columns,
+    check_least,
+    holds,
+    inside,
+    read_result,
+    read_table,
+    run_dir,
+    typed,
+)
 from uedp_ray.config import RunConfig, load_config, to_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.search.columns import COLUMNS, columns_of
+from uedp_ray.search.columns import COLUMNS, TIMES, columns_of
 from uedp_ray.search.ended import holds_all
 from uedp_ray.search.proxies import agreement
 from uedp_ray.search.space import Space, settings_of
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.tasks.metric import Metric, metric_in
 
-_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
-_DTYPES = {kind: dtype.name for kind, dtype in _NULLABLE.items()}
+_DTYPES = {kind: dtype.name for kind, dtype in NULLABLE.items()}
 _DTYPES |= {pa.float64(): "float64", pa.list_(pa.string()): "object"}
 _LEAST = {
     **dict.fromkeys(("epsilon", *(f"epsilon_{unit}" for unit in UNITS), "noise_multiplier"), 0.0),
@@ -71,6 +84,8 @@ class Sweep:
     """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN for no guarantee)."""
     finished: bool
     """Whether ``result.json`` exists and covers all trials."""
+    winner_trained: Mapping[str, Any] | None = None
+    """When the winner's own training ``started``, and its ``seconds``, as a trial's; None without one, or not known."""
     published_space: Space | None = None
     """The space without paths, for a sweep as others may see it (``publish.publishable``)."""
 
@@ -207,12 +222,13 @@ def load_sweep(path: str | Path) -> Sweep:
         selection=result["selection"],
         references=references.astype({"name": "string", config.metric.name: "float64", "epsilon": "float64"}),
         finished=finished,
+        winner_trained=result["winner_trained"],
     )
 
 
 def _completed(table: pa.Table, metric: Metric) -> pa.Table:
     """The table with an empty column for what earlier versions did not keep."""
-    for key in metric.references[1:]:
+    for key in (*metric.references[1:], *TIMES):
         if key not in table.column_names:
             table = table.append_column(key, pa.nulls(table.num_rows, pa.float64()))
     return table
@@ -297,14 +313,14 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     """Returns the table as a frame. Raises: InputError for columns, types, states, runs or settings that no sweep writes."""
     space, metric = config.parsed_space, config.metric
     dtypes = {name: _DTYPES[kind] for name, kind in columns_of(config).items()} | {"number": "int64"}
-    _check_columns("trials.parquet", path, table, (*dtypes, *space))
+    check_columns("trials.parquet", path, table, (*dtypes, *space))
     ranges = {key: _RANGES[each.kind] for key, each in space.items() if not each.is_choice}
     kind = table.schema.field("run_dirs").type
     if kind not in (pa.null(), pa.list_(pa.null()), COLUMNS["run_dirs"]):
         raise InputError(
             "trials.parquet: run_dirs", str(kind)[:60], "has a column of another type: expected lists of text"
         )
-    frame = _typed("trials.parquet", path, table, dtypes | ranges)
+    frame = typed("trials.parquet", path, table, dtypes | ranges)
     for key, dimension in space.items():
         for value in frame[key].dropna():
             if not holds(dimension, value):
@@ -320,7 +336,7 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
     least = {score.name: score.least for score in metric.scores} | {metric.spread: 0.0}
     least |= {each.initial: each.least for each in metric.metrics}
     least |= dict.fromkeys(config.score_columns.values(), metric.least)
-    _check_least("trials.parquet", frame, _LEAST | least)
+    check_least("trials.parquet", frame, _LEAST | least)
     done = frame[frame["state"] == "done"]
     for column, lacks in (
         (metric.name, done[metric.name].isna()),
@@ -338,42 +354,12 @@ def _checked_trials(path: Path, table: pa.Table, config: SweepConfig) -> pd.Data
 def _read_rounds(root: Path, path: Path, metric: Metric) -> pd.DataFrame:
     name, least = str(path.relative_to(root)), {"round": 0, metric.name: metric.least}
     table = read_table(root, name)
-    _check_columns(name, root, table, least)
+    check_columns(name, root, table, least)
     once = [field.name for field in table.schema if table.column_names.count(field.name) == 1]
     kept = [each for each in once if pa.types.is_floating(table.schema.field(each).type) or each in least]
-    frame = _typed(name, root, table.select(kept), {"round": "int64", metric.name: "float64"})
-    _check_least(name, frame, least)
+    frame = typed(name, root, table.select(kept), {"round": "int64", metric.name: "float64"})
+    check_least(name, frame, least)
     return frame
-
-
-def _check_columns(name: str, root: Path, table: pa.Table, columns: Iterable[str]) -> None:
-    for column in columns:
-        if table.column_names.count(column) != 1:
-            raise InputError(
-                name, str(root), f"lacks the column {column}, or has it twice: read it with its own version"
-            )
-
-
-def _typed(name: str, root: Path, table: pa.Table, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    """Returns somebody else's table as a frame. Raises: InputError for what these types cannot hold."""
-    for column in (each for each, dtype in dtypes.items() if dtype in ("float64", "Int64", "int64")):
-        kind = table.schema.field(column).type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-            raise InputError(f"{name}: {column}", str(kind)[:60], "has a column of another type: expected numbers")
-    try:
-        return table.to_pandas(types_mapper=_NULLABLE.get).astype(dtypes)
-    except (TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:80]
-        raise InputError(name, str(root), f"has a column of another type ({reason})") from None
-
-
-def _check_least(name: str, frame: pd.DataFrame, least: Mapping[str, float]) -> None:
-    """Raises: InputError for a number that no run writes; missing values pass."""
-    for column, low in least.items():
-        wrong = (frame[column] < low).fillna(False).astype(bool)
-        if wrong.any():
-            value = frame[column][wrong].iloc[0]
-            raise InputError(f"{name}: {column}", str(value)[:60], f"expected a number from {low:g}")
 
 
 def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
@@ -395,4 +381,5 @@ def _so_far(table: pa.Table, config: SweepConfig) -> dict[str, Any]:
             "text": "The price of choosing is computed when the sweep ends.",
         },
         "references": [],
+        "winner_trained": None,
     }

@@ -1,4 +1,4 @@
-"""A sweep as its page may show it to others: searched paths by number, no messages of trials, no noiseless reference.
+"""A sweep as its page may show it to others: paths by number, no messages and times of trials, no noiseless reference.
 
     publishable(load_sweep("runs/words")).trials["vocabulary.path"]     # as it was, except for folders: path 1, path 2
 
@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from uedp_ray.analysis.frames import Sweep
@@ -18,6 +19,7 @@ from uedp_ray.config import RunConfig, to_dict
 from uedp_ray.config.files import names_file
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.redact import published as published_config
+from uedp_ray.search.columns import TIMES
 from uedp_ray.search.space import Dimension, Space
 
 Names = Mapping[str, Mapping[Any, str]]
@@ -25,13 +27,14 @@ Names = Mapping[str, Mapping[Any, str]]
 
 
 def publishable(sweep: Sweep) -> Sweep:
-    """Returns the sweep without paths, trials' reasons and what no epsilon pays for. Its files, still named, have them.
+    """Returns the sweep without paths, trials' reasons and times, or what no epsilon pays for. Its files have them.
 
     A searched path is ``path 1``, ``path 2``, … in the order of its choices. The name of a hub's model or tokenizer is kept
     if a finished run shows that it is one: no file of that name was there.
     """
     names = {key: _names(sweep, sweep.space[key]) for key in sweep.space if names_file(RunConfig, key)}
     trials = sweep.trials.assign(
+        **dict.fromkeys(TIMES, np.nan),  # whatever the rule: how long a round takes may depend on who was drawn
         reason=pd.Series(pd.NA, index=sweep.trials.index, dtype="string"),  # an error message may reveal text
         **{key: _shown(sweep.trials[key], shown) for key, shown in names.items()},
     )
@@ -43,6 +46,7 @@ def publishable(sweep: Sweep) -> Sweep:
         trials=trials,
         best=best,
         references=sweep.references[sweep.references["name"] != "noiseless"],
+        winner_trained=None,
         published_space=Space({key: _dimension(each, names) for key, each in sweep.space.items()}),
     )
 

@@ -201,7 +201,8 @@ def report(
         Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
     ] = None,
     publish: Annotated[
-        bool, typer.Option("--publish", help="For others: without paths, error messages and the noiseless reference.")
+        bool,
+        typer.Option("--publish", help="For others: without paths, times, error messages and the noiseless reference."),
     ] = False,
     as_json: Json = False,
 ) -> None:

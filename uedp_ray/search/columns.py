@@ -15,6 +15,9 @@ import pyarrow as pa
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.units import UNITS
 
+TIMES = ("started", "resumed", "seconds")
+"""When a trial was first started, and last started once more after its process had died, in seconds since the search began;
+and the seconds from its first start to its end. They may depend on the private text: nothing that is published has them."""
 _FIRST = {
     "trial": pa.string(),
     "number": pa.int64(),
@@ -35,7 +38,7 @@ _LAST = {
     "rounds": pa.int64(),
     "planned_rounds": pa.int64(),
     "charged": pa.int64(),
-    "seconds": pa.float64(),
+    **{name: pa.float64() for name in TIMES},
     "run_dirs": pa.list_(pa.string()),
 }
 COLUMNS = _FIRST | _LAST

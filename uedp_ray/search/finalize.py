@@ -12,6 +12,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from uedp_ray.search.remote import Beside
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point
+from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.sync import keep_terms, prepared
 from uedp_ray.search.trial import pretrained, trial_base
@@ -45,9 +47,17 @@ from uedp_ray.training.rundir import RunDir, settle_run, unused
 
 
 def finalize(
-    config: SweepConfig, folder: SweepDir, rows: list[Row], beside: Beside, reporter: Reporter
+    config: SweepConfig,
+    folder: SweepDir,
+    rows: list[Row],
+    beside: Beside,
+    reporter: Reporter,
+    study: Study | None = None,
 ) -> dict[str, Any]:
-    """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns its content."""
+    """Trains what is left to train, writes ``trials.parquet`` and, last, ``result.json``, and returns its content.
+
+    ``study`` keeps when the winner was trained.
+    """
     for row in rows:
         for run in map(RunDir, folder.runs(row["number"], config.suffixes)):
             if row["state"] in ("failed", "stopped") and run.private.is_dir():
@@ -56,7 +66,7 @@ def finalize(
                     settle_run(run)  # a restart would do this, but there is none
     selection = cost_of_selection(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
-    winner = _winner(config, folder, rows, selection, beside, reporter)  # last: its result is kept at once
+    winner = _winner(config, folder, rows, selection, beside, reporter, study)  # last: its result is kept at once
     if config.search.rule in PILOTS and winner is not None:  # with what that was charged
         selection = cost_of_selection(config, folder, rows, reporter)
     write_table(rows, config, folder.table)
@@ -76,6 +86,7 @@ def finalize(
         "agreement": agreement(config, rows),
         "selection": selection,
         "references": references,
+        "winner_trained": study and study.winner_trained,
     }
     write_json(folder.result, answer)
     folder.storage.publish(folder.config, folder.terms, folder.journal, folder.table, folder.tensorboard, folder.result)
@@ -161,6 +172,7 @@ def _winner(
     selection: dict[str, Any],
     beside: Beside,
     reporter: Reporter,
+    study: Study | None,
 ) -> dict[str, Any] | None:
     """Makes ``winner/`` and returns what is in it: a run on private text, or an export (``repeat_and_select``)."""
     found = best(rows, config.metric)
@@ -190,7 +202,9 @@ def _winner(
         base, part = trial_base(config, folder).base, "sweep"
     winner = run_config(dataclasses.replace(config, base=base), point, allowance)
     named = dataclasses.replace(winner, name="winner")
-    return _train(named, folder, folder.winner, beside, config, reporter, part_of=part)
+    over = RunDir(folder.winner).result.exists()
+    with nullcontext() if study is None or over else study.training_winner():
+        return _train(named, folder, folder.winner, beside, config, reporter, part_of=part)
 
 
 def _exported(

@@ -29,7 +29,7 @@ from uedp_ray.search.feasibility import laid_over
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.proxies import by_seed, of_each, score_of
 from uedp_ray.search.space import Dimension
-from uedp_ray.search.study import REASON, outcome, refused, seconds
+from uedp_ray.search.study import REASON, outcome, refused, seconds, started
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.storage.tables import read_bounded, refusing_damage
@@ -64,16 +64,17 @@ class Rows:
         for trial in trials:
             if trial.state == TrialState.WAITING:
                 continue
-            row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial)
+            row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial, trials[0])
             if outcome(trial).is_finished():
                 self._ended[trial.number] = row
             rows.append(dict(row))
         return ranked(rows, self._sweep.metric)
 
 
-def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
+def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: FrozenTrial) -> Row:
     runs = [run for run in folder.runs(trial.number, sweep.suffixes) if (run / "ledger.jsonl").exists()]
     state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
+    since, again = started(trial, first)
     row: Row = dict.fromkeys(columns_of(sweep)) | {
         "trial": trial_id(trial.number),
         "number": trial.number,
@@ -84,6 +85,8 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial) -> Row:
         "pareto": False,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
+        "started": since,
+        "resumed": again,
         "seconds": seconds(trial),
         "run_dirs": [str(run.relative_to(folder.root)) for run in runs],
     }

@@ -91,6 +91,7 @@ class StudySearcher(Searcher):
 
     def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._again and self.failure is None:
+            self._study.resumed(self._again[0].number)
             return self._hand_out(trial_id, self._again.pop(0))
         refusals = 0
         while self._left > 0 and self.failure is None:
@@ -127,6 +128,12 @@ class StudySearcher(Searcher):
             stopped = self._study.report(self._running[trial_id].number, result["round"], result[self.metric])
             self._changed()
         return stopped
+
+    def recovered(self, trial_id: str) -> None:
+        """Notes that a trial's process died, and that Tune starts the trial once more."""
+        if trial_id in self._running:
+            with self._giving_up():
+                self._study.resumed(self._running[trial_id].number)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         asked = self._running.pop(trial_id, None)

@@ -18,10 +18,9 @@ outcome is in the trial's attribute ``ended``; the function ``outcome`` reads bo
 from __future__ import annotations
 
 import math
-import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,26 +30,23 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, one_of, record
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.feasibility import judge
+from uedp_ray.search.journal import Journal, mend
 from uedp_ray.search.layout import trial_id
 from uedp_ray.search.samplers import make_sampler, sampler_of
 from uedp_ray.search.space import Point
 from uedp_ray.search.stopping import falls_behind
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.storage.files import check_own, check_regular
 from uedp_ray.tasks.metric import Metric
 
 NAME = "sweep"
-_MOST_BYTES = 1 << 30
-"""Most bytes of a journal: a trial takes a few kB."""
 REASON = "reason"
-_ENDED, _LAG, _PLACED = "ended", "lag", "placed"
+_ENDED, _LAG, _PLACED, _AGAIN, _WINNER = "ended", "lag", "placed", "again", "winner"
 _TRAINED = (TrialState.COMPLETE, TrialState.PRUNED)
 _OUTCOME = record(
     {
@@ -60,8 +56,7 @@ _OUTCOME = record(
     },
     nothing=True,
 )
-_LOCK = re.compile(r"\.lock(?:[0-9a-f-]{36}\.rename)?")
-"""How the names of Optuna's lock end."""
+_TIMES = record({"started": number(), "seconds": number(nothing=True)}, nothing=True)
 _UNBOUNDED = 1e9
 """Stands for an infinite constraint: Optuna compares sums of them."""
 
@@ -90,11 +85,11 @@ class Study:
     def open(cls, sweep: SweepConfig, path: Path) -> Study:
         """Creates the journal ``path``, or continues it."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        _mend(path)
+        mend(path)
         multi, metric = sampler_of(sweep.search.searcher).minimizes_epsilon, sweep.metric
         try:
             study = optuna.create_study(
-                storage=JournalStorage(_Journal(str(path))),
+                storage=JournalStorage(Journal(str(path))),
                 study_name=NAME,
                 directions=[metric.direction, "minimize"][: 1 + multi],
                 load_if_exists=True,
@@ -173,6 +168,8 @@ class Study:
             self._asked[trial.number] = trial
             if began is None:
                 self._order.append(trial.number)
+            else:
+                self.resumed(trial.number)
         return Asked(trial.number, point, verdict.reason)
 
     def place(self, begin: Callable[[int], None]) -> None:
@@ -230,6 +227,27 @@ class Study:
         self._asked[number].set_user_attr(REASON, reason)
         self._end(number, TrialState.FAIL, by_settings=by_settings)
 
+    def resumed(self, number: int) -> None:
+        """Records when a trial that was started is started once more; of several times, the last."""
+        start = self.trials[number].datetime_start
+        assert start is not None
+        self._asked[number].set_user_attr(_AGAIN, _passed(start))
+
+    @contextmanager
+    def training_winner(self) -> Iterator[None]:
+        """Records when the training of a winner starts first, and when it ends."""
+        began = self.trials[0].datetime_start
+        assert began is not None
+        times = self._study.user_attrs.get(_WINNER) or {"started": _passed(began), "seconds": None}
+        self._study.set_user_attr(_WINNER, times)
+        yield
+        self._study.set_user_attr(_WINNER, times | {"seconds": _passed(began) - times["started"]})
+
+    @property
+    def winner_trained(self) -> dict[str, float | None] | None:
+        """``started``, in seconds since the search began, and ``seconds``: None until it ends. None if there was none."""
+        return self._study.user_attrs.get(_WINNER)
+
     def leave_open(self, number: int) -> None:
         """Marks a trial whose outcome is not known, and will not be soon: others do not wait for it."""
         self._unknown.add(number)
@@ -251,8 +269,12 @@ class Study:
         if outcome(trial).is_finished():
             return
         assert trial.datetime_start is not None
-        seconds = (datetime.now() - trial.datetime_start).total_seconds()
-        ended = {"state": state.name, "values": values, "seconds": seconds, "by_settings": by_settings}
+        ended = {
+            "state": state.name,
+            "values": values,
+            "seconds": _passed(trial.datetime_start),
+            "by_settings": by_settings,
+        }
         for name, value in {**(told or {}), _ENDED: ended}.items():
             self._asked[number].set_user_attr(name, value)
         if not self._sweep.search.adaptive:
@@ -287,6 +309,21 @@ def seconds(trial: FrozenTrial) -> float | None:
     return None if ended is None else float(ended["seconds"])
 
 
+def started(trial: FrozenTrial, first: FrozenTrial) -> tuple[float | None, float | None]:
+    """Returns when a trial was first started, and when it was last started once more, in seconds since the search began.
+
+    None for a trial that was refused, and for one that was started once. ``first``: the first trial that was asked for.
+    """
+    if trial.datetime_start is None or first.datetime_start is None or refused(trial):
+        return None, None
+    since, again = (trial.datetime_start - first.datetime_start).total_seconds(), trial.user_attrs.get(_AGAIN)
+    return since, None if again is None else since + again
+
+
+def _passed(since: datetime) -> float:
+    return (datetime.now() - since).total_seconds()
+
+
 def refused(trial: FrozenTrial) -> bool:
     """Whether the budget refused the trial's point."""
     return trial.state == TrialState.PRUNED and any(excess > 0 for excess in trial.constraints.values())
@@ -296,6 +333,7 @@ def _check(sweep: SweepConfig, study: optuna.Study) -> None:
     """Raises: some exception for what Optuna accepts from a journal as it is, and our code could not handle."""
     objectives = len(study.directions)
     number(1, whole=True)(study.user_attrs.get(_LAG, 1), _LAG)
+    _TIMES(study.user_attrs.get(_WINNER), _WINNER)
     for trial in study.get_trials(deepcopy=False):
         if not trial.params.keys() <= sweep.parsed_space.keys():
             raise ValueError(trial.number)
@@ -304,6 +342,7 @@ def _check(sweep: SweepConfig, study: optuna.Study) -> None:
                 raise ValueError(trial.number)
         ended = trial.user_attrs.get(_ENDED)
         _OUTCOME(ended, _ENDED)
+        number(nothing=True)(trial.user_attrs.get(_AGAIN), _AGAIN)
         if ended and ended["state"] == "COMPLETE" and len(ended["values"]) != objectives:
             raise ValueError(trial.number)
 
@@ -326,37 +365,3 @@ def _sampler(sweep: SweepConfig, trial_number: int) -> BaseSampler:
 def _seeded_sampler(sweep: SweepConfig, *address: int) -> BaseSampler:
     seed = int(np.random.SeedSequence([sweep.search.seed, *address]).generate_state(1)[0])
     return make_sampler(sweep.search.searcher, sweep.num_trials, seed)
-
-
-class _Journal(JournalFileBackend):
-    """Never appends to a line that a full disk left torn: a search continues for a while after an error, as Tune does."""
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        _cut_torn(Path(self._file_path))
-        super().append_logs(logs)
-
-
-def _mend(path: Path) -> None:
-    """Removes a last line that a kill left torn, and a dead process's lock."""
-    for lock in path.parent.glob(f"{path.name}.lock*"):
-        if not _LOCK.fullmatch(lock.name.removeprefix(path.name)):
-            continue  # the user's
-        if lock.is_dir() and not lock.is_symlink():
-            raise InputError(lock.name, str(lock), "is a folder where Optuna keeps its lock: move it out of the folder")
-        lock.unlink()
-    check_own(path)
-    if path.exists():
-        check_regular(path, "restore a copy, or start again in another folder", most=_MOST_BYTES)
-        _cut_torn(path)
-
-
-def _cut_torn(path: Path) -> None:
-    with path.open("r+b") as file:
-        if not (size := file.seek(0, os.SEEK_END)):
-            return
-        file.seek(size - 1)
-        if file.read(1) == b"\n":
-            return
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        os.fsync(file.fileno())

@@ -113,7 +113,7 @@ def sweep(
             with Beside(config, address) as beside:
                 _search(config, bases, folder, study, rows, beside, reporter)
                 study.close()
-                return finalize(config, folder, rows.read(study.trials), beside, reporter)
+                return finalize(config, folder, rows.read(study.trials), beside, reporter, study)
 
 
 def _refuse(config: SweepConfig, folder: SweepDir, resume: bool) -> None:

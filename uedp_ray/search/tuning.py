@@ -10,6 +10,7 @@ import uuid
 from contextlib import redirect_stdout
 from typing import Any
 
+from ray.tune.callback import Callback
 from ray.tune.stopper import Stopper
 
 from uedp_ray.config import to_dict
@@ -69,7 +70,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
             name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume a name that it knows
             storage_path=str(folder.tensorboard),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
-            callbacks=_trackers(config, folder),
+            callbacks=[_Restarts(searcher), *_trackers(config, folder)],
             verbose=0,
         ),
     )
@@ -100,6 +101,16 @@ class _Stopper(Stopper):
 
     def stop_all(self) -> bool:
         return self._searcher.over
+
+
+class _Restarts(Callback):
+    """Tells the searcher of trials whose process died, and that are started once more."""
+
+    def __init__(self, searcher: StudySearcher):
+        self._searcher = searcher
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._searcher.recovered(trial.trial_id)
 
 
 def _where() -> str:
