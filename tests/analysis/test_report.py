@@ -34,6 +34,7 @@ SECTIONS = [
     "The chosen configuration",
     "Cost of choosing",
     "Perplexity against compute",
+    "When the trials ran",
     "All searched settings",
     "ε against rounds",
     "ε against the number of holders K",
@@ -61,7 +62,7 @@ def page(copies) -> Page:
 
 def test_the_page_is_whole_and_in_order(page):
     assert page.heads == SECTIONS
-    assert page.tags.count("svg") == 7
+    assert page.tags.count("svg") == 8
     assert "Perplexity against ε: All trials have the same ε, to within 1%" in page.text
     assert "Which settings matter: No setting stands out from what chance would give in 8 trials" in page.text
     assert "Do the public texts agree?: The trials have one text" in page.text
@@ -119,9 +120,8 @@ def test_the_first_screen_says_where_the_public_model_does_as_well(copies, tmp_p
 
 def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_path):
     trained = [row["run_dirs"][0] for row in read_result(copies["small"])["trials"] if row["run_dirs"]]
-    rows, points = (page.links.count(f"{trained[0]}/") for _ in range(2))
     assert {link.removesuffix("/") for link in page.links} == set(trained)
-    assert rows == points == 4, "in the table, and in three figures"
+    assert page.links.count(f"{trained[0]}/") == 5, "in the table, and in four figures"
     text = (copies["small"] / "report.html").read_text()
     assert re.search(
         rf'<a xlink:href="{trained[0]}/" target="_blank"><title>trial 0000: perplexity [\d.]+; privacy\.user_s', text
@@ -311,7 +311,7 @@ def test_where_the_price_became_that_of_composition_the_number_was_still_drawn(c
 
 
 def test_figures_are_files_too_and_none_is_left_from_before(copies, tmp_path):
-    names = {"order", "compute", "parallel", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
+    names = {"order", "compute", "timeline", "parallel", "epsilon-rounds", "epsilon-holders", "utility", "learning"}
     assert {file.stem for file in (copies["small"] / "figures").iterdir()} == names
     text = (copies["small"] / "figures" / "order.svg").read_text()
     assert text.replace("../trials/", "trials/") in (copies["small"] / "report.html").read_text()
@@ -346,7 +346,7 @@ def test_several_sweeps_make_one_page(copies, tmp_path):
         report(paths)
     found = Page(report(paths, tmp_path / "new" / "both.html"))
     assert found.heads == ["The sweeps together", *SECTIONS, *SECTIONS]
-    assert found.tags.count("svg") == 15
+    assert found.tags.count("svg") == 17
     assert "small: perplexity 100.3 at ε = 41.23" in found.text
     assert "Totals of sweeps on the same private text add up" in found.text
     assert "Totals of sweeps" not in Page(report(paths[:1], tmp_path / "one.html")).text

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from uedp_ray.analysis import epsilon, figures, importance, parallel
+from uedp_ray.analysis import epsilon, figures, importance, parallel, timeline
 from uedp_ray.analysis.cost import Spent, spent_by_best
 from uedp_ray.analysis.frames import Sweep, check_comparable
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
@@ -80,6 +80,14 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             f"{sweep.metric.title.capitalize()} against compute",
             f"One pass is as much work as reading the whole text once. {_of_trials(sweep)} {spread} {noiseless}",
             lambda: figures.compute(sweep),
+        ),
+        picture(
+            "timeline",
+            "When the trials ran",
+            "One bar per trial that began, from its first start to its end. Times may depend on the private text: do not "
+            "publish them. A page made with --publish has none.",
+            lambda: timeline.timeline(sweep),
+            timeline.told(sweep),
         ),
         picture(
             "proxies",

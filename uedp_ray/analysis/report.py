@@ -3,8 +3,8 @@
     report(["runs/quickstart"])        # runs/quickstart/report.html and runs/quickstart/figures/*.svg
 
 The page loads nothing: figures, style and script are in it, and a content security policy forbids the network. All text
-from the sweep is escaped. What is in it is as public as the sweep: under rule ``repeat_and_select`` the page is private,
-says so, and is written owner-only.
+from the sweep is escaped. What is in it is as public as the sweep, but for times, which ``publish`` leaves out: under rule
+``repeat_and_select`` the page is private, says so, and is written owner-only.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None, *, publis
       paths: sweep directories.
       out: the page; ``report.html`` in the directory of a single sweep if left out.
       publish: leave out what no price pays for (the noiseless reference, which was trained on the private text), paths
-        that were searched, and the error messages of trials.
+        that were searched, the error messages of trials, and when they ran.
 
     Raises: InputError for a folder that is not a sweep, several sweeps without ``out``, an ``out`` that is not a page, or a
     sweep whose page as a whole may not be published.
