@@ -16,6 +16,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from uedp_ray.analysis.figures import chosen_label
 from uedp_ray.analysis.frames import Sweep
@@ -27,6 +28,7 @@ from uedp_ray.analysis.style import (
     LARGEST,
     SKY,
     VERMILION,
+    Chart,
     NothingToShow,
     chart,
     legend,
@@ -35,6 +37,7 @@ from uedp_ray.analysis.style import (
 
 WORDS = {"done": "finished", "stopped": "stopped early", "failed": "failed", "running": "not ended yet"}
 _WINNER = "winner"
+_LABELS = WORDS | {_WINNER: "the winner's training, on private text"}
 _STYLES: dict[str, dict[str, Any]] = {
     "done": {"facecolor": SKY, "edgecolor": BLUE},
     "stopped": {"facecolor": "#d0d0d0", "edgecolor": GREY},
@@ -116,9 +119,7 @@ def timeline(sweep: Sweep) -> Figure:
     name, second = _unit(max(bar.end for bar in shown))
     figure, (axes,) = chart(7.4, min(8.0, 1.6 + 0.22 * len(shown)))
     thin = min(1.0, _MOST_NAMED / len(shown))
-    for state, style in _STYLES.items():
-        label = "the winner's training, on private text" if state == _WINNER else WORDS[state]
-        _draw(axes, [(y, bar) for y, bar in enumerate(shown) if bar.state == state], second, label, thin, style)
+    _draw(figure, axes, shown, second, thin)
     best = sweep.best["trial"] if sweep.best else None
     ended = [(bar.end / second, y) for y, bar in enumerate(shown) if bar.name == best]
     again = [(bar.resumed / second, y) for y, bar in enumerate(shown) if bar.resumed is not None]
@@ -139,22 +140,20 @@ def timeline(sweep: Sweep) -> Figure:
     return figure
 
 
-def _draw(
-    axes: Axes, placed: Sequence[tuple[int, Bar]], second: float, label: str, thin: float, style: Mapping[str, Any]
-) -> None:
-    if not placed:
-        return
-    ys, drawn = zip(*placed, strict=True)
-    widths = [(bar.end - bar.start) / second for bar in drawn]
-    lefts = [bar.start / second for bar in drawn]
-    patches = axes.barh(
-        ys, widths, left=lefts, height=0.7, linewidth=max(0.3, 0.8 * thin), label=label, zorder=2, **style
-    )
-    figure = axes.get_figure()
-    for bar, patch in zip(drawn, patches, strict=True):
+def _draw(figure: Chart, axes: Axes, shown: Sequence[Bar], second: float, thin: float) -> None:
+    """Draws the bars in the order of time, which is that of a keyboard's steps from link to link."""
+    known = set[str]()
+    for y, bar in enumerate(shown):
+        label = _LABELS[bar.state] if bar.state not in known else None
+        known.add(bar.state)
+        at = (bar.start / second, y - 0.35)
+        patch = Rectangle(at, (bar.end - bar.start) / second, 0.7, label=label, zorder=2, **_STYLES[bar.state])
+        patch.set_linewidth(max(0.3, 0.8 * thin))
+        axes.add_patch(patch)
         if bar.folder:
             patch.set_url(bar.folder)
-            figure.titles[bar.folder] = bar.words  # type: ignore[union-attr]  # it is a ``Chart``
+            figure.titles[bar.folder] = bar.words
+    axes.autoscale_view()
 
 
 def told(sweep: Sweep) -> str:
