@@ -20,10 +20,9 @@ import pandas as pd
 from scipy import stats
 
 from uedp_ray.methods import overlay
-from uedp_ray.search.feasibility import laid_over
 from uedp_ray.search.pool import fixed_points
 from uedp_ray.search.proxies import searched_bases
-from uedp_ray.search.sweep_config import load_sweep_config
+from uedp_ray.search.sweep_config import laid_over, load_sweep_config
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.texts import prepare_corpora

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import assert_never
 
+from uedp_ray import methods
 from uedp_ray.config import BoundsConfig, RunConfig, SurplusRule
 from uedp_ray.corpus.vocabulary import vocabulary_event_fields
 from uedp_ray.errors import InputError
@@ -88,6 +89,22 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
             low, high = (low, middle) if fits(middle) else (middle, high)
         z = high
     return dataclasses.replace(mechanism, noise_multiplier=z)
+
+
+def with_target(config: RunConfig, target_epsilon: float) -> RunConfig:
+    """Returns the run with noise to be solved for this epsilon, in place of what its noise was."""
+    settings = {
+        "privacy.target_epsilon": target_epsilon,
+        "privacy.noise_multiplier": None,
+        "privacy.noise": "calibrated",
+    }
+    return methods.overlay(config, settings)
+
+
+def noise_of(config: RunConfig) -> float:
+    """The noise multiplier of a run that has a target epsilon. Raises: InputError if none meets it."""
+    assert config.privacy.target_epsilon is not None  # as ``with_target`` gives it
+    return calibrated(config, mechanism_of(config, 1.0), config.privacy.target_epsilon).noise_multiplier
 
 
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:

@@ -190,18 +190,6 @@ def _print_table(table: Table) -> None:
     console.print(table)
 
 
-def _gain(answer: dict[str, Any]) -> list[str]:
-    """What the search found beyond the base's own settings, if a trial had them; both on the search's text."""
-    metric = metric_in([answer["metric"]])
-    base, best = _row_of(answer, answer.get("base_trial")), _row_of(answer, answer["best"]["trial"])
-    if not base or not best:
-        return []
-    if base is best:
-        return [f"No search: trial {base['trial']} has the base's own settings, and none did better."]
-    ours, theirs = (metric.say(row[metric.name]) for row in (best, base))
-    return [f"No search: trial {base['trial']} has the base's own settings, with {theirs}; the best has {ours}."]
-
-
 def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     from uedp_ray.privacy.selection import TRAINS_ANEW  # loads an optimizer
@@ -224,22 +212,28 @@ def print_sweep(answer: dict[str, Any]) -> None:
     scores = (score.title.replace("/", "\n/") for score in metric.scores)
     for name in ("trial", *scores, f"ε\n{unit}"):
         table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
-    for key in searched:
+    shown = searched if "training.passes" in searched else ["passes", *searched]
+    for key in shown:
         table.add_column(key.split(".")[-1].replace("_", "\n"), justify="right", no_wrap=True)
     for row in sorted(answer["references"], key=lambda row: -metric.cost(row[metric.name])):
         table.add_row(row["name"], *_scores(row), show_epsilon(row["epsilon"], "∞"))
+    row = answer["no_search"]
+    known = (_short(None) if row[score.name] is None else score.show(row[score.name]) for score in metric.scores)
+    settings = ({**row, **row["params"]}.get(key) for key in shown)
+    table.add_row("no search", *known, show_epsilon(row["epsilon"], "∞"), *map(_short, settings))
     done = [row for row in answer["trials"] if row["state"] == "done"]
     done.sort(key=lambda row: metric.cost(row[metric.name]))
     for row in done[:_SHOWN]:
         spread = "" if row[metric.spread] is None else f" ± {metric.show(row[metric.spread])}"
         tied = " =" if row["tied_with_best"] and row["trial"] != best["trial"] else ""
         cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
-        base = " (base)" * (row["trial"] == answer.get("base_trial"))  # what no search would have given
-        table.add_row(f"{row['trial']}{base}", *cells, *(_short(row.get(key)) for key in searched))
+        base = " (base)" * (row["trial"] == answer.get("base_trial"))
+        table.add_row(f"{row['trial']}{base}", *cells, *(_short(row.get(key)) for key in shown))
     _print_table(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]
+    lines.append(f"No search: {answer['no_search']['text']}")
     if short := ", ".join(f"{row['trial']} ({fewer})" for row in done if (fewer := shortened(row))):
         lines.append(f"Caution: rounds that a crash lost were charged, and not trained again, in trials {short}.")
     for row in answer["references"]:
@@ -254,7 +248,6 @@ def print_sweep(answer: dict[str, Any]) -> None:
     else:
         lines += [
             _told_apart(best, counts["done"]),
-            *_gain(answer),
             *(pair["text"] for pair in answer.get("agreement", ())),
         ]
         total = show_epsilon(best["epsilon_with_choice"], "∞")

@@ -53,9 +53,13 @@ def test_trials_in_order_show_the_best_so_far_and_what_no_search_gives(small, mo
     assert list(so_far.get_ydata()) == list(np.minimum.accumulate(done["perplexity"]))
     assert "no search" not in legend_texts(figures.in_order(sweep)), "no trial has the base's own settings"
     monkeypatch.setattr(SweepConfig, "at_base", lambda self, rows: next(iter(rows)))
+    told = legend_texts(figures.in_order(sweep))
+    assert "the base's own settings" in told
+    assert "no search" not in told, "it did not have what no search would have"
+    first = sweep.trials["trial"].iloc[0]
+    sweep = dataclasses.replace(sweep, no_search={**sweep.no_search, "trial": first})
     assert "the base's own settings: no search" in legend_texts(figures.in_order(sweep))
     notes = {cells[0].text: cells[-1].text for _, cells in trial_table(sweep).rows}
-    first = sweep.trials["trial"].iloc[0]
     assert [name for name, text in notes.items() if "the base's own settings: no search" in text] == [first]
 
 

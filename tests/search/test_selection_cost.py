@@ -46,11 +46,12 @@ def test_the_bases_own_point_is_tried_first_and_told_beside_the_best(corpora, tm
     assert sweep.at_base([other]) is None
     print_sweep(answer)
     told = " ".join(capsys.readouterr().out.split())
-    assert "No search: trial 0000 has the base's own settings" in told
+    assert "No search: the base's own settings trained once with the whole budget" in told
+    assert "trial 0000 was this run" in told
     assert "were charged, and not trained again" not in told
     print_sweep(answer | {"trials": [own | {"rounds": 1}, other]})
     assert "were charged, and not trained again, in trials 0000 (1 of 3 rounds)." in capsys.readouterr().out
-    assert "base's own settings" in dict(summary(load_sweep(tmp_path / "sweep")))["Found"]
+    assert "trial 0000 was this run" in dict(summary(load_sweep(tmp_path / "sweep")))["No search"]
 
 
 def test_an_adaptive_search_asks_for_the_bases_own_point_first(corpora, tmp_path):

@@ -48,6 +48,11 @@ def base_of(sweep: Sweep) -> Mapping[str, Any] | None:
     return sweep.sweep_config.at_base(sweep.trials.to_dict("records"))
 
 
+def base_label(sweep: Sweep) -> str:
+    """What the trial with the base's own settings stands for: no search only if it had the whole budget."""
+    return "the base's own settings" + ": no search" * (sweep.no_search["trial"] is not None)
+
+
 def epsilon_label(sweep: Sweep, of: str = "of one run") -> str:
     return f"ε {of} ({sweep.unit}, zero-out, δ = {show_delta(sweep.delta)})"
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from uedp_ray.analysis.axes import base_of, epsilon_label, labels, point_of, total_label
+from uedp_ray.analysis.axes import base_label, base_of, epsilon_label, labels, point_of, total_label
 from uedp_ray.analysis.frames import Sweep, best_first, check_comparable, finished_trials
 from uedp_ray.analysis.style import (
     BLACK,
@@ -130,7 +130,7 @@ def _all_alike(values: pd.Series) -> bool:
 
 
 def in_order(sweep: Sweep) -> Figure:
-    """Draws scores in the order in which trials were asked for, the best so far, and what no search would have given."""
+    """Draws scores in the order in which trials were asked for, the best so far, and the base's own settings."""
     trials = comparable_trials(sweep).sort_values("number", ignore_index=True)
     metric = sweep.metric
     figure, (axes,) = chart(7.4, 4.0)
@@ -146,7 +146,7 @@ def in_order(sweep: Sweep) -> Figure:
     base = base_of(sweep)
     if base is not None:
         at = [base["number"]], [min(base[metric.name], far)]
-        axes.plot(*at, "o", markersize=12, fillstyle="none", color=BLACK, label="the base's own settings: no search")
+        axes.plot(*at, "o", markersize=12, fillstyle="none", color=BLACK, label=base_label(sweep))
     axes.set_xlabel(f"trial, in the order in which they were asked for{total_label(sweep)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(trials["number"].min() - 0.5, trials["number"].max() + 0.5)

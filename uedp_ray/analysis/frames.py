@@ -48,8 +48,9 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, TIMES, columns_of
 from uedp_ray.search.ended import holds_all
+from uedp_ray.search.no_search import no_search
 from uedp_ray.search.proxies import agreement
-from uedp_ray.search.space import Space, settings_of
+from uedp_ray.search.space import Space, share_of
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
 from uedp_ray.tasks.metric import Metric, metric_in
 
@@ -82,6 +83,8 @@ class Sweep:
     """The price of choosing: rule, epsilon, delta, unit, accountant, settled_by_results, releasable, text."""
     references: pd.DataFrame
     """name (string), the metric (float64), epsilon (float64: 0 for public-only, NaN for no guarantee)."""
+    no_search: Mapping[str, Any]
+    """The base's own settings with the whole budget, as in ``result.json``; computed from the other files."""
     finished: bool
     """Whether ``result.json`` exists and covers all trials."""
     winner_trained: Mapping[str, Any] | None = None
@@ -220,6 +223,7 @@ def load_sweep(path: str | Path) -> Sweep:
         best=result["best"],
         best_run=None if result["best"] is None else run_dir(path, result["best"]["run_dir"]),
         selection=result["selection"],
+        no_search=no_search(config, table.to_pylist(), result["best"]),
         references=references.astype({"name": "string", config.metric.name: "float64", "epsilon": "float64"}),
         finished=finished,
         winner_trained=result["winner_trained"],
@@ -236,12 +240,7 @@ def _completed(table: pa.Table, metric: Metric) -> pa.Table:
 
 def _passes(trials: pd.DataFrame, config: SweepConfig) -> pd.Series:
     """The rounds of one run of each trial, times the probability with which a round draws a user."""
-
-    def share(row: pd.Series) -> float:
-        _, settings = settings_of(point_of(config.parsed_space, row), config.base)
-        return float(settings.get("privacy.user_sampling_prob", config.base.privacy.user_sampling_prob))
-
-    shares = [share(row) for _, row in trials.iterrows()]
+    shares = [share_of(point_of(config.parsed_space, row), config.base) for _, row in trials.iterrows()]
     return trials["rounds"].astype("float64") * pd.Series(shares, index=trials.index, dtype="float64")
 
 

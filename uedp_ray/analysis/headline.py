@@ -64,14 +64,16 @@ def gains(sweep: Sweep) -> list[str]:
     chosen = next((row for row in rows if row["trial"] == best["trial"]), None)
     if base is None or chosen is None:
         return found
+    whole = sweep.no_search["trial"] is not None or not sweep.sweep_config.shares_budget
+    at = "" if whole else " at their share of the budget"
     if base["trial"] == chosen["trial"]:
-        return [*found, "nothing over the base's own settings, which are the best"]
+        return [*found, f"nothing over the base's own settings{at}, which are the best"]
     gain, before = _change(metric, base, chosen) or ("", "")  # each has a score
     spread = chosen[metric.spread]
     known = "one run each, so how much of it is chance is not known"
     if spread == spread:  # not NaN
         known = f"the runs of one setting spread by {metric.show(spread)}"
-    return [*found, f"{gain} over the base's own settings, in trials ({before}; {known})"]
+    return [*found, f"{gain} over the base's own settings{at}, in trials ({before}; {known})"]
 
 
 def _change(metric: Metric, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str] | None:

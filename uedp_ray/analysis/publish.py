@@ -40,11 +40,12 @@ def publishable(sweep: Sweep) -> Sweep:
     )
     best = sweep.best
     if best is not None:
-        best = {**best, "params": {key: _named(names, key, value) for key, value in best["params"].items()}}
+        best = {**best, "params": _all_named(names, best["params"])}
     return dataclasses.replace(
         sweep,
         trials=trials,
         best=best,
+        no_search={**sweep.no_search, "params": _all_named(names, sweep.no_search["params"])},
         references=sweep.references[sweep.references["name"] != "noiseless"],
         winner_trained=None,
         published_space=Space({key: _dimension(each, names) for key, each in sweep.space.items()}),
@@ -70,6 +71,10 @@ def _hub_names(sweep: Sweep, key: str) -> set[str]:
 
 def _shown(column: pd.Series, shown: Mapping[Any, str]) -> pd.Series:
     return column.map(lambda value: shown.get(value, NOT_PUBLISHED) if isinstance(value, str) and value else value)
+
+
+def _all_named(names: Names, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _named(names, key, value) for key, value in params.items()}
 
 
 def _named(names: Names, key: str, value: Any) -> Any:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from uedp_ray.analysis.axes import base_of
 from uedp_ray.analysis.figures import noiseless
 from uedp_ray.analysis.frames import UNITS, Sweep
 from uedp_ray.analysis.style import number
@@ -74,6 +73,7 @@ def summary(sweep: Sweep) -> list[tuple[str, str]]:
         ("Searched", _searched(sweep)),
         ("Trials", _sentence(_trials(sweep))),
         ("Found", _found(sweep)),
+        ("No search", _sentence(sweep.no_search["text"])),
         ("ε in total, the choice included", _choosing(sweep)),
         *([("ε of the chosen run alone", _spent(sweep, sweep.best))] if sweep.best else []),
         ("May be published", _sentence(sweep.selection["releasable"])),
@@ -161,18 +161,7 @@ def _found(sweep: Sweep) -> str:
     if "noiseless" in levels:
         text += f"; a noiseless one {metric.show(levels['noiseless'])} (no guarantee)"
     agreed = "".join(f" {pair['text']}" for pair in sweep.agreement)
-    return f"{text}. {_over_base(sweep, best)}{_ties(best)}{agreed}"
-
-
-def _over_base(sweep: Sweep, best: Mapping[str, Any]) -> str:
-    """What no search would have given, if a trial had the base's own settings; on the search's text."""
-    base, metric = base_of(sweep), sweep.metric
-    if base is None:
-        return ""
-    if base["trial"] == best["trial"]:
-        return "It has the base's own settings: the search found nothing better. "
-    there = " on the search's text" if sweep.selection["rule"] == "public" else ""
-    return f"Without a search, the base's own settings (trial {base['trial']}) have {metric.say(base[metric.name])}{there}. "
+    return f"{text}. {_ties(best)}{agreed}"
 
 
 def _ties(best: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from uedp_ray.analysis.axes import base_of, labels, point_of
+from uedp_ray.analysis.axes import base_label, base_of, labels, point_of
 from uedp_ray.analysis.frames import Sweep, best_first
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown, terms, with_spread
@@ -46,6 +46,8 @@ class TrialTable:
     """Rows are (state, cells); cells are in the order of ``columns``."""
 
     columns: list[Column]
+    no_search: list[Cell]
+    """What there would be without a search: no trial, but a row to compare with."""
     rows: list[tuple[str, list[Cell]]]
 
 
@@ -75,7 +77,23 @@ def trial_table(sweep: Sweep) -> TrialTable:
     ordered = pd.concat([best_first(sweep.trials[done]), sweep.trials[~done]])
     base = (base_of(sweep) or {}).get("trial")
     rows = [(row["state"], [_cell(sweep, row, key, base) for key in columns]) for _, row in ordered.iterrows()]
-    return TrialTable(list(columns.values()), rows)
+    return TrialTable(list(columns.values()), [_without(sweep, key) for key in columns], rows)
+
+
+def _without(sweep: Sweep, key: str) -> Cell:
+    """A cell of the row of no search: of its scores and settings, what is known."""
+    row = pd.Series({**sweep.no_search, **sweep.no_search["params"]})
+    told = {
+        "trial": "no search",
+        "state": "no trial" if row["trial"] is None else f"trial {row['trial']}",
+        "notes": "the base's own settings, once with the whole budget",
+    }
+    if key in told:
+        return Cell(told[key], "")
+    value = row.get(key)
+    if value is None:
+        return Cell("none" if key in sweep.no_search["params"] else NOTHING, "")
+    return Cell(_text(sweep.metric, row, key, value), "")
 
 
 def _cell(sweep: Sweep, row: pd.Series, key: str, base: str | None) -> Cell:
@@ -103,7 +121,7 @@ def _text(metric: Metric, row: pd.Series, key: str, value: Any) -> str:
 
 
 def _notes(sweep: Sweep, row: pd.Series, base: str | None) -> str:
-    found = ["the base's own settings: no search"] if row["trial"] == base else []
+    found = [base_label(sweep)] if row["trial"] == base else []
     if sweep.best is not None and row["trial"] == sweep.best["trial"]:
         found.append("chosen" if sweep.finished else "best so far")
     elif not pd.isna(row["tied_with_best"]) and row["tied_with_best"]:

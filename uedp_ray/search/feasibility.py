@@ -23,8 +23,8 @@ from uedp_ray.plan import cautions_of
 from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.allowance import Allowance
-from uedp_ray.search.space import Point, settings_of
-from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.space import Point
+from uedp_ray.search.sweep_config import SweepConfig, laid_over
 
 _TRIED_POINTS = 20
 _KNOBS = {
@@ -66,14 +66,6 @@ def run_config(sweep: SweepConfig, point: Point, allowance: Allowance) -> RunCon
         if value != there:
             raise InputError(name, value, f"the budget says {there}: leave it out of method {method}")
     return allowance.applied(config)
-
-
-def laid_over(config: RunConfig, sweep: SweepConfig, point: Point) -> RunConfig:
-    """Returns a config with a point's method and settings. Raises: InputError if they contradict each other."""
-    method, settings = settings_of(point, sweep.base)
-    if method is None:
-        return methods.overlay(config, settings)
-    return methods.apply(config, method, {"privacy.unit": sweep.budget.unit, **settings})
 
 
 _SHARED = ("corpus", "task", "vocabulary", "pretrain", "model.warm_start", "bounds.mode")

@@ -24,9 +24,10 @@ from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW, unpriced
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.export import export_best
-from uedp_ray.search.feasibility import alone, judge, laid_over, run_config
+from uedp_ray.search.feasibility import alone, judge, run_config
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.layout import SweepDir, corpora_at
+from uedp_ray.search.no_search import no_search
 from uedp_ray.search.pilots import final_allowance
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.proxies import agreement
@@ -36,7 +37,7 @@ from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point
 from uedp_ray.search.study import Study
-from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.sweep_config import SweepConfig, laid_over
 from uedp_ray.search.sync import keep_terms, prepared
 from uedp_ray.search.trial import pretrained, trial_base
 from uedp_ray.storage.files import read_json, write_json
@@ -82,6 +83,7 @@ def finalize(
         ],
         "trials": rows,
         "base_trial": base["trial"] if base else None,
+        "no_search": no_search(config, rows, found),
         "counts": count_states(rows),
         "agreement": agreement(config, rows),
         "selection": selection,

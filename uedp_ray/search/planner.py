@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from uedp_ray import methods
-from uedp_ray.calibration import planned_charges, planned_releases
+from uedp_ray.calibration import noise_of, planned_charges, planned_releases, with_target
 from uedp_ray.config import PrivacyConfig, RunConfig
 from uedp_ray.config.starter import LEAST_COHORT
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, cautions_of
+from uedp_ray.plan import cautions_of
 from uedp_ray.privacy import sequence
 from uedp_ray.privacy.events import epsilon_of_charges
 from uedp_ray.privacy.odometer import Odometer
@@ -165,7 +165,7 @@ def chosen(file: RunConfig | SweepConfig, planned: dict[str, Any]) -> RunConfig 
     """
     settings = _drawn(planned["choice"]["user_sampling_prob"], planned["choice"]["rounds"])
     if isinstance(file, RunConfig):
-        return _with_target(methods.overlay(file, settings), planned["target_epsilon"])
+        return with_target(methods.overlay(file, settings), planned["target_epsilon"])
     return dataclasses.replace(file, base=methods.overlay(file.base, settings))
 
 
@@ -185,8 +185,8 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         search, budget = file.search, file.budget
         if trials is not None and search.searcher != "grid":
             search = dataclasses.replace(search, trials=trials)
-        run, rule = _with_target(file.base, budget.target_epsilon), search.rule
-        kept = budget.covers == "answer" or rule == "public"
+        run, rule = with_target(file.base, budget.target_epsilon), search.rule
+        kept = file.shares_budget or rule == "public"
         trials = trials or file.num_trials
         of_search = search.seeds_per_trial, search.law, rule if kept else None, search.adaptive, file.pilot_epsilon
         return _Asked(run, trials, *of_search)
@@ -199,24 +199,13 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         if math.isinf(target):
             raise InputError("privacy.noise_multiplier", privacy.noise_multiplier, "bounds nothing here: raise it")
     return _Asked(
-        _with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False, PILOT_SHARE * target
+        with_target(file, target), trials or DEFAULT_TRIALS, 1, "geometric", None, False, PILOT_SHARE * target
     )
-
-
-def _with_target(run: RunConfig, target: float) -> RunConfig:
-    settings = {"privacy.target_epsilon": target, "privacy.noise_multiplier": None, "privacy.noise": "calibrated"}
-    return methods.overlay(run, settings)
-
-
-def _noise(run: RunConfig) -> float:
-    mechanism = Plan.of(run).mechanism
-    assert mechanism is not None  # its noise is calibrated
-    return mechanism.noise_multiplier
 
 
 def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
     """Yields, for each rule, what every run costs by itself, and its noise."""
-    alone = _noise(asked.run)
+    alone = noise_of(asked.run)
 
     def row(rule: str, how: str, own: bool, solve: Callable[[], tuple[float, float]]) -> dict[str, Any]:
         found: dict[str, Any] = {"rule": rule, "how": how, "asked": own}
@@ -228,7 +217,7 @@ def _rules(asked: _Asked) -> Iterator[dict[str, Any]]:
 
     def shared(cost: Callable[[RunConfig], float], guess: float | None = None) -> tuple[float, float]:
         epsilon = largest(lambda each: cost(asked.at(each)), asked.target, guess)
-        return epsilon, _noise(asked.at(epsilon))
+        return epsilon, noise_of(asked.at(epsilon))
 
     def refuse_others() -> None:
         if planned_releases(asked.run):
@@ -286,7 +275,7 @@ def _mechanisms(run: RunConfig, tokens_per_second: float | None) -> Iterator[dic
             count = max(1, round(times * rounds * asked / share))
             drawn = methods.overlay(run, _drawn(share, count))
             try:
-                noise = _noise(drawn)
+                noise = noise_of(drawn)
             except InputError:
                 continue
             passes = share * count
@@ -330,7 +319,7 @@ def _binds(run: RunConfig) -> dict[str, Any]:
             "privacy.entity_sampling_prob": privacy.entity_sampling_prob * lower[0],
             "privacy.extended_sampling_prob": privacy.extended_sampling_prob * lower[1],
         }
-        lowered[name] = _noise(methods.overlay(run, less))
+        lowered[name] = noise_of(methods.overlay(run, less))
     return {"epsilon": by_kind, "lowered_by": _LESS, "noise_multiplier": lowered}
 
 
@@ -339,7 +328,7 @@ def _bounds(run: RunConfig) -> list[dict[str, Any]]:
     found = []
     if run.privacy.unit == "user-entity":
         found.append(
-            {"protects": "users alone", "noise_multiplier": _noise(methods.overlay(run, {"privacy.unit": "user"}))}
+            {"protects": "users alone", "noise_multiplier": noise_of(methods.overlay(run, {"privacy.unit": "user"}))}
         )
     if run.bounds.mode == "none" or run.privacy.unit == "user":
         return found
@@ -347,7 +336,7 @@ def _bounds(run: RunConfig) -> list[dict[str, Any]]:
     others = [("max_holders", bound) for bound in sorted({1, 2, 5, holders, 2 * holders})]
     for name, bound in [*others, *(("max_sentences_per_entity", times * of_user) for times in (2, 4, 8))]:
         try:
-            noise = _noise(methods.overlay(run, {f"bounds.{name}": bound}))
+            noise = noise_of(methods.overlay(run, {f"bounds.{name}": bound}))
         except InputError:  # more than the declared users
             continue
         found.append({"protects": f"{run.privacy.unit}, {name} {bound}", "noise_multiplier": noise})

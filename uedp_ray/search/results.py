@@ -25,12 +25,11 @@ from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.columns import COLUMNS, columns_of
-from uedp_ray.search.feasibility import laid_over
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.proxies import by_seed, of_each, score_of
-from uedp_ray.search.space import Dimension
+from uedp_ray.search.space import Dimension, share_of
 from uedp_ray.search.study import REASON, outcome, refused, seconds, started
-from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.sweep_config import SweepConfig, laid_over
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.tasks.metric import Metric
@@ -102,7 +101,7 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: Frozen
         whole = point.keys() <= trial.params.keys()  # a kill may come before a trial has its settings
         planned = (laid_over(sweep.base, sweep, point) if whole else sweep.base).training.num_rounds
         row |= {"rounds": max(trial.intermediate_values, default=0), "planned_rounds": planned}
-    return row
+    return row | {"passes": row["rounds"] * share_of(point, sweep.base) if row["rounds"] else None}
 
 
 def _spent(sweep: SweepConfig, runs: Sequence[Path]) -> Row:

@@ -126,8 +126,7 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     search, fields = sweep.search, _TERMS
     if search.rule in SECRET:
         fields = fields | _DRAWN
-    answer = sweep.budget.covers == "answer" and search.rule != "public"
-    if answer:
+    if sweep.shares_budget:
         fields = fields | ({"odometer": record({})} if search.adaptive else {"run_epsilon": number(0.0)})
     terms = {"covers": "each_trial"} | read_json(folder.terms, fields, RESTORE)  # as earlier versions had it
     found, asked = tuple(terms[name] for name in (*_TERMS, "covers")), sweep.budget
@@ -139,7 +138,7 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
 def allowance_of(sweep: SweepConfig, folder: SweepDir) -> Allowance:
     """Returns what each run may spend, as it was fixed. Raises: InputError if the terms are damaged, or do not say it."""
     terms = _read_terms(sweep, folder)
-    if sweep.search.rule == "public" or sweep.budget.covers == "each_trial":
+    if not sweep.shares_budget:
         return alone(sweep)
     odometer = _fixed_odometer(terms)
     if odometer is not None and odometer.target == sweep.budget.target_epsilon:

@@ -194,15 +194,17 @@ class Space(dict[str, Dimension]):
 
     def point_of(self, run: RunConfig) -> Point | None:
         """Returns the point at which a run lies; None if it lies at none."""
-        point: Point = {}
+        point = self.values_of(run)
+        return point if all(self[key].contains(value) for key, value in point.items()) else None
+
+    def values_of(self, run: RunConfig) -> Point:
+        """Returns what a run has in every dimension that exists there, whether it is searched at that value or not."""
+        values: Point = {}
         for key, dimension in self.items():
-            if not dimension.active(point):
-                continue
-            value = _value_of(key, run)
-            if not dimension.contains(value):
-                return None
-            point[key] = dimension.spelled(value)
-        return point
+            if dimension.active(values):
+                value = _value_of(key, run)
+                values[key] = dimension.spelled(value) if dimension.contains(value) else value
+        return values
 
     def at(self, values: Mapping[str, Scalar]) -> Point:
         """Returns the point with these values (of every dimension), without dimensions that do not exist there."""
@@ -225,6 +227,12 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
             raise InputError(COHORT, cohort, "must be a number above 0")
         settings["privacy.user_sampling_prob"] = min(1.0, cohort / users)
     return method, {key: setting(key, value) for key, value in settings.items()}
+
+
+def share_of(point: Mapping[str, Scalar], base: RunConfig) -> float:
+    """The probability with which a round of the run at a point draws a user: q_u. Times its rounds, passes over the text."""
+    _, settings = settings_of(point, base)
+    return float(settings.get("privacy.user_sampling_prob", base.privacy.user_sampling_prob))
 
 
 def _value_of(key: str, run: RunConfig) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
+from uedp_ray import methods
 from uedp_ray.config import (
     PrivacyConfig,
     RunConfig,
@@ -36,7 +37,7 @@ from uedp_ray.privacy.selection import PILOTS, SECRET
 from uedp_ray.privacy.statement import narrowed
 from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.sections import DEFAULT_TRIALS, BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
-from uedp_ray.search.space import Point, Space, setting
+from uedp_ray.search.space import Point, Space, setting, settings_of
 from uedp_ray.storage.files import read_json, write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
 
@@ -187,10 +188,15 @@ class SweepConfig:
         return [] if point is None else [point]
 
     def at_base(self, rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """Returns the first row of a trial at the base's own point that was trained to its end: what no search had given."""
+        """Returns the first row of a trial at the base's own point that was trained to its end (``search.no_search``)."""
         done = [row for row in rows if row["state"] == "done"]
         at_it = (row for point in self.first_points for row in done if all(row.get(key) == point[key] for key in point))
         return next(at_it, None)
+
+    @property
+    def shares_budget(self) -> bool:
+        """Whether the private runs share one budget, so that none of them has all of it."""
+        return self.budget.covers == "answer" and self.search.rule != "public"
 
     @functools.cached_property
     def common_categories(self) -> tuple[str, ...] | None:
@@ -264,6 +270,14 @@ class SweepConfig:
         if self.search.rule == "public" or charged:
             del tree["search"]["trials"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def laid_over(config: RunConfig, sweep: SweepConfig, point: Point) -> RunConfig:
+    """Returns a config with a point's method and settings. Raises: InputError if they contradict each other."""
+    method, settings = settings_of(point, sweep.base)
+    if method is None:
+        return methods.overlay(config, settings)
+    return methods.apply(config, method, {"privacy.unit": sweep.budget.unit, **settings})
 
 
 def load_sweep_config(path: str | Path, overrides: Iterable[str] = ()) -> SweepConfig:

@@ -1,6 +1,6 @@
 "use strict";
 for (const section of document.querySelectorAll("section.landscape")) {
-  const table = section.querySelector("table"), body = table.tBodies[0], rows = [...body.rows];
+  const table = section.querySelector("table"), body = [...table.tBodies].at(-1), rows = [...body.rows];
   const controls = section.querySelector(".controls");
   const text = controls.querySelector("input"), state = controls.querySelector("select"), count = controls.querySelector("output");
   controls.hidden = false;
