@@ -84,7 +84,8 @@ def test_it_is_a_row_of_the_console_and_of_the_report(shared, capsys):
     assert dict(summary(loaded))["No search"].lower() == answer["no_search"]["text"].lower()
     table = trial_table(loaded)
     row = dict(zip((column.title for column in table.columns), (cell.text for cell in table.no_search), strict=True))
-    assert (row["trial"], row["state"], row["perplexity"], row["passes"]) == ("no search", "no trial", "–", "0.9")
+    assert (row["trial"], row["state"], row["perplexity"], row["passes"]) == ("no search", "–", "–", "0.9")
+    assert row["notes"] == "the base's own settings, once with the whole budget"
     assert row["z"] == number(answer["no_search"]["noise_multiplier"])
     notes = {cells[0].text: cells[-1].text for _, cells in table.rows}
     assert "the base's own settings" in notes["0000"]

@@ -14,6 +14,7 @@ when a trial was started, ``resumed`` when it was last started once more, both i
 times q_u. A searched setting has a column with its dotted name: float64 for ranges, Int64 for integers, as written for
 choices.
 A missing value is null (NaN); an infinite ``epsilon`` means no guarantee, a null one is not known.
+``no_search`` is the row of no trial: the base's own settings with the whole budget (``search.no_search``).
 
 What is in the frames is as public as the sweep: under rule ``repeat_and_select`` only the winner is. Times are never
 public: they may depend on the private text.

@@ -82,11 +82,11 @@ def trial_table(sweep: Sweep) -> TrialTable:
 
 def _without(sweep: Sweep, key: str) -> Cell:
     """A cell of the row of no search: of its scores and settings, what is known."""
-    row = pd.Series({**sweep.no_search, **sweep.no_search["params"]})
+    row, own = pd.Series({**sweep.no_search, **sweep.no_search["params"]}), sweep.no_search["trial"]
     told = {
         "trial": "no search",
-        "state": "no trial" if row["trial"] is None else f"trial {row['trial']}",
-        "notes": "the base's own settings, once with the whole budget",
+        "state": NOTHING,
+        "notes": "the base's own settings, once with the whole budget" + (f": trial {own}" if own is not None else ""),
     }
     if key in told:
         return Cell(told[key], "")

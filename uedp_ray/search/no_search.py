@@ -1,6 +1,6 @@
 """What there would be without a search: the base's own settings, trained once with the whole budget.
 
-    row = no_search(sweep, rows, best(rows, sweep.metric))
+    row = no_search(sweep, rows, None)      # before a run is chosen
     row["epsilon"], row["noise_multiplier"], row["text"]
 
 Nothing is trained for it. All but the score follows from the sweep's file; a score is that of a trial which was this very
