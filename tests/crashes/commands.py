@@ -8,6 +8,7 @@ What that leaves out is Ray itself; tests/search and tests/training/test_ray.py 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -28,6 +30,8 @@ from uedp_ray.answers import export_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.search.export import export
+from uedp_ray.search.layout import SweepDir
 from uedp_ray.storage.open import open_storage
 
 
@@ -234,6 +238,25 @@ class Sweep(Command):
         for run in self.runs():
             assert Counter(event["round"] for event in self.charged(run)).total() <= 8, "endless replays"
 
+    def check_end(self) -> None:
+        super().check_end()
+        self.check_total(self.out)
+
+    def check_total(self, out: Path | str) -> None:
+        """What is handed on costs the budget at most, and as much again by its ledgers and ``selection.json``."""
+        storage = open_storage(out)
+        result = SweepDir(storage.root, storage).result
+        storage.get(result)
+        answer, target = json.loads(result.read_text()), self.tree()["budget"]["target_epsilon"]
+        assert answer["selection"]["epsilon"] <= target
+        assert answer["best"]["epsilon_with_choice"] <= target
+        with TemporaryDirectory(dir=self.base) as folder:
+            exported = export(out, Path(folder, "handed-on"))
+            assert exported["epsilon"] == answer["best"]["epsilon_with_choice"]
+            again = export_epsilon(Path(folder, "handed-on"))
+            assert math.isclose(again["epsilon"], exported["epsilon"], rel_tol=1e-9)
+            assert "was it changed?" not in again["text"]
+
     def _tune(self, config: Any, folder: Any, searcher: Any, at_once: int, gpus: float) -> None:
         while trials := self._handed_out(searcher, at_once):
             for name, trial in reversed(trials.items()):  # the last one begun is the first to end
@@ -320,6 +343,8 @@ class SweepAtUrl(AtUrl, SweepAdaptive):
 
     def check_end(self) -> None:
         Command.check_end(self)  # the journal is on the node, which may be lost
+        with self.played():
+            self.check_total(self.url)
 
 
 class SweepPublic(Sweep):
