@@ -24,7 +24,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from uedp_ray.answers import export_epsilon
-from uedp_ray.config import RunConfig, as_yaml, to_dict
+from uedp_ray.config import PrivacyConfig, RunConfig, as_yaml, to_dict
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
@@ -177,20 +177,8 @@ def _write(
 ) -> None:
     (new / "model").mkdir(parents=True)
     _write_model(found.run.model, new / "model")
-    named = {"ledger.jsonl": found.run.ledger}
-    named |= {f"ledgers/{position:04d}.jsonl": ledger for position, ledger in ledgers.items()}
-    for name, ledger in named.items():
-        (new / name).parent.mkdir(exist_ok=True)
-        _copy_ledger(ledger, new / name)
     (new / "config.yaml").write_text(_OF_THE_RUN + as_yaml(config), encoding="utf-8")
-    stated = {
-        "rule": total.rule,
-        "delta": config.privacy.delta,
-        "unit": config.privacy.unit,
-        "epsilon": total.epsilon,
-        "ledgers": {name: read_ledger(new / name)[-1]["digest"] for name in named},
-    }
-    write_json(new / "selection.json", stated | dict(terms))
+    write_price(new, total, terms, found.run.ledger, ledgers, config.privacy)
     write_statement(
         new / "privacy.md",
         Plan(config, found.plan.mechanism),
@@ -210,6 +198,33 @@ def _write(
     if not math.isclose(export_epsilon(new)["epsilon"], total.epsilon, rel_tol=1e-9):
         raise RuntimeError(f"{found.run.root}: the exported files do not give the total of {total.epsilon} again")
     _neutral(new)
+
+
+def write_price(
+    new: Path,
+    total: Total,
+    terms: Mapping[str, Any],
+    ledger: Path,
+    ledgers: Mapping[int, Path],
+    privacy: PrivacyConfig,
+) -> None:
+    """Writes what ``answers.export_epsilon`` recomputes the total from: ``selection.json`` and the ledgers.
+
+    ``ledger``: of the run that is handed on. ``terms``, ``ledgers``: as in ``export_run``.
+    """
+    named = {"ledger.jsonl": ledger}
+    named |= {f"ledgers/{position:04d}.jsonl": path for position, path in ledgers.items()}
+    for name, path in named.items():
+        (new / name).parent.mkdir(exist_ok=True)
+        _copy_ledger(path, new / name)
+    stated = {
+        "rule": total.rule,
+        "delta": privacy.delta,
+        "unit": privacy.unit,
+        "epsilon": total.epsilon,
+        "ledgers": {name: read_ledger(new / name)[-1]["digest"] for name in named},
+    }
+    write_json(new / "selection.json", stated | dict(terms))
 
 
 def _write_model(model: Path, into: Path) -> None:
