@@ -10,6 +10,7 @@ import time
 
 from tests.search.sweeps import journal_states, sweep_tree, write_sweep
 from tests.training.runs import events
+from uedp_ray.answers import export_epsilon
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 
@@ -19,7 +20,8 @@ def long_sweep(corpora, folder):
     base = sweep_tree(corpora)["base"]
     base["training"] |= {"num_rounds": 60, "evaluate_every": 20, "checkpoint_every": 10}
     space = {"training.server_learning_rate": {"log_uniform": [0.001, 0.1]}}
-    tree = sweep_tree(corpora, base=base, space=space, search={"trials": 4}, resources={"max_concurrent": 2})
+    resources, budget = {"max_concurrent": 2}, {"covers": "answer"}
+    tree = sweep_tree(corpora, base=base, space=space, search={"trials": 4}, resources=resources, budget=budget)
     return write_sweep(tree, folder)
 
 
@@ -46,6 +48,10 @@ def check_whole(out, answer):
         assert set(rounds) == set(range(len(set(rounds))))
         assert epsilon_of_events(read_ledger(out / "trials" / name / "ledger.jsonl"), delta=1e-4) <= 8
     assert sum(row["charged"] for row in answer["trials"]) == sum(charged(out).values())
+    assert answer["best"]["epsilon_with_choice"] == answer["selection"]["epsilon"] == 8.0, (
+        "the budget, replays included"
+    )
+    assert export_epsilon(out / "winner")["epsilon"] == 8.0
 
 
 def command(path, out, *more):
