@@ -282,6 +282,7 @@ def is_whole(ledger: Path) -> bool:
     return count(events) == events[0]["header"]["plan"]["rounds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_whatever_is_handed_on_costs_the_budget_at_most(rule):
     told: Counter[str] = Counter()
