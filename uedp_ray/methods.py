@@ -91,5 +91,13 @@ def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = N
 
 
 def overlay(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """Returns the config with dotted keys replaced. Raises: InputError for an unknown key or a bad value."""
-    return from_dict(RunConfig, set_keys(to_dict(config), settings))
+    """Returns the config with dotted keys replaced.
+
+    Raises: InputError for an unknown key, a bad value, and rounds that the config's passes would silently replace.
+    """
+    found = from_dict(RunConfig, set_keys(to_dict(config), settings))
+    rounds = settings.get("training.num_rounds")
+    if rounds is not None and found.training.passes is not None and rounds != found.training.num_rounds:
+        remedy = f"training.passes = {found.training.passes:g} decides them: give passes, or training.passes: null too"
+        raise InputError("training.num_rounds", rounds, remedy)
+    return found

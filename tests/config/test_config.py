@@ -169,6 +169,9 @@ def test_passes_set_the_rounds_whatever_changes_later():
     assert methods.overlay(quarter, {"privacy.user_sampling_prob": 1.0}).training.num_rounds == 10
     assert methods.overlay(quarter, {"training.passes": 0.01}).training.num_rounds == 1
     assert methods.overlay(quarter, {"training.passes": None}).training.num_rounds == 40
+    assert methods.overlay(quarter, {"training.passes": None, "training.num_rounds": 7}).training.num_rounds == 7
+    with pytest.raises(InputError, match=r"training\.num_rounds = 7: training\.passes = 10 decides them: give passes"):
+        methods.overlay(quarter, {"training.num_rounds": 7})  # a reference of 5 epochs had the base's 6, without a word
     for passes, share in ((0.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1e-3, 1e-300), (1.0, 0.0)):
         with pytest.raises(InputError, match=r"training\.passes"):
             config(training__passes=passes, privacy__user_sampling_prob=share)
