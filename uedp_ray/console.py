@@ -220,7 +220,8 @@ def print_sweep(answer: dict[str, Any]) -> None:
     row = answer["no_search"]
     known = (_short(None) if row[score.name] is None else score.show(row[score.name]) for score in metric.scores)
     settings = ({**row, **row["params"]}.get(key) for key in shown)
-    table.add_row("no search", *known, show_epsilon(row["epsilon"], "∞"), *map(_short, settings))
+    cost = _short(None) if row["noise_multiplier"] is None else show_epsilon(row["epsilon"], "∞")
+    table.add_row("no search", *known, cost, *map(_short, settings))
     done = [row for row in answer["trials"] if row["state"] == "done"]
     done.sort(key=lambda row: metric.cost(row[metric.name]))
     for row in done[:_SHOWN]:

@@ -153,8 +153,19 @@ def test_a_base_that_no_noise_can_protect_has_no_figures_of_it(corpora, tmp_path
     config = config_of(corpora, tmp_path)
     config = dataclasses.replace(config, base=overlay(config.base, {f"vocabulary.{k}": v for k, v in words.items()}))
     row = no_search(config, [], None)
-    assert row["noise_multiplier"] is None
-    assert "no noise keeps it" in row["text"]
+    assert (row["noise_multiplier"], row["epsilon"]) == (None, None)
+    assert "(which no noise keeps within ε = 8)" in row["text"]
+
+
+def test_noise_that_is_searched_is_shown_as_the_budget_needs_it_and_is_no_price_of_the_search(corpora, tmp_path):
+    """The row had the base's noise beside the budget's epsilon, and the chosen run's own noise as what the search took."""
+    space = {RATE: {"choice": [0.01, 0.02]}, "privacy.noise_multiplier": {"uniform": [1.0, 9.0]}}
+    config = config_of(corpora, tmp_path, budget={"noise": "free", "covers": "answer"}, space=space)
+    best = {"trial": "0000", "noise_multiplier": 9.0, "params": {RATE: 0.01, "privacy.noise_multiplier": 9.0}}
+    row = no_search(config, [], best)
+    assert row["params"]["privacy.noise_multiplier"] == row["noise_multiplier"] == pytest.approx(at_whole(config.base))
+    assert row["chosen_noise_ratio"] is None
+    assert "The chosen run" not in row["text"]
 
 
 @pytest.mark.slow

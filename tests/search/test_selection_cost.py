@@ -25,7 +25,7 @@ from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.search.feasibility import alone, judge
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.pool import check_trials
-from uedp_ray.search.selection_cost import announced, cost_of_selection, fix_terms, planned_points
+from uedp_ray.search.selection_cost import allowance_of, announced, cost_of_selection, fix_terms, planned_points
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
 
@@ -107,6 +107,17 @@ def test_points_fixed_beforehand_stay_as_they_are(corpora, tmp_path, folder):
     before = folder.terms.read_text(), planned_points(sweep, folder)
     fix_terms(sweep_config(corpora, tmp_path, search={**search, "seed": 9}), folder)
     assert (folder.terms.read_text(), planned_points(sweep, folder)) == before
+
+
+@pytest.mark.parametrize("covers", ["answer", "each_trial"])
+def test_one_trial_that_an_earlier_version_charged_as_adaptive_says_who_may_go_on(corpora, tmp_path, folder, covers):
+    """It was "damaged", and the advice to search in another folder would have spent a second budget."""
+    sweep = sweep_config(corpora, tmp_path, search={"searcher": "tpe", "trials": 1}, budget={"covers": covers})
+    earlier = {"rule": "composition", "covers": covers, "adaptive": True, "delta": 1e-4, "unit": "user-entity"}
+    folder.terms.write_text(json.dumps(earlier | {"odometer": {}}))
+    for read in (allowance_of, planned_points, announced):
+        with pytest.raises(InputError, match="resume and export it with that version"):
+            read(sweep, folder)
 
 
 def test_a_search_on_public_text_may_be_given_more_points_or_fewer(corpora, tmp_path, folder):

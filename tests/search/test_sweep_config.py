@@ -101,6 +101,8 @@ def test_the_budget_is_laid_into_the_base_and_survives_writing(corpora, tmp_path
         ({"searcher": "random", "selection": "composition"}, "composition", False, False),
         ({"searcher": "random", "early_stopping": "median"}, "composition", True, True),
         ({"searcher": "tpe"}, "composition", True, True),
+        ({"searcher": "tpe", "trials": 1}, "composition", False, False),
+        ({"searcher": "random", "trials": 1, "early_stopping": "asha"}, "composition", False, False),
         ({"searcher": "gp"}, "composition", True, True),
         ({"searcher": "tpe", "public": {"corpus.declared_num_users": 9}}, "public", True, True),
         ({"searcher": "random", "public": {"corpus.declared_num_users": 9}}, "public", False, True),

@@ -6,7 +6,10 @@ import pytest
 
 from uedp_ray.tasks.metric import PERPLEXITY
 
-AS_WELL = "scores as well, as far as chance lets one tell (perplexity 100.0, now 99.5): hand that on, it costs nothing"
+AS_WELL = (
+    "scores as well, as far as chance lets one tell (perplexity 100.0, now 99.5): hand that on instead; what was trained "
+    "stays spent, and covers this choice too"
+)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_card_says_where_the_public_model_does_as_well(private_run, exported
 
     def told(config, initial):
         result = private_run.result | {"perplexity": 100.0, "initial_perplexity": initial}
-        return "at ε = 0, scores as well" in card(config, result, total, Vocabulary.load(out / "model"), longest=None)
+        return "began from scores as well" in card(config, result, total, Vocabulary.load(out / "model"), longest=None)
 
     assert (told(config, 100.2), told(config, 110.0)) == (config.starts_public, False)
     started = dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start="not-published"))

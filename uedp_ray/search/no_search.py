@@ -24,15 +24,18 @@ from uedp_ray.search.sweep_config import SweepConfig, laid_over
 
 _SAME = 0.005
 """How far epsilons of equal runs lie apart at most: each noise is solved to a tolerance, on a text of its own."""
+_NOISE, _TARGET = "privacy.noise_multiplier", "privacy.target_epsilon"
 _DEAR = "not trained beside the search, as it would cost the whole budget"
 _NONE = "no trial that ended was this run"
 
 
 def no_search(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]], best: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns ``epsilon``, ``noise_multiplier``, ``rounds``, ``passes``, ``params`` (what is searched, as the base has it),
-    the ``trial`` that was this very run and its scores, both None without one, and all of it in ``text``.
+    """Returns ``epsilon`` and ``noise_multiplier``, both None where no noise meets the budget, ``rounds``, ``passes``,
+    ``params`` (what is searched, as the base has it; noise as it is solved), the ``trial`` that was this very run and its
+    scores, both None without one, and all of it in ``text``.
 
-    ``chosen_noise_ratio``: the noise of the chosen run, in that of its settings with the whole budget; None if not known.
+    ``chosen_noise_ratio``: the noise of the chosen run, in that of its settings with the whole budget; None if not known,
+    and where noise is searched or given.
 
     Args:
       rows: all trials.
@@ -43,7 +46,9 @@ def no_search(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]], best: Mappi
     rounds = base.training.num_rounds
     rows = [] if sweep.search.rule in SECRET else list(rows)
     at_base, own = sweep.at_base(rows), None
-    epsilon, noise = target, _solved(sweep, {})
+    epsilon, noise = None, _solved(sweep, {})
+    params = sweep.parsed_space.values_of(base)
+    params |= {key: value for key, value in ((_NOISE, noise), (_TARGET, target)) if key in params}
     if noise is not None:
         charged = planned_charges(with_target(base, target), noise)
         epsilon = epsilon_of_charges(charged, delta=sweep.budget.delta, unit=sweep.budget.unit)
@@ -52,9 +57,11 @@ def no_search(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]], best: Mappi
         if at_base and spent and at_base["rounds"] == rounds and math.isclose(spent, epsilon, rel_tol=_SAME):
             own = at_base
     chosen = None if best is None else best["noise_multiplier"]
-    whole = _solved(sweep, best["params"]) if best is not None and chosen else None
-    solved = "no noise keeps it" if noise is None else f"noise multiplier {noise:.3f}"
-    text = f"the base's own settings trained once with the whole budget (ε = {show_epsilon(epsilon, '∞')}, {solved}): "
+    whole = _solved(sweep, best["params"]) if best is not None and chosen and not _searches_noise(sweep) else None
+    found = f"which no noise keeps within ε = {target:g}"
+    if epsilon is not None:
+        found = f"ε = {show_epsilon(epsilon, '∞')}, noise multiplier {noise:.3f}"
+    text = f"the base's own settings trained once with the whole budget ({found}): "
     text += _compared(sweep, rows, at_base, own, best)
     if chosen and whole:
         text += _spent(sweep, chosen, whole)
@@ -65,10 +72,15 @@ def no_search(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]], best: Mappi
         "noise_multiplier": noise,
         "rounds": rounds,
         "passes": rounds * base.privacy.user_sampling_prob,
-        "params": sweep.parsed_space.values_of(base),
+        "params": params,
         "chosen_noise_ratio": chosen / whole if chosen and whole else None,
         "text": text,
     }
+
+
+def _searches_noise(sweep: SweepConfig) -> bool:
+    """Whether the noise of a run is the file's own or the searcher's choice, and says nothing of what a search takes."""
+    return sweep.budget.noise == "free" or _TARGET in sweep.space
 
 
 def _solved(sweep: SweepConfig, point: Point) -> float | None:

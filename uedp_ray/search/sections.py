@@ -125,10 +125,11 @@ class SearchConfig:
     @property
     def as_priced(self) -> Mapping[str, Any]:
         """The searcher and the early stopping that are charged for: random search where all trials are of another searcher's
-        start-up, so that their points are fixed beforehand. Public text charges nothing, and its trials may become more."""
+        start-up, so that their points are fixed beforehand; one trial depends on no other. Public text charges nothing, and
+        its trials may become more."""
         trials = self.trials or DEFAULT_TRIALS
-        compared = self.stops_early and trials > 1
-        if self.rule == "public" or compared or trials > sampler_of(self.searcher).start_up(trials):
+        at_random = 1 if self.stops_early else max(1, sampler_of(self.searcher).start_up(trials))
+        if self.rule == "public" or trials > at_random:
             return {"searcher": self.searcher, "early_stopping": self.stops_early}
         return {"searcher": "random", "early_stopping": False}
 

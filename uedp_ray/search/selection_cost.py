@@ -126,6 +126,7 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     search, fields = sweep.search, _TERMS
     if search.rule in SECRET:
         fields = fields | _DRAWN
+    _check_begun(sweep, folder)
     if sweep.shares_budget:
         fields = fields | ({"odometer": record({})} if search.adaptive else {"run_epsilon": number(0.0)})
     terms = {"covers": "each_trial"} | read_json(folder.terms, fields, RESTORE)  # as earlier versions had it
@@ -133,6 +134,14 @@ def _read_terms(sweep: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     if found != (search.rule, asked.delta, asked.unit, asked.covers):
         raise InputError(folder.terms.name, str(folder.terms), f"is not this sweep's: {RESTORE}")
     return terms
+
+
+def _check_begun(sweep: SweepConfig, folder: SweepDir) -> None:
+    """Raises: InputError for a search that an earlier version charged as adaptive, and that cannot have been."""
+    fixed = read_json(folder.terms, {}, RESTORE)
+    if ("odometer" in fixed or fixed.get("adaptive")) and not sweep.search.adaptive:
+        remedy = "was begun by a version that charged it otherwise: resume and export it with that version"
+        raise InputError(folder.terms.name, str(folder.terms), remedy)
 
 
 def allowance_of(sweep: SweepConfig, folder: SweepDir) -> Allowance:
@@ -155,6 +164,7 @@ def planned_points(sweep: SweepConfig, folder: SweepDir) -> list[Point] | None:
     """
     if not folder.pool.exists():
         if folder.terms.exists() and not sweep.search.adaptive:
+            _check_begun(sweep, folder)
             raise InputError(folder.pool.name, str(folder.pool), f"is missing: {RESTORE}")
         return None
     pool = read_pool(folder)

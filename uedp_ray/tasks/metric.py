@@ -211,8 +211,8 @@ class Metric(Score):
         as_well = "better" if harmed else "as well, as far as chance lets one tell"
         now = "not finite" if after is None else self.show(after)
         return (
-            f"the public model that training began from, at ε = 0, scores {as_well} ({self.say(before)}, now {now}): "
-            "hand that on, it costs nothing"
+            f"the public model that training began from scores {as_well} ({self.say(before)}, now {now}): hand that on "
+            "instead; what was trained stays spent, and covers this choice too"
         )
 
     def caution(self, scores: Mapping[str, Any], text: str = "the evaluation text") -> str:
