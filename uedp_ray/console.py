@@ -194,7 +194,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     """The best trials, the lines to compare with, and what the choice cost."""
     from uedp_ray.privacy.selection import TRAINS_ANEW  # loads an optimizer
     from uedp_ray.search.columns import shortened
-    from uedp_ray.search.proxies import unlike_gain
+    from uedp_ray.search.proxies import disagree, unlike_gain
 
     best, unit, metric = answer["best"], answer["selection"]["unit"], metric_in([answer["metric"]])
     rule = answer["selection"]["rule"]
@@ -249,7 +249,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
     else:
         lines += [
             _told_apart(best, counts["done"]),
-            *(pair["text"] for pair in answer.get("agreement", ())),
+            *("Caution: " * disagree(pair) + pair["text"] for pair in answer.get("agreement", ())),
         ]
         total = show_epsilon(best["epsilon_with_choice"], "∞")
         trained = f"the settings of trial {best['trial']} on the private text" if anew else f"trial {best['trial']}"

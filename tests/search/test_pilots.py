@@ -135,7 +135,7 @@ def test_a_run_that_spent_more_than_planned_has_no_total(searched, tmp_path, nam
 def test_page_and_table_say_which_run_is_handed_on(searched, capsys):
     _, out, answer = searched
     page = report([out]).read_text()
-    assert "trained anew on the private text by its settings" in page
+    assert "the model trained anew on the private text by its settings has perplexity" in page
     assert "in total: the chosen run and its choice, by rule pilots" in page
     assert f"the last one, by the settings of trial {answer['best']['trial']}, alone" in page, (
         "and not the pilot itself"

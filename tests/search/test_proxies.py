@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from uedp_ray.analysis import figures
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.analysis.report import report
 from uedp_ray.analysis.style import NothingToShow
+from uedp_ray.analysis.summary import summary, warnings
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.console import print_sweep
 from uedp_ray.corpus.store import open_corpus
@@ -75,6 +77,7 @@ def searched(corpora, tmp_path_factory):
 def test_a_trial_trains_on_every_text_once_a_seed(searched):
     config, out, answer = searched
     row = answer["trials"][1]
+    assert row["seeds"] == 2, "on each of two texts"
     assert row["run_dirs"] == [f"trials/0001-{name}" for name in ("one-0", "one-1", "other-0", "other-1")]
     digests = [
         json.loads((out / run / "private" / "setup.json").read_text())["corpus_digest"] for run in row["run_dirs"]
@@ -92,6 +95,42 @@ def test_its_score_is_the_median_over_seeds_of_the_mean_over_texts(searched):
         assert row["perplexity"] == pytest.approx(sum(means) / 2)
         assert row["one.perplexity"] == pytest.approx((scores[0] + scores[1]) / 2)
         assert row["other.perplexity"] == pytest.approx((scores[2] + scores[3]) / 2)
+
+
+def test_the_page_of_a_search_that_is_not_over_claims_no_private_run(searched, tmp_path):
+    """It said "trained anew on the private text", with the proxies' score, and took runs on two texts for seeds that tell
+    trials apart."""
+    _, out, answer = searched
+    copy = shutil.copytree(out, tmp_path / "copy")
+    (copy / "result.json").unlink()
+    shutil.rmtree(copy / "winner")
+    found = dict(summary(load_sweep(copy)))["Found"]
+    first = min(answer["trials"], key=lambda row: row["perplexity"])
+    assert found.startswith(f"Trial {first['trial']} is the best so far, with perplexity {first['perplexity']:.1f} ± ")
+    assert "over 2 seeds" in found
+    assert "on the search's text" in found
+    assert "private" not in found
+    loaded = load_sweep(copy)
+    untested = dataclasses.replace(loaded, best=loaded.best | {"tied": None})
+    assert "close results may differ by chance" in dict(summary(untested))["Found"]
+    winner = dict(summary(load_sweep(out)))["Found"]
+    score = f"{answer['best']['perplexity']:.1f}"
+    assert f"is the best: the model trained anew on the private text by its settings has perplexity {score}" in winner
+
+
+def test_proxies_that_disagree_are_a_warning(searched, capsys):
+    """It was a clause in the middle of a paragraph, below a green box that says what to hand on."""
+    _, out, answer = searched
+    loaded = load_sweep(out)
+    trials = pd.concat([loaded.trials] * 3, ignore_index=True)
+    trials["one.perplexity"], trials["other.perplexity"] = range(1, 7), range(6, 0, -1)
+    apart = dataclasses.replace(loaded, trials=trials)
+    (text,) = (pair["text"] for pair in apart.agreement)
+    assert text in warnings(apart)
+    assert text not in dict(summary(apart))["Found"]
+    assert not [line for line in warnings(loaded) if line.startswith("Agreement")], "of too few trials"
+    print_sweep(answer | {"agreement": apart.agreement})
+    assert f"Caution: {text}" in capsys.readouterr().out
 
 
 def test_the_winner_is_trained_once_on_the_private_text(searched, tmp_path):

@@ -17,6 +17,7 @@ from uedp_ray.analysis.style import number
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
 from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.search.proxies import disagree
 from uedp_ray.search.space import Dimension
 from uedp_ray.tasks.metric import Metric
 
@@ -76,7 +77,7 @@ def summary(sweep: Sweep) -> list[tuple[str, str]]:
         ("No search", _sentence(sweep.no_search["text"])),
         ("ε in total, the choice included", _choosing(sweep)),
         *([("ε of the chosen run alone", _spent(sweep, sweep.best))] if sweep.best else []),
-        ("May be published", _sentence(sweep.selection["releasable"])),
+        ("May be published", _sentence(sweep.selection["releasable"].replace("`", ""))),
     ]
 
 
@@ -96,6 +97,7 @@ def warnings(sweep: Sweep) -> list[str]:
         found.append(f"{_sentence(sweep.metric.title)[:-1]} flatters the model: {caution}.")
     if caution := sweep.metric.worthless(sweep.best or {}):
         found.append(f"For scale: {caution}.")
+    found += [pair["text"] for pair in sweep.agreement if disagree(pair)]
     public = sweep.sweep_config.base.starts_public
     if sweep.finished and (caution := sweep.metric.gained_nothing(sweep.best or {}, public=public)):
         found.append(_sentence(caution))
@@ -144,14 +146,18 @@ def _found(sweep: Sweep) -> str:
     best, metric = sweep.best, sweep.metric
     if best is None:
         return "No trial finished within the budget: there is nothing to choose."
-    verb = "is the best" if sweep.finished else "is the best so far"
-    text = f"Trial {best['trial']} {verb}, with {metric.title} {with_spread(metric, best[metric.name], best[metric.spread])}"
+    verb, anew = (
+        "is the best" + " so far" * (not sweep.finished),
+        sweep.finished and sweep.selection["rule"] in TRAINS_ANEW,
+    )
+    has = ": the model trained anew on the private text by its settings has" if anew else ", with"
+    text = f"Trial {best['trial']} {verb}{has} {metric.title} {with_spread(metric, best[metric.name], best[metric.spread])}"
     text += f" over {best['seeds']} seeds" if best["seeds"] > 1 else ""
     beside = [score.say(best[score.name]) for score in metric.beside if best.get(score.name) is not None]
     text += f" ({', '.join(beside)})" if beside else ""
     levels = dict(zip(sweep.references["name"], sweep.references[metric.name], strict=True))
-    if sweep.selection["rule"] in TRAINS_ANEW:
-        text += ", trained anew on the private text by its settings"
+    if sweep.selection["rule"] == "public" and not sweep.finished:
+        text, levels = f"{text}, on the search's text", {}
     if sweep.selection["rule"] == "public":  # trials and references are of other text than the winner
         before, levels = metric.before(best), {}
     else:
@@ -160,12 +166,12 @@ def _found(sweep: Sweep) -> str:
         text += f"; a model trained on public text only has {before} (ε = 0)"
     if "noiseless" in levels:
         text += f"; a noiseless one {metric.show(levels['noiseless'])} (no guarantee)"
-    agreed = "".join(f" {pair['text']}" for pair in sweep.agreement)
+    agreed = "".join(f" {pair['text']}" for pair in sweep.agreement if not disagree(pair))  # else a warning
     return f"{text}. {_ties(best)}{agreed}"
 
 
 def _ties(best: Mapping[str, Any]) -> str:
-    if best["seeds"] == 1:
+    if best["seeds"] == 1 or best["tied"] is None:
         return (
             "With one seed per trial, the spread from noise and start is not known: close results may differ by chance."
         )

@@ -41,6 +41,9 @@ class Cell:
     folder: str = ""
 
 
+_PASSES = Column("passes", "over the text, in one run: rounds times q_u", True)
+
+
 @dataclass(frozen=True)
 class TrialTable:
     """Rows are (state, cells); cells are in the order of ``columns``."""
@@ -66,7 +69,7 @@ def trial_table(sweep: Sweep) -> TrialTable:
         "epsilon": Column("ε of the run alone", f"{OF_ONE_RUN}: {terms(sweep)}; rounded up", True),
         "noise_multiplier": Column("z", "noise multiplier", True),
         "rounds": Column("rounds", "of one run", True),
-        "passes": Column("passes", "over the text, in one run: rounds times q_u", True),
+        **({} if "training.passes" in sweep.space else {"passes": _PASSES}),  # it would be there twice
         "charged": Column("charged", "rounds charged over all seeds, repeated ones included", True),
         **{key: Column(names[key], key, not dimension.is_choice) for key, dimension in sweep.space.items()},
         "notes": Column("notes", f"{told}whether it is the best, or the base", False),

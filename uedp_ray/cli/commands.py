@@ -16,7 +16,9 @@ from uedp_ray.screens import screen, sweep_screen
 from uedp_ray.target import check_name, check_target
 
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: a.b=value. Repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder to write to (if left out: runs/NAME, by the file's name).")
+]
 NONE: list[str] = []
 _ANNOTATED = ["annotated"]
 Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Ray Train workers; 0 runs without Ray.")]

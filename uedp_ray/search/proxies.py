@@ -111,6 +111,12 @@ def agreement(sweep: SweepConfig, rows: Iterable[Mapping[str, Any]]) -> list[dic
     return found
 
 
+def disagree(pair: Mapping[str, Any]) -> bool:
+    """Whether two proxies, as ``agreement`` has them, are known to rank settings differently."""
+    value = pair["rank_correlation"]
+    return value is not None and value < LEAST_AGREEMENT
+
+
 def _best_on(sweep: SweepConfig, proxy: str, done: Sequence[Mapping[str, Any]]) -> str:
     column = sweep.score_columns[proxy]
     return str(min(done, key=lambda row: sweep.metric.cost(row[column]))["trial"])

@@ -80,7 +80,7 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: Frozen
         "state": state,
         "reason": trial.user_attrs.get(REASON),
         "feasible": state != "refused",
-        "seeds": len(runs),
+        "seeds": math.ceil(len(runs) / max(1, len(sweep.score_columns))),  # each on every text that is searched on
         "pareto": False,
         "delta": sweep.budget.delta,
         "unit": sweep.budget.unit,
