@@ -164,17 +164,17 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
 @pytest.mark.slow
 def test_sweep_and_report(answer, command, tmp_path, corpora):
     path, out = write_sweep(sweep_tree(corpora), tmp_path), tmp_path / "out"
-    found = answer("sweep", path, "--trials", 1, "--out", out)
+    found = answer("sweep", path, "--trials", 2, "--out", out)
     assert set(found) >= {"best", "pareto", "trials", "selection", "sweep_dir"}
     assert set(found["selection"]) >= {"rule", "epsilon"}
     page = answer("report", out)["html"]
     assert page == str(out / "report.html")
     assert f"perplexity {found['best']['perplexity']:.1f}" in (out / "report.html").read_text()
-    code, told, error = command("sweep", path, "--trials", 2, "--out", out, "--resume")
+    code, told, error = command("sweep", path, "--trials", 3, "--out", out, "--resume")
     assert code == 0
     assert "Price of choosing (composition)" in told
-    assert "2 done" in told
-    assert re.search(r"trials: 2 done of 2; best so far \d+: perplexity \S+ \(\S+ bits/byte\)", error)
+    assert "3 done" in told
+    assert re.search(r"trials: 3 done of 3; best so far \d+: perplexity \S+ \(\S+ bits/byte\)", error)
 
 
 def test_the_package_says_its_version_and_its_names(command):
