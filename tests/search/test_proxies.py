@@ -261,6 +261,24 @@ def test_what_is_wrong_with_the_text_of_a_proxy_names_the_proxy(corpora, tmp_pat
         sweep(config, tmp_path / "out")
 
 
+def test_texts_that_are_too_short_are_refused_at_once_with_their_length(corpora, tmp_path, monkeypatch):
+    """Each took half a minute of preparing the others, and none said by how much."""
+    path, held_out = tmp_path / "public.txt", tmp_path / "held-out.txt"
+    for seed, file in enumerate((path, held_out)):
+        file.write_text("\n".join(sentence.text for sentence in generate(60, seed=seed, part="public")))
+    short = {
+        "corpus.source": cut(path, num_users=900),
+        "corpus.evaluation": cut(held_out),
+        "corpus.evaluation_basis": "public",
+    }
+    config = two_texts(corpora, tmp_path, public={"one": proxy("public", seed=5), "other": short})
+    monkeypatch.setattr("uedp_ray.search.shared.prepared", None)  # nothing is prepared
+    with pytest.raises(
+        InputError, match=r"search\.public\.other\.corpus\.source\.num_users.*, of which it has \d+, each"
+    ):
+        sweep(config, tmp_path / "out")
+
+
 def test_trials_on_several_texts_are_not_stopped_early(corpora, tmp_path):
     with pytest.raises(InputError, match=r"search\.early_stopping.*one text"):
         two_texts(corpora, tmp_path, early_stopping="median")

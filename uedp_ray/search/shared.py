@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
+from uedp_ray.corpus.readers.pseudo_users import check_length
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import sampled_size, tell_cut
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import within
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.proxies import cautions, named, naming, setting_of, unread
@@ -60,6 +62,8 @@ def prepare_shared(
         bases = {proxy: load_config(folder.trial_base(proxy)) for proxy in bases}
     else:
         written = bases
+        if config.search.proxies and not folder.has_bases(bases):  # else the text may no longer be here
+            _check_lengths(bases)
         bases = {proxy: _prepared(config, proxy, base, folder, reporter) for proxy, base in bases.items()}
         texts = _own_texts(config, bases, written, folder, reporter)
         check_owners(texts.private)
@@ -89,6 +93,16 @@ def prepare_shared(
         said = itertools.chain.from_iterable(each for _, each in texts.private.texts())
         longest = config.base.model.max_length
         tell_cut(sampled_size(said, words, longest).cut_share, longest, reporter, "private: read off the text")
+
+
+def _check_lengths(bases: Mapping[str, RunConfig]) -> None:
+    """Raises: InputError for a text to search on that is too short, before minutes are spent on the others."""
+    for proxy, base in bases.items():
+        corpus = for_use(base).corpus
+        for part, source in (("source", corpus.source), ("evaluation", corpus.evaluation)):
+            with naming(proxy), within(f"corpus.{part}"):
+                if source is not None:
+                    check_length(source)
 
 
 def _words(base: RunConfig, start: str) -> Vocabulary | None:

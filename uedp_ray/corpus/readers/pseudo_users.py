@@ -27,12 +27,24 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
         yield dataclasses.replace(sentence, user=f"user-{index // each}")
     if index + 1 == end:
         return
+    raise _too_short(source, end)  # without its length, which may be private
+
+
+def check_length(source: SourceConfig) -> None:
+    """Raises: InputError, with its length, for text that is too short to make users of. For text that is public."""
+    needed = (source.skip_users + source.num_users) * source.sentences_per_user
+    if source.format == "pseudo-users" and (found := num_sentences(source, needed)) < needed:
+        raise _too_short(source, needed, f", of which it has {found:,}")
+
+
+def _too_short(source: SourceConfig, needed: int, of: str = "") -> InputError:
     skipped = f"{source.skip_users} skipped and " if source.skip_users else ""
     remedy = (
-        f"the text is too short: {skipped}{source.num_users} users of {each} sentences (sentences_per_user) take {end:,}, "
-        f"each of {source.min_words} to {source.max_words} words where short ones are joined: name more text, or fewer users"
+        f"the text is too short: {skipped}{source.num_users} users of {source.sentences_per_user} sentences "
+        f"(sentences_per_user) take {needed:,}{of}, each of {source.min_words} to {source.max_words} words where short ones "
+        "are joined: name more text, or fewer users"
     )
-    raise InputError("num_users", source.num_users, remedy)  # without its length, which may be private
+    return InputError("num_users", source.num_users, remedy)
 
 
 def num_sentences(source: SourceConfig, most: int) -> int:
