@@ -26,7 +26,7 @@ from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training import run_vocabulary, worker
 from uedp_ray.training.driver import RunDriver
-from uedp_ray.training.host import train
+from uedp_ray.training.host import tell_cautions, train
 from uedp_ray.training.rundir import RunDir, sampling_key
 
 PUBLIC = {
@@ -196,8 +196,10 @@ def test_a_model_that_training_made_worse_is_told_with_both_figures_alike(privat
     result |= {"initial_perplexity": 614.1234, "perplexity": after}
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))
     told = []
-    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, reporter=Told(say=told.append))
-    assert f"(perplexity 614.1, now {shown}): try" in told[-1]
+    config, reporter = run_config(corpora), Told(say=told.append)
+    tell_cautions(config, train(config, tmp_path / "run", workers=0, resume=True, reporter=reporter), reporter)
+    assert f"(perplexity 614.1, now {shown})" in told[-2]
+    assert told[-1].startswith("what may help: a lower training.server_learning_rate")
 
 
 def test_a_result_of_an_earlier_version_lacks_bits_per_byte_before_training(private_run, corpora, tmp_path):
@@ -217,7 +219,8 @@ def test_much_that_is_unknown_is_said_at_the_end(private_run, corpora, tmp_path,
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"unk_share": share}))
     told = []
-    train(run_config(corpora), tmp_path / "run", workers=0, resume=True, reporter=Told(say=told.append))
+    config, reporter = run_config(corpora), Told(say=told.append)
+    tell_cautions(config, train(config, tmp_path / "run", workers=0, resume=True, reporter=reporter), reporter)
     assert bool(words) == any("<unk>" in line for line in told)
     assert words in "".join(told)
 

@@ -232,7 +232,8 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
 def share_of(point: Mapping[str, Scalar], base: RunConfig) -> float:
     """The probability with which a round of the run at a point draws a user: q_u. Times its rounds, passes over the text."""
     _, settings = settings_of(point, base)
-    return float(settings.get("privacy.user_sampling_prob", base.privacy.user_sampling_prob))
+    share = settings.get("privacy.user_sampling_prob")  # none of a trial that was killed before its settings were kept
+    return float(base.privacy.user_sampling_prob if share is None else share)
 
 
 def _value_of(key: str, run: RunConfig) -> Any:
