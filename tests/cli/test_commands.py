@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -160,15 +159,6 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
     found = answer("train", run_file, "--workers", 0, "--out", tmp_path / "out", *settings)
     assert found["rounds"] == 2
     assert all(value > 0 for value in found["epsilon"].values())
-
-
-def test_where_a_command_writes_that_was_told_nothing_is_told(command, run_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = Path("runs", load_config(run_file).name)
-    code, _, err = command("train", run_file, "--workers", 0)
-    assert code == 0, err
-    assert err.startswith(f"writing to {folder} (--out names another folder)\n")
-    assert (folder / "ledger.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load
 from uedp_ray.console import Lines, emit, print_comparison, print_export, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
-from uedp_ray.reporting import Reporter
 from uedp_ray.screens import screen, sweep_screen
 from uedp_ray.target import check_name, check_target
 
@@ -98,7 +97,7 @@ def pretrain(
 
     loaded = load_config(config, settings)
     with screen() as reporter:
-        answer = run(loaded, _folder(out or _usual(f"{loaded.name}-pretrained", reporter)), reporter=reporter)
+        answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), reporter=reporter)
         reporter.say("the scores are of sentences of the public text that were held out: of other text they are worse")
     emit(answer, as_json)
 
@@ -120,7 +119,7 @@ def train(
     with screen() as reporter:
         answer = run(
             loaded,
-            _target(out or _usual(loaded.name, reporter)),
+            _target(out or Path("runs") / loaded.name),
             workers=workers,
             resume=resume,
             reporter=reporter,
@@ -147,7 +146,7 @@ def compare(
     with screen() as reporter:
         answer = run(
             loaded,
-            _folder(out or _usual(loaded.base.name, reporter)),
+            _folder(out or Path("runs") / loaded.base.name),
             workers=workers,
             resume=resume,
             reporter=reporter,
@@ -180,7 +179,7 @@ def sweep(
     with sweep_screen() as reporter:
         answer = run(
             loaded,
-            _target(out or _usual(loaded.base.name, reporter)),
+            _target(out or Path("runs") / loaded.base.name),
             address=address,
             resume=resume,
             reporter=reporter,
@@ -242,13 +241,6 @@ def predict(
     from uedp_ray.training.predict import predict as predict_next
 
     emit({"predictions": predict_next(run, text, top=top, reporter=Lines())}, as_json)
-
-
-def _usual(name: str, reporter: Reporter) -> Path:
-    """Returns where a command writes without ``--out``, and says so: hours of training are found there."""
-    folder = Path("runs") / name
-    reporter.say(f"writing to {folder} (--out names another folder)")
-    return folder
 
 
 def _target(out: Path) -> Path:
