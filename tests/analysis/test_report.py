@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from tests.analysis.page import Page
 from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
@@ -82,40 +81,6 @@ def test_the_first_screen_says_what_to_hand_on_and_why(copies, page):
     assert f"uedp-ray export {copies['small']} --out DIR" in said
     for key, value in best["params"].items():
         assert f"{key.split('.')[-1]} {str(value)[:4]}" in said
-
-
-@pytest.mark.parametrize("publish", [False, True])
-def test_what_was_gained_on_text_of_which_much_is_unknown_is_told_in_bits_per_byte(copies, tmp_path, publish):
-    """The page said "52.2% over the public model" of a model that had learnt to predict <unk>."""
-    copy = shutil.copytree(copies["small"], tmp_path / "copy")
-    result = read_result(copy)
-    scores = {"initial_perplexity": 68.9, "perplexity": 32.9, "initial_bits_per_byte": 5.554, "bits_per_byte": 5.377}
-    result["best"] |= scores | {"unk_share": 0.561}
-    (copy / "result.json").write_text(json.dumps(result))
-    text = Page(report([copy], publish=publish)).text
-    assert "Gained 3.2% in bits/byte over the public model (5.554)" in text
-    assert "52.2%" not in text
-    assert (
-        "Perplexity flatters the model: 56% of the words of the evaluation text are <unk>"
-        in text[: text.index("What to hand on")]
-    )
-    assert "vocabulary.kind: public-subwords" in text[: text.index("What to hand on")]
-    result["best"]["initial_bits_per_byte"] = None  # an earlier version's
-    (copy / "result.json").write_text(json.dumps(result))
-    assert "52.2% over the public model (68.9)" in Page(report([copy], publish=publish)).text
-
-
-def test_the_first_screen_says_where_the_public_model_does_as_well(copies, tmp_path):
-    copy = shutil.copytree(copies["small"], tmp_path / "copy")
-    tree = yaml.safe_load((copy / "sweep.yaml").read_text())
-    tree["base"]["pretrain"]["text"] = [{"format": "text", "path": "public.txt"}]
-    (copy / "sweep.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    result, told = read_result(copy), "The public model that training began from scores as well"
-    for initial in (result["best"]["initial_perplexity"], 1.001 * result["best"]["perplexity"]):
-        result["best"]["initial_perplexity"] = initial
-        (copy / "result.json").write_text(json.dumps(result))
-        text = Page(report([copy])).text
-        assert (told in text[: text.index("What to hand on")]) == (initial < 1.01 * result["best"]["perplexity"])
 
 
 def test_points_and_rows_lead_to_the_folder_of_their_trial(copies, page, tmp_path):

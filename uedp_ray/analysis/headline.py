@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from uedp_ray.analysis.axes import base_of
 from uedp_ray.analysis.frames import Sweep
 from uedp_ray.analysis.style import number, shown_value
 from uedp_ray.analysis.summary import shown_total, terms, with_spread
@@ -60,7 +61,7 @@ def gains(sweep: Sweep) -> list[str]:
     if change := _change(metric, {each.name: best.get(each.initial) for each in metric.metrics}, best):
         found.append(f"{change[0]} over the public model ({change[1]})")
     rows = sweep.trials.to_dict("records")
-    base = sweep.sweep_config.at_base(rows)
+    base = base_of(sweep)
     chosen = next((row for row in rows if row["trial"] == best["trial"]), None)
     if base is None or chosen is None:
         return found

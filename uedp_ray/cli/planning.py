@@ -110,16 +110,19 @@ def _check_lengths(sweep: Any, proxies: Sequence[str]) -> None:
     """Counts the sentences of public texts to search on. Raises: InputError for one that is here and too short."""
     if not proxies:
         return
-    from uedp_ray.corpus.readers.pseudo_users import num_sentences
+    from uedp_ray.corpus.readers.pseudo_users import lengths
     from uedp_ray.search.proxies import searched_bases
 
     for path, base in zip(proxies, searched_bases(sweep).values(), strict=True):
         cut = base.corpus.evaluation  # of the users after those of the source, as ``starter`` writes it
         assert cut is not None
         users, each = cut.skip_users + cut.num_users, cut.sentences_per_user
-        if Path(path).exists() and (found := num_sentences(cut, users * each)) < users * each:
+        if not Path(path).exists():
+            continue
+        found, needs = lengths(cut)
+        if found < needs:
             short = f"has {found:,} sentences of {cut.min_words} to {cut.max_words} words, short ones joined"
-            needed = f"{cut.skip_users:,} users of {each}, and {cut.num_users:,} to evaluate on, take {users * each:,}"
+            needed = f"{cut.skip_users:,} users of {each}, and {cut.num_users:,} to evaluate on, take {needs:,}"
             fewer = f", or --sentences-per-user {found // users}" * (found >= users)
             raise InputError("--proxy", path, f"{short}; {needed}: name more text{fewer}")
 

@@ -62,8 +62,8 @@ def fixed_points(sweep: SweepConfig) -> list[Point]:
 
 def fix_points(sweep: SweepConfig, folder: SweepDir, reporter: Reporter) -> dict[str, Any]:
     """Decides on the points of a search by ``composition``; returns the terms that say what each run may spend."""
-    points, each, search = fixed_points(sweep), sweep.budget.target_epsilon, sweep.search
-    if sweep.budget.covers == "answer" and search.rule == "composition" and not search.adaptive:
+    points, each = fixed_points(sweep), sweep.budget.target_epsilon
+    if sweep.shares_budget and not sweep.search.adaptive:
         each = most(sweep, lambda epsilon: cost_of_all(sweep, planned_of(sweep, points, Allowance(epsilon))), reporter)
     write_json(folder.pool, {"points": points, "asked": sweep.num_trials}, private=True)
     return {"run_epsilon": each}

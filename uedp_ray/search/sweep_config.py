@@ -158,7 +158,7 @@ class SweepConfig:
         if target and free:
             remedy = "nothing is solved with free noise: search privacy.noise_multiplier"
             raise InputError("space.privacy.target_epsilon", target.spec, remedy)
-        if target and self.budget.covers == "answer" and self.search.rule != "public":
+        if target and self.shares_budget:
             remedy = (
                 "is solved, as the budget covers the whole answer: leave it out, or set budget.covers to each_trial"
             )

@@ -32,8 +32,10 @@ def read_pseudo_users(source: SourceConfig) -> Iterator[Sentence]:
 
 def check_length(source: SourceConfig) -> None:
     """Raises: InputError, with its length, for text that is too short to make users of. For text that is public."""
-    needed = (source.skip_users + source.num_users) * source.sentences_per_user
-    if source.format == "pseudo-users" and (found := num_sentences(source, needed)) < needed:
+    if source.format != "pseudo-users":
+        return
+    found, needed = lengths(source)
+    if found < needed:
         raise _too_short(source, needed, f", of which it has {found:,}")
 
 
@@ -47,9 +49,11 @@ def _too_short(source: SourceConfig, needed: int, of: str = "") -> InputError:
     return InputError("num_users", source.num_users, remedy)
 
 
-def num_sentences(source: SourceConfig, most: int) -> int:
-    """How many sentences there are to make users of, counted up to ``most``. For text that is public."""
-    return sum(1 for _ in itertools.islice(_of_public(source), most))
+def lengths(source: SourceConfig) -> tuple[int, int]:
+    """How many sentences there are to make users of, counted no further than how many it takes, and the latter. For text
+    that is public."""
+    needed = (source.skip_users + source.num_users) * source.sentences_per_user
+    return sum(1 for _ in itertools.islice(_of_public(source), needed)), needed
 
 
 def _of_public(source: SourceConfig) -> Iterator[Sentence]:
