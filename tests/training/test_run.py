@@ -159,6 +159,8 @@ def test_the_result_agrees_with_ledger_and_rounds(private_run):
     assert result["epsilon"] == {name: rows[-1][f"epsilon_{name}"] for name in ("user-entity", "user", "entity")}
     assert 0 < result["epsilon"]["user"] < result["epsilon"]["user-entity"]
     assert (result["rounds"], result["private"], result["unit"]) == (5, True, "user-entity")
+    assert {each["unit"]: each["epsilon"] for each in result["guarantees"]} == result["epsilon"]
+    assert all(each["sound"] and each["trust"] == "central" for each in result["guarantees"])
     assert result["tokens_per_second"] > 0
     assert [(e["round"], e["attempt"]) for e in events(private_run.out)] == [(t, 0) for t in range(5)]
     assert read_ledger(private_run.out / "ledger.jsonl")[0]["header"]["private"] is True
@@ -257,9 +259,9 @@ def test_noise_and_sampling_are_each_secret_and_nothing_else_of_a_private_run_is
 
 def test_two_runs_with_a_test_seed_are_the_same(corpora, tmp_path):
     fixed = run_config(corpora, privacy={**TREE["privacy"], **TEST_NOISE}, training={"num_rounds": 2})
-    for name in ("one", "two"):
-        train(fixed, tmp_path / name, workers=0)
+    results = [train(fixed, tmp_path / name, workers=0) for name in ("one", "two")]
     assert torch.equal(parameters(tmp_path / "one"), parameters(tmp_path / "two"))
+    assert {each["unit"] for result in results for each in result["guarantees"]} == {"none"}
 
 
 @pytest.mark.parametrize("module", ["driver", "run_vocabulary"])

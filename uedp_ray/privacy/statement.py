@@ -116,6 +116,11 @@ class Statement:
     text: str
 
 
+def relation_of(*, declared: bool) -> str:
+    """The neighbouring relation of rounds, by whether bounds are declared, or enforced on a graph that is fixed."""
+    return f"zero_out ({'declared' if declared else 'fixed-graph'})"
+
+
 def state(
     mechanism: RoundMechanism | None,
     *,
@@ -141,7 +146,7 @@ def state(
     a guarantee for the model then. ``settled``: whether results settled ``epsilon`` (``odometer.SETTLED_BY_RESULTS``): it
     bounds what ``note`` says, and is not an (epsilon, delta) of the search whatever its outcome.
     """
-    relation = f"zero_out ({'declared' if declared else 'fixed-graph'})"
+    relation = relation_of(declared=declared)
     part = _PARTS.get(kind, "") if accountant != "published" and unit != "user" else ""
     bounded = private and accountant != "published" and math.isfinite(epsilon) and not part and not chosen
     guarantee = bounded and not settled

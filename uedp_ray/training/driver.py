@@ -27,6 +27,7 @@ from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.checkpoint import Position, check_room_for, load_checkpoint, save_checkpoint
+from uedp_ray.training.guarantees import guarantees
 from uedp_ray.training.optimizers import kept_by
 from uedp_ray.training.privacy_page import write_statement
 from uedp_ray.training.rounds import RoundState
@@ -278,6 +279,7 @@ class RunDriver:
             "planned_rounds": self._training.num_rounds,
             "private": self.plan.private,
             "covers": covers(self._ledger.header),
+            "guarantees": [each.to_dict() for each in guarantees(self.plan, spent)],
         }
         write_statement(
             self.run.statement,

@@ -20,7 +20,8 @@ from uedp_ray.config import RunConfig, load_config
 from uedp_ray.corpus.store import of_earlier_version
 from uedp_ray.corpus.textsize import SIZE
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Check, anything, flag, list_of, number, one_of, record, string
+from uedp_ray.fields import Check, Later, anything, flag, list_of, number, one_of, record, string
+from uedp_ray.privacy.guarantee import GUARANTEES
 from uedp_ray.privacy.ledger import Ledger, check_uncut, read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.reporting import Reporter
@@ -65,6 +66,7 @@ _RESULT: dict[str, Check] = {
     **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True)),
     "private": flag,
     "covers": string(),
+    "guarantees": Later(GUARANTEES),
 }
 
 

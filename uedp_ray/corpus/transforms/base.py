@@ -16,7 +16,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,16 @@ from uedp_ray.components import drop_inherited, in_module
 from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import Corpus
+
+
+class Claim(NamedTuple):
+    """What a transform guarantees of one unit of text by itself, whoever sees what it returns."""
+
+    unit: str
+    """``word`` or ``word-metric``, as ``privacy.guarantee`` has them."""
+    epsilon: float
+    note: str
+    """What it leaves unprotected, in full sentences."""
 
 
 class Transform(ABC):
@@ -43,6 +53,10 @@ class Transform(ABC):
 
     def __init__(self, config: TransformConfig):
         self.config = config
+
+    def claim(self) -> Claim | None:
+        """What it guarantees by itself; None, as here: nothing. Only what docs/accounting.md proves is to be claimed."""
+        return None
 
     @abstractmethod
     def text_of(self, sentence: Sentence, generator: np.random.Generator) -> str:
