@@ -212,14 +212,11 @@ def task(file, monkeypatch):
     class Hits(NextWord):
         @torch.no_grad()
         def sums(self, model, batch):
-            right = forward_logits(model, batch.input_ids).argmax(-1) == batch.targets
+            right = forward_logits(model, batch).argmax(-1) == batch.targets
             return float(right.sum()), int((batch.targets != IGNORED).sum())
 
-        def value(self, total, count):
-            return total / count
-
-        def scores(self, value, size):
-            return {"hit_rate": value}
+        def scores(self, sums, size):
+            return {"hit_rate": sums[0] / sums[1]}
 
     file("uedp_ray.tasks.hits", TASK=Hits)
     monkeypatch.setitem(METRICS, "hits", metric)  # type: ignore[arg-type]
@@ -486,7 +483,7 @@ def shows_no_other_user(file, update_class):
     worker = Worker(make("gpt2"), sentences())
     config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
     plan = Plan.of(config)
-    task = SimpleNamespace(lengths=[])
+    task = SimpleNamespace(lengths=[], made_up=worker.update().task.made_up)
     update = local_update(plan, worker.model, worker.params, task, lambda number: None, CPU)
     selections, before = list(worker.selections.values()), worker.parameters.clone()
     whole = update.sum_updates(worker.parameters, selections, 0)
@@ -638,7 +635,7 @@ def test_what_is_kept_where_nothing_is_restored_shows_on_made_up_users(file, wha
         with pytest.raises(InputError, match=r"what task\.kind \(next_word\) and training\.local_update \(ones\) keep"):
             summed(file, Counts)
         return
-    counting = SimpleNamespace(collate=task.collate, losses=shaped)
+    counting = SimpleNamespace(made_up=task.made_up, collate=task.collate, losses=shaped)
     update = local_update(worker.plan, worker.model, worker.params, counting, worker.texts.__getitem__, CPU)
     with pytest.raises(InputError, match=r"not the same in each pass.*task\.kind \(next_word\)"):
         update.sum_updates(worker.parameters, worker.selections.values(), 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uedp_ray.config import VocabularyConfig
+from uedp_ray.config import TaskConfig, VocabularyConfig
 from uedp_ray.corpus import tokens
 from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus, encode_texts
@@ -75,7 +75,7 @@ def test_encoding_texts_cuts_and_keeps_empty_ones(vocabulary: Vocabulary) -> Non
     ids = encode_texts(iter(["the doctor signed the form", ". !", ""]), vocabulary, 4)
     assert [len(one) for one in ids] == [4, 0, 0]
     assert ids[0].tolist() == vocabulary.encode_batch(["the doctor signed the"])[0].tolist()
-    learnt = NextWord.of(vocabulary, 4).collate(ids).targets[0]
+    learnt = NextWord.of(vocabulary, 4, TaskConfig()).collate(ids).targets[0]
     assert learnt.tolist() == ids[0].tolist(), "no end that the text does not have"
 
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from uedp_ray.config import ModelConfig
 from uedp_ray.models.build import build_model
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.tasks.base import Batch, Task
+from uedp_ray.tasks.base import IGNORED, Batch, Task
 from uedp_ray.tasks.next_word import NextWord
 
 VOCABULARY = 23
@@ -44,6 +44,11 @@ def tiny_llama(*, tied: bool = True) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return spread(LlamaForCausalLM(config).eval())
+
+
+def whole(ids: Tensor) -> Batch:
+    """(B, T) token ids as a batch without padding that predicts nothing."""
+    return Batch(ids, torch.full_like(ids, IGNORED), torch.full((len(ids),), ids.shape[1]))
 
 
 def spread(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.helpers import TASK, sentences, tiny
+from tests.models.helpers import TASK, sentences, tiny, whole
 from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
 from uedp_ray.models.masks import Masks, MaskSeeds
 from uedp_ray.tasks.base import forward_logits
@@ -19,7 +19,7 @@ def network(**settings: float) -> AWDLSTM:
 def logits(model: nn.Module, seed: int = 0, ids: Tensor = IDS) -> Tensor:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        return forward_logits(model, ids)
+        return forward_logits(model, whole(ids))
 
 
 def test_equal_to_torch_lstm() -> None:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.models.helpers import TASK, sentences, tiny
+from tests.models.helpers import TASK, sentences, tiny, whole
 from uedp_ray.tasks.base import IGNORED, forward_logits
-from uedp_ray.tasks.next_word import NextWord, _CrossEntropy
+from uedp_ray.tasks.loss import cross_entropy
+from uedp_ray.tasks.next_word import NextWord
 
 X = IGNORED
 
@@ -18,6 +19,7 @@ def test_collate_by_hand() -> None:
     batch = task.collate(rows)
     assert batch.input_ids.tolist() == [[8, 5, 6, 9], [8, 9, 9, 9], [8, 2, 3, 4], [8, 2, 3, 4]]
     assert batch.targets.tolist() == [[5, 6, 1, X], [X, X, X, X], [2, 3, 4, 1], [2, 3, 4, 5]]
+    assert batch.lengths.tolist() == [3, 1, 4, 4]
     assert batch.input_ids.dtype == batch.targets.dtype == torch.int64
     assert len(batch) == len(batch.to("cpu")) == 4
 
@@ -34,7 +36,7 @@ def test_losses_are_means_over_each_sentence_alone(architecture: str) -> None:
         read = torch.tensor([0, *words])[: TASK.max_length]
         predicted = torch.tensor([*words, 0])[: TASK.max_length]
         with torch.no_grad():
-            expected = F.cross_entropy(forward_logits(model, read[None])[0], predicted)
+            expected = F.cross_entropy(forward_logits(model, whole(read[None]))[0], predicted)
         torch.testing.assert_close(loss.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -46,7 +48,7 @@ def test_losses_and_their_gradient_are_those_of_cross_entropy(spread: float, dty
     targets = torch.randint(0, 40, (3, 5), generator=made_up).to(device)
     targets[1, 2:] = IGNORED
     slope = torch.randn(3, 5, generator=made_up).to(device, dtype)
-    losses, _ = _CrossEntropy.apply(logits, targets)
+    losses = cross_entropy(logits, targets)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(losses, expected.view(3, 5), **close)
@@ -59,7 +61,7 @@ def test_losses_and_their_gradient_are_those_of_cross_entropy(spread: float, dty
 def test_a_loss_that_is_no_number_stays_in_its_row(device: str) -> None:
     logits = torch.zeros(3, 2, 7, device=device)
     logits[0, 1, 3], logits[2, 0, 0] = torch.nan, torch.inf
-    losses, _ = _CrossEntropy.apply(logits.requires_grad_(), torch.ones(3, 2, dtype=torch.int64, device=device))
+    losses = cross_entropy(logits.requires_grad_(), torch.ones(3, 2, dtype=torch.int64, device=device))
     gradient = torch.autograd.grad(losses.sum(), logits)[0]
     finite = torch.tensor([[True, False], [True, True], [False, True]], device=device)
     assert torch.equal(losses.isfinite(), finite)

@@ -17,14 +17,13 @@ from uedp_ray.corpus.tokens import TokenStore
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.tasks.base import task_of
 from uedp_ray.training import epochs, worker
 from uedp_ray.training.checks import ignored
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.epochs import shuffled
 from uedp_ray.training.host import train
 from uedp_ray.training.network import make_model
-from uedp_ray.training.prepared import Prepared
+from uedp_ray.training.prepared import Prepared, make_task
 from uedp_ray.training.reduce import LocalReducer
 from uedp_ray.training.rundir import RunDir
 
@@ -47,7 +46,7 @@ def test_it_is_what_torch_does_with_the_whole_network(done):
     prepared = Prepared.open(RunDir(done[0]))
     settings = prepared.config.training
     model = make_model(prepared.used, prepared.vocabulary)
-    task = task_of("next_word").of(prepared.vocabulary, prepared.config.model.max_length)
+    task = make_task(prepared.config, prepared.vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), betas=settings.adam_betas, eps=settings.adam_epsilon)
     numbers = np.flatnonzero(prepared.tokens.lengths)
     for epoch in range(3):

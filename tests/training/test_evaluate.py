@@ -52,18 +52,22 @@ def by_hand(model, chosen):
     return math.exp(total / count)
 
 
+def perplexity(model, chosen, **how):
+    return TASK.perplexity(*score(model, TASK, chosen, device=CPU, **how))
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 50, 10_000])
 def test_it_is_the_hand_computation_whatever_the_batches(model, batch_tokens):
     chosen = sentences()
     assert any(UNKNOWN in s for s in chosen)
     assert any(not len(s) for s in chosen)
-    found = score(model, TASK, chosen, device=CPU, batch_tokens=batch_tokens)
+    found = perplexity(model, chosen, batch_tokens=batch_tokens)
     assert found == pytest.approx(by_hand(model, chosen), rel=1e-5)
 
 
 def test_unknown_words_and_sentence_ends_count(model):
     words = np.array([5, UNKNOWN, 7], dtype=np.int32)
-    with_unknown = score(model, TASK, [words], device=CPU)
+    with_unknown = perplexity(model, [words])
     assert with_unknown == pytest.approx(by_hand(model, [words]), rel=1e-5)
     assert with_unknown != pytest.approx(by_hand(model, [words[[0, 2]]]), rel=1e-2)
 
@@ -73,13 +77,13 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(model):
     with torch.no_grad():
         for parameter in uniform.parameters():
             parameter.zero_()
-    assert score(uniform, TASK, sentences(), device=CPU) == pytest.approx(VOCABULARY, rel=1e-6)
+    assert perplexity(uniform, sentences()) == pytest.approx(VOCABULARY, rel=1e-6)
 
 
 def test_dropout_is_off_while_evaluating_and_the_mode_comes_back():
     config = tiny_config(model={"dropout_output": 0.9, "dropout_embedding": 0.9})
     model = build_model(config.model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3).train()
-    first, second = (score(model, TASK, sentences(), device=CPU) for _ in range(2))
+    first, second = (perplexity(model, sentences()) for _ in range(2))
     assert first == second
     assert model.training
 
@@ -110,7 +114,8 @@ def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
     size = text_size(texts, vocabulary, max_length)
     sentences = encode_texts(texts, vocabulary, max_length)
     task = NextWord(END, END, PAD, max_length)
-    found = score(model, task, sentences, device=CPU)
+    sums = score(model, task, sentences, device=CPU)
+    found = task.perplexity(*sums)
     if max_length == 4:  # four words, and no end that the text does not have
         kept, spelled = ["The  nurse saw Łódź", "über", "the nurse"], ["saw", "Łódź"]
         assert (size.tokens, size.cut, size.ends) == (7, 1, 2)
@@ -120,7 +125,7 @@ def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
     num_bytes = sum(len(text.encode()) for text in kept) + size.ends
     predicted = sum(len(s) for s in sentences) + size.ends
     total_bits = math.log2(found) * predicted + sum(8 * len(w.encode()) for w in spelled)
-    scores = task.scores(found, size)
+    scores = task.scores(sums, size)
     assert scores["bits_per_byte"] == pytest.approx(total_bits / num_bytes, rel=1e-9)
     assert scores["unk_share"] == len(spelled) / size.tokens
     assert scores["perplexity"] == found
@@ -136,7 +141,7 @@ def test_bits_per_byte_compares_vocabularies_where_perplexity_does_not():
     large, small = words_of(text), words_of(["the"])
     by_size = {}
     for name, vocabulary in (("large", large), ("small", small)):
-        by_size[name] = TASK.scores(float(vocabulary.size), text_size(text, vocabulary, 20))
+        by_size[name] = TASK.scores((math.log(vocabulary.size), 1), text_size(text, vocabulary, 20))
     assert by_size["small"]["perplexity"] < by_size["large"]["perplexity"]
     assert by_size["small"]["bits_per_byte"] > by_size["large"]["bits_per_byte"]
 

@@ -164,6 +164,9 @@ class Poisoned:
     def __init__(self, task, token, value):
         self.task, self.token, self.value = task, token, value
 
+    def made_up(self, *how, **more):
+        return self.task.made_up(*how, **more)
+
     def length(self, sentence):
         return self.task.length(sentence)
 
@@ -293,7 +296,7 @@ def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus
         shapes.append((len(sentences), max(map(len, sentences))))
         return worker.task.collate(sentences, *shape)
 
-    task.collate = collate
+    task.collate, task.made_up = collate, worker.task.made_up  # a mock would keep the generator that it is given
     update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, worker.device)
     update.probe()
     most, held = (

@@ -216,7 +216,7 @@ def read_by(model: nn.Module, training: dict[str, Any] | None = None) -> Worker:
 def anew(monkeypatch):
     """A worker whose probe reads nothing long: after it, a memory of the longest text would not grow any more."""
     monkeypatch.setattr(gradient, "_PROBED", {})
-    monkeypatch.setattr(gradient, "agreeing_rows", lambda run, model, length, counts, vocab_size: counts[-1:])
+    monkeypatch.setattr(gradient, "agreeing_rows", lambda run, model, length, counts, made_up: counts[-1:])
     monkeypatch.setattr(LocalUpdate, "probe", lambda self: None)
 
 
@@ -285,6 +285,7 @@ def test_a_task_whose_lengths_remember_is_followed_sentence_by_sentence(monkeypa
     task = worker.update().task
 
     class Longest:
+        made_up = staticmethod(task.made_up)
         collate, losses = staticmethod(task.collate), staticmethod(task.losses)
 
         def __init__(self):
@@ -303,7 +304,7 @@ def test_what_a_task_keeps_of_lengths_reaches_no_other_user(training, anew):
     task = worker.update().task
 
     class Keeps:
-        collate = staticmethod(task.collate)
+        collate, made_up = staticmethod(task.collate), staticmethod(task.made_up)
 
         def __init__(self):
             self.heard = []

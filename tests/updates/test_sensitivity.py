@@ -202,7 +202,7 @@ def test_what_leaves_a_round_is_the_noised_sum_over_a_public_number(corpora, tmp
     model = make_model(config, words)
     params = FlatParameters(model)
     start = params.get()
-    task = NextWord.of(words, config.model.max_length)
+    task = NextWord.of(words, config.model.max_length, config.task)
     where = {"round_index": 0, "attempt": 0, "sentence_weight": prepared.sentence_weight}
     chosen = prepared.plan.select(
         corpus, np.arange(NUM_USERS), PoissonSampler(sampling_key(run, prepared.config)), **where

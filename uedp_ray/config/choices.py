@@ -18,15 +18,15 @@ SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]
 HolderRule = Literal["truncate", "reweight", "fill"]
-TaskKind = Literal["next_word"]
+TaskKind = Literal["next_word", "classify", "tag_words", "tag_entities"]
 TransformKind = Literal["none", "mask"]
 VocabularyKind = Literal["tokenizer", "public-words", "public-subwords", "noisy-threshold"]
-ArchitectureName = Literal["gpt2", "awd_lstm", "pretrained"]
+ArchitectureName = Literal["gpt2", "awd_lstm", "bert", "pretrained"]
 LocalUpdateName = Literal["gradient", "local_sgd"]
 BOUNDING_SENTENCES = frozenset({"gradient"})
 """Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
 A name that is not here bounds nothing but the user's update as a whole."""
-KEEPING_USERS_APART = frozenset({"gradient", "local_sgd", "next_word"})
+KEEPING_USERS_APART = frozenset({"gradient", "local_sgd", "next_word", "classify", "tag_words", "tag_entities"})
 """Local updates and tasks of which docs/accounting.md proves that a user's update follows from that user alone. Of a name
 that is not here it is assumed, and ``privacy.md`` says so."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam", "adamw"]

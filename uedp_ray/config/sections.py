@@ -33,10 +33,20 @@ class TaskConfig:
     """What the network is trained to do, and so how it is scored."""
 
     kind: TaskKind = "next_word"
-    """``next_word``: a causal language model, scored by its perplexity."""
+    """``next_word``: a causal language model, scored by its perplexity. ``classify``: one label for each sentence, scored by
+    the error rate. ``tag_words``: one tag for each word (accuracy). ``tag_entities``: spans of entities (F1)."""
+    labels: tuple[str, ...] = field(default=(), metadata=ADDED | WORDS)
+    """What is predicted: labels, tags, or for ``tag_entities`` categories. Public, and all of them: a sentence of the
+    private text with any other is an error."""
 
     def __post_init__(self) -> None:
         check_choices(self, "task")
+        least = {"classify": 2, "tag_words": 2, "tag_entities": 1}.get(self.kind, 0)
+        if len(set(self.labels)) < max(least, len(self.labels)):
+            remedy = f"{self.kind} predicts one of them: list {least} or more, each once, as the text has them"
+            raise InputError("task.labels", list(self.labels), remedy)
+        if self.kind == "next_word" and self.labels:
+            raise InputError("task.labels", list(self.labels), "next_word predicts words: drop it, or set task.kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +174,7 @@ class ModelConfig:
     architecture: ArchitectureName = "gpt2"
     """Which network it is: the module of that name in ``models``."""
     path: str = field(default="", metadata={"names": "hub"})
-    """``pretrained``: folder or hub name for ``AutoModelForCausalLM.from_pretrained``."""
+    """``pretrained``: folder or hub name of a language model of transformers."""
     max_length: int = 64
     """Tokens of a sentence that are used (public constant; the rest is cut)."""
     num_layers: int = 2
@@ -172,7 +182,7 @@ class ModelConfig:
     hidden_size: int = 128
     """Width; a multiple of ``num_heads`` in GPT-2."""
     num_heads: int = 4
-    """Attention heads; GPT-2 only."""
+    """Attention heads; GPT-2 and BERT only."""
     embedding_size: int = 100
     """``awd_lstm`` only; GPT-2 embeds in ``hidden_size``."""
     init_range: float | None = None

@@ -155,18 +155,31 @@ class Corpus:
         self._need(self.has_tags, "tags")
         return self._read(users, ["tags"], lambda table: table["tags"].to_pylist())
 
-    def sentences(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[Sentence]]]:
-        """Everything, protected mentions included, in the form of ``texts``."""
+    def sentences(
+        self, users: Sequence[int] | NDArray[Any] | None = None, *, every: bool = False
+    ) -> Iterator[tuple[int, list[Sentence]]]:
+        """Everything, protected mentions included, in the form of ``texts``. ``every``: unprotected ones, too."""
         columns = ["user", "text", "label", "tags", "entities"]
-        kept = {*(self.categories or ()), LISTED}
 
         def decode(table: pa.Table) -> list[Sentence]:
             found = sentences_of(table, "entities")
-            if self._kept is None:
-                return found
-            return [replace(s, mentions=tuple(m for m in s.mentions if m.category in kept)) for s in found]
+            return found if every else [self.protected(sentence) for sentence in found]
 
         return self._read(users, columns, decode)
+
+    def protected(self, sentence: Sentence) -> Sentence:
+        """The sentence with its protected mentions alone."""
+        if self._kept is None:
+            return sentence
+        kept = {*(self.categories or ()), LISTED}
+        return replace(sentence, mentions=tuple(each for each in sentence.mentions if each.category in kept))
+
+    def pairs(
+        self, users: Sequence[int] | NDArray[Any] | None = None
+    ) -> Iterator[tuple[int, list[tuple[Sentence, str]]]]:
+        """(user, its sentences with all mentions, each with the text that is read), in the form of ``texts``."""
+        for user, sentences in self.sentences(users, every=True):
+            yield user, [(sentence, sentence.text) for sentence in sentences]
 
     def entity_table(self) -> pa.Table:
         """Rows in the order of entity ids: category, form, holders."""

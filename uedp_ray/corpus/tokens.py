@@ -13,14 +13,16 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.storage.files import (
@@ -91,9 +93,30 @@ def encode_texts(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) 
     return list(encoded(texts, vocabulary, max_length))
 
 
-def encode_corpus(corpus: Text, vocabulary: Vocabulary, directory: str | Path, *, max_length: int) -> TokenStore:
+class Annotator(Protocol):
+    """A task that needs more of a sentence than its tokens (``tasks.base.Task``)."""
+
+    @property
+    def longest_text(self) -> int: ...
+    def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray: ...
+
+
+def annotate(
+    pairs: Iterable[tuple[Sentence, str]], vocabulary: Vocabulary, task: Annotator, cut: list[int] | None = None
+) -> Iterator[np.ndarray]:
+    """Yields what a task knows of each sentence, given with its text as it is read; ``cut`` as in ``encoded``."""
+    kept, read = itertools.tee(pairs)
+    for (sentence, text), ids in zip(
+        kept, encoded((text for _, text in read), vocabulary, task.longest_text, cut), strict=True
+    ):
+        yield np.asarray(task.annotated(ids, text, sentence, vocabulary), np.int32)
+
+
+def encode_corpus(
+    corpus: Text, vocabulary: Vocabulary, directory: str | Path, *, max_length: int, task: Annotator | None = None
+) -> TokenStore:
     """Tokenises a corpus, transformed or not, under ``directory``, or reopens what an earlier call wrote for the same
-    three arguments.
+    arguments. ``task``: adds what it knows of a sentence beside its tokens.
 
     The folder appears complete or not at all; of several processes one writes it, and the others wait for it. A damaged
     one is rewritten. Memory is one batch of sentences.
@@ -101,9 +124,10 @@ def encode_corpus(corpus: Text, vocabulary: Vocabulary, directory: str | Path, *
     """
     if max_length < 2:
         raise InputError("model.max_length", max_length, "must be 2 or more: one token and the end token")
-    key = hashlib.sha256(json.dumps([4, corpus.digest, vocabulary.digest, max_length]).encode()).hexdigest()[:16]
+    parts = [4, corpus.digest, vocabulary.digest, max_length, *([] if task is None else [repr(task)])]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     path = Path(directory) / key
-    shape = corpus.num_sentences, max_length, vocabulary.size
+    shape = (corpus.num_sentences, max_length, vocabulary.size) if task is None else (corpus.num_sentences, None, None)
     store = _whole(path, *shape)
     if store is None:
         make_folder(path.parent, private=True)
@@ -115,9 +139,14 @@ def encode_corpus(corpus: Text, vocabulary: Vocabulary, directory: str | Path, *
             if store is None:
                 with replacing(path, private=True, made=MADE) as new:
                     new.mkdir(mode=0o700)
-                    texts = (text for _, texts in corpus.texts() for text in texts)
                     cut = [0]
-                    _write(new, encoded(texts, vocabulary, max_length, cut), corpus.num_sentences)
+                    if task is None:
+                        texts = (text for _, texts in corpus.texts() for text in texts)
+                        known = encoded(texts, vocabulary, max_length, cut)
+                    else:
+                        pairs = (pair for _, pairs in corpus.pairs() for pair in pairs)
+                        known = annotate(pairs, vocabulary, task, cut)
+                    _write(new, known, corpus.num_sentences)
                     np.save(new / "cut.npy", np.int64(cut[0]))
                     (new / _CHECKSUMS).write_text(json.dumps({name: checksum(new / name) for name in _FILES}))
                 store = _whole(path, *shape)
@@ -126,8 +155,8 @@ def encode_corpus(corpus: Text, vocabulary: Vocabulary, directory: str | Path, *
     return store
 
 
-def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStore | None:
-    """The arrays in ``path``; None if there are none, or they are not those of a corpus of these sizes."""
+def _whole(path: Path, num_sentences: int, longest: int | None, size: int | None) -> TokenStore | None:
+    """The arrays in ``path``; None if there are none, or they are not those of a corpus of these sizes (None: any)."""
     try:
         store = TokenStore(path)
         _ = store.share_cut
@@ -141,8 +170,8 @@ def _whole(path: Path, num_sentences: int, longest: int, size: int) -> TokenStor
     shaped = offsets.shape == (num_sentences + 1,) and offsets.dtype == np.int64 and tokens.dtype == np.int32
     if not shaped or tokens.ndim != 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
         return None
-    within = bool(((store.lengths >= 0) & (store.lengths <= longest)).all())
-    known = all(part.min() >= 0 and part.max() < size for part in _parts(tokens))
+    within = bool(((store.lengths >= 0) & (store.lengths <= (longest or math.inf))).all())
+    known = all(part.min() >= 0 and part.max() < (size or math.inf) for part in _parts(tokens))
     return store if within and known else None
 
 

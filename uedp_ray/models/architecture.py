@@ -2,10 +2,11 @@
 
     >>> from uedp_ray.config import ModelConfig
     >>> from uedp_ray.models.architecture import NAMES, Tokens, architecture
+    >>> from uedp_ray.tasks.base import Head
     >>> NAMES
-    ('gpt2', 'awd_lstm', 'pretrained')
+    ('gpt2', 'awd_lstm', 'bert', 'pretrained')
     >>> gpt2, config = architecture("gpt2"), ModelConfig(num_layers=1, hidden_size=8, num_heads=2)
-    >>> network = gpt2.build(config, Tokens(size=50, bos_id=0, eos_id=0))
+    >>> network = gpt2.build(config, Tokens(size=50, bos_id=0, eos_id=0), Head())
     >>> type(network).__name__, network.num_parameters()
     ('GPT2LMHeadModel', 1800)
     >>> sorted(gpt2.shape)    # what it shares with a warm start
@@ -29,6 +30,7 @@ from uedp_ray.components import in_module
 from uedp_ray.config import ModelConfig
 from uedp_ray.config.choices import ArchitectureName
 from uedp_ray.fields import Check
+from uedp_ray.tasks.base import Head
 
 NAMES: tuple[str, ...] = typing.get_args(ArchitectureName)
 SHAPE = ("num_layers", "hidden_size", "num_heads", "embedding_size", "tie_embeddings")
@@ -42,6 +44,8 @@ class Tokens(NamedTuple):
     size: int
     bos_id: int
     eos_id: int
+    pad_id: int | None = None
+    """By which some classifiers tell where a sentence ends."""
     replaced: bool = False
     """Whether a pretrained network gets newly drawn embeddings."""
 
@@ -61,8 +65,10 @@ class OwnNetwork:
 class Architecture:
     """How a network is built from the model section."""
 
-    build: Callable[[ModelConfig, Tokens], nn.Module]
+    build: Callable[[ModelConfig, Tokens, Head], nn.Module]
     """Its initial values are random, by torch's default generator, or those it comes with."""
+    heads: frozenset[str] = frozenset({"causal-lm"})
+    """The kinds of heads that it can have (``tasks.base.Head``)."""
     shape: Mapping[str, str] = field(default_factory=dict)
     """Settings that a network and its warm start share, with their names in ``config.json``."""
     uses: frozenset[str] = frozenset()

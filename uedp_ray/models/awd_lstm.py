@@ -34,9 +34,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uedp_ray.config import ModelConfig
-from uedp_ray.fields import flag, number
+from uedp_ray.fields import Later, flag, number
 from uedp_ray.models.architecture import DROPOUTS, Architecture, OwnNetwork, Tokens
 from uedp_ray.models.masks import Masks, PerSentenceMasks
+from uedp_ray.tasks.base import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class AWDLSTMConfig:
     model_type: ClassVar[str] = "awd_lstm"
 
     vocab_size: int
+    num_labels: int = 0
+    """Outputs at each position, of a classifier; 0: the vocabulary's."""
     embedding_size: int = 100
     hidden_size: int = 1150
     num_layers: int = 3
@@ -117,21 +120,24 @@ class AWDLSTM(PerSentenceMasks):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in itertools.pairwise(sizes))
         self.layer_sizes = sizes[1:]
-        self.decoder = nn.Linear(sizes[-1], config.vocab_size)
+        self.decoder = nn.Linear(sizes[-1], config.num_labels or config.vocab_size)
         nn.init.uniform_(self.embedding.weight, -config.init_range, config.init_range)
         nn.init.uniform_(self.decoder.weight, -config.init_range, config.init_range)
         nn.init.zeros_(self.decoder.bias)
-        if config.tie_embeddings:
+        if config.tie_embeddings and not config.num_labels:
             self.decoder.weight = self.embedding.weight
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.decoder
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The layer whose outputs are words; None of a classifier."""
+        return None if self.settings.num_labels else self.decoder
 
     def config_dict(self) -> dict[str, object]:
         return {"model_type": self.settings.model_type, **dataclasses.asdict(self.settings)}
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
-        """``position_ids`` and ``use_cache`` are accepted for the common call convention; time is the position here."""
+        """(B, T) -> logits (B, T, V), or (B, T, C) of a classifier: of the sentence up to each position.
+
+        ``position_ids`` and ``use_cache`` are accepted for the common call convention; time is the position here."""
         s, masks = self.settings, Masks(self.mask_seeds)
         x = self.embedding(input_ids)
         if self.training and s.dropout_embedding:  # a word is dropped wherever it occurs in the sentence
@@ -150,11 +156,11 @@ class AWDLSTM(PerSentenceMasks):
         return x_BTH * masks.sentences(x_BTH.shape[2], prob, x_BTH)[:, None]
 
 
-def _build(config: ModelConfig, tokens: Tokens) -> AWDLSTM:
+def _build(config: ModelConfig, tokens: Tokens, head: Head) -> AWDLSTM:
     settings = {name: getattr(config, name) for name in (*_SHAPE, *DROPOUTS)}
     if config.init_range is not None:
         settings["init_range"] = config.init_range
-    return AWDLSTM(AWDLSTMConfig(vocab_size=tokens.size, **settings))
+    return AWDLSTM(AWDLSTMConfig(vocab_size=tokens.size, num_labels=head.num_labels, **settings))
 
 
 def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
@@ -165,6 +171,7 @@ def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
 _SHAPE = ("num_layers", "hidden_size", "embedding_size", "tie_embeddings")
 ARCHITECTURE = Architecture(
     build=_build,
+    heads=frozenset({"causal-lm", "sequence-classification", "token-classification"}),
     shape={name: name for name in _SHAPE},
     uses=frozenset({*_SHAPE, *DROPOUTS, "init_range"}),
     why_ignored="the architecture is awd_lstm",
@@ -174,6 +181,7 @@ ARCHITECTURE = Architecture(
         fields={
             **dict.fromkeys(("vocab_size", "embedding_size", "hidden_size", "num_layers"), number(1, whole=True)),
             **dict.fromkeys(DROPOUTS, number(0.0, 1.0)),
+            "num_labels": Later(number(0, whole=True)),
             "init_range": number(1e-30, 1e30),
             "tie_embeddings": flag,
         },

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import GPT2Config
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.models.architecture import Architecture, Tokens
+from uedp_ray.models.heads import from_settings
+from uedp_ray.tasks.base import Head
 
 
-def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
+def _build(config: ModelConfig, tokens: Tokens, head: Head) -> nn.Module:
     gpt2 = GPT2Config(
         vocab_size=tokens.size,
         n_positions=config.max_length,
@@ -39,8 +40,7 @@ def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
         bos_token_id=tokens.bos_id,
         eos_token_id=tokens.eos_id,
     )
-    model: nn.Module = AutoModelForCausalLM.from_config(gpt2, attn_implementation="sdpa", dtype=torch.float32)
-    return model
+    return from_settings(gpt2, tokens, head)
 
 
 def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
@@ -61,6 +61,7 @@ _SHAPE = {
 }
 ARCHITECTURE = Architecture(
     build=_build,
+    heads=frozenset({"causal-lm", "sequence-classification", "token-classification"}),
     shape=_SHAPE,
     uses=frozenset({*_SHAPE, "init_range", "dropout_embedding", "dropout_hidden", "dropout_output"}),
     why_ignored="the architecture is gpt2",

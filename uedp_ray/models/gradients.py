@@ -325,7 +325,7 @@ def check_exact(
         model.eval()
         found = sentence_gradients(model, params, task, batch).norms()
     for x in range(len(batch)):
-        one = Batch(batch.input_ids[x : x + 1], batch.targets[x : x + 1])
+        one = batch[x : x + 1]
         with isolated(), torch.enable_grad():
             model.eval()
             gradients = torch.autograd.grad(task.losses(model, one).sum(), params.tensors, allow_unused=True)

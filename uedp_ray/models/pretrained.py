@@ -30,11 +30,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import Architecture, Tokens
+from uedp_ray.models.heads import CLASSES, set_head
 from uedp_ray.models.saved import (
     ADAPTER,
     MERGE,
@@ -45,17 +46,19 @@ from uedp_ray.models.saved import (
     said_by_transformers,
     unread,
 )
+from uedp_ray.tasks.base import Head
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def _build(config: ModelConfig, tokens: Tokens) -> nn.Module:
+def _build(config: ModelConfig, tokens: Tokens, head: Head) -> nn.Module:
     hub = pretrained_config(config)
     for name, value in vars(hub).items():
         if isinstance(value, float) and name.endswith(("dropout", "pdrop")):
             setattr(hub, name, 0.0)
+    set_head(hub, tokens, head)
     with said_by_transformers("model.path", config.path):  # the architecture's own attention: not all have sdpa
-        model = AutoModelForCausalLM.from_pretrained(
+        model = CLASSES[head.kind].from_pretrained(
             config.path, config=hub, dtype=torch.float32, trust_remote_code=False
         )
     if tokens.replaced:
@@ -131,4 +134,4 @@ def _replace_embeddings(model: Any, tokens: Tokens) -> None:
         settings.pad_token_id = None
 
 
-ARCHITECTURE = Architecture(build=_build, why_ignored="a pretrained model has its own shape")
+ARCHITECTURE = Architecture(build=_build, heads=frozenset(CLASSES), why_ignored="a pretrained model has its own shape")

@@ -40,12 +40,13 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from uedp_ray.errors import InputError, one_line
 from uedp_ray.fields import string
 from uedp_ray.models.architecture import OwnNetwork, own_network
+from uedp_ray.models.heads import CLASSES, saved_kind
 from uedp_ray.storage.files import check_regular, read_hub_json, read_json
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
@@ -64,7 +65,7 @@ _MOST_HEADER = 100_000_000
 def save_model(model: nn.Module, path: str | Path) -> None:
     """Writes ``config.json`` and safetensors to the folder ``path``; LoRA is merged into a copy first.
 
-    A transformers model can be read back by ``AutoModelForCausalLM.from_pretrained``, any by ``load_model``.
+    A transformers model can be read back by the ``from_pretrained`` of its class, any by ``load_model``.
     """
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
@@ -130,7 +131,7 @@ def _filled(folder: Path, hub: Any) -> nn.Module:
         network = own.make(hub)
         safetensors.torch.load_model(network, str(folder / "model.safetensors"))
         return network
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, found = CLASSES[saved_kind(hub)].from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
     )
     if found["missing_keys"]:  # transformers would leave them at random values
@@ -172,7 +173,7 @@ def unfilled(hub: Any) -> nn.Module:
     own = own_network(hub.model_type)
     if own is not None:
         return own.make(hub)
-    model: nn.Module = AutoModelForCausalLM.from_config(hub, trust_remote_code=False)
+    model: nn.Module = CLASSES[saved_kind(hub)].from_config(hub, trust_remote_code=False)
     return model
 
 
@@ -258,9 +259,7 @@ def said_by_transformers(field: str, path: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, ImportError, SafetensorError, and what a file leads to
-        remedy = (
-            f"transformers loads no causal language model from here ({said(error)}): give a folder with config.json"
-        )
+        remedy = f"transformers loads no language model from here ({said(error)}): give a folder with config.json"
         raise InputError(field, path, f"{remedy} and safetensors, or a hub name while online") from error
 
 

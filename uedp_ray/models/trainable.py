@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
+from uedp_ray.models.heads import head_names
 
 
 def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.Module:
@@ -34,7 +35,7 @@ def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.
     full: every parameter. lora: low-rank updates of ``lora_targets`` (module-name suffixes; default every linear layer
     but the output head), starting at exactly zero; a head that is named gets a matrix of its own. bias_norm: every bias and
     every parameter of a normalisation layer. head: the output layer; tied to the embedding, that is the same matrix and the
-    embedding is trained with it.
+    embedding is trained with it. The head of a classifier, of which no public model knows anything, is always trained.
 
     Args:
       seed: for LoRA's random half; the global generator is left alone.
@@ -43,13 +44,13 @@ def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.
     """
     if config.trainable == "lora":
         return _add_lora(model, config, seed)
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    of_head = {id(p) for p in head.parameters()}
+    of_head = head_names(model)
+    drawn = of_head if model.get_output_embeddings() is None else set()  # type: ignore[operator]
     of_norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(False)}
     for name, parameter in model.named_parameters():
         bias_norm = name.rpartition(".")[2] == "bias" or id(parameter) in of_norms
-        chosen = {"full": True, "bias_norm": bias_norm, "head": id(parameter) in of_head}
-        parameter.requires_grad_(chosen[config.trainable])
+        chosen = {"full": True, "bias_norm": bias_norm, "head": name in of_head}
+        parameter.requires_grad_(chosen[config.trainable] or name in drawn)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(
             "model.trainable", config.trainable, "this network has no such parameters: choose another part"
@@ -60,7 +61,8 @@ def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.
 def lora_layers(model: nn.Module, config: ModelConfig) -> dict[str, nn.Module]:
     """The layers that get adapters, by name. Raises: InputError if ``lora_targets`` names one that there is not."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    of_head = {name.rpartition(".")[0] for name in head_names(model)} if head is None else set()
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and name not in of_head}
     if not config.lora_targets:
         return {name: m for name, m in linear.items() if m is not head}
     for target in config.lora_targets:
@@ -77,6 +79,8 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
 
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = lora_layers(model, config)
+    names = head_names(model) if head is None else set()
+    drawn = [parameter for name, parameter in model.named_parameters() if name in names]
     if any(m is head for m in linear.values()):
         _untie(model, head, config)
     transposed = {isinstance(m, Conv1D) for m in linear.values()}
@@ -91,7 +95,10 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's use
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # both kinds of layers: peft sorts it out
         torch.manual_seed(seed)
-        return get_peft_model(model, lora)
+        adapted = get_peft_model(model, lora)
+    for parameter in drawn:
+        parameter.requires_grad_(True)
+    return adapted
 
 
 def _untie(model: nn.Module, head: nn.Module, config: ModelConfig) -> None:

@@ -2,11 +2,11 @@
 
     >>> from types import SimpleNamespace
     >>> import torch
-    >>> from uedp_ray.config import VocabularyConfig
+    >>> from uedp_ray.config import TaskConfig, VocabularyConfig
     >>> from uedp_ray.corpus.vocabulary import build_vocabulary
     >>> from uedp_ray.tasks.base import task_of
     >>> vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: iter(["the patient left ."]))
-    >>> task = task_of("next_word").of(vocabulary, max_length=64)
+    >>> task = task_of("next_word").of(vocabulary, 64, TaskConfig())
     >>> batch = task.collate(vocabulary.encode_batch(["the patient left", "left"]))
     >>> len(batch), tuple(batch.input_ids.shape), (batch.targets >= 0).sum(1).tolist()    # and what each predicts
     (2, (2, 4), [4, 2])
@@ -15,21 +15,26 @@
     >>> vocabulary.size, [round(loss, 3) for loss in task.losses(uniform, batch).tolist()]    # (2,)
     (7, [1.946, 1.946])
 
-``task.kind`` names a module of this room with a ``TASK``, and its metric in ``metric.METRICS``.
-Shape legend: B sentences, T positions, V vocabulary. The sentences are private.
+``task.kind`` names a module of this room with a ``TASK``, and its metric in ``metric.METRICS``. What is known of a sentence
+(its tokens, and its label or tags where the task asks for them) is one array, in an order that is the task's own.
+Shape legend: B sentences, T positions, V vocabulary, C labels. The sentences are private.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from uedp_ray.components import in_module
+from uedp_ray.config.sections import TaskConfig
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 
@@ -37,47 +42,104 @@ IGNORED = -100
 """Target of a position where nothing is predicted."""
 
 
+class Head(NamedTuple):
+    """What a network ends in, by the names of transformers."""
+
+    kind: Literal["causal-lm", "masked-lm", "sequence-classification", "token-classification"] = "causal-lm"
+    num_labels: int = 0
+    """C, of a classification."""
+
+    @property
+    def predicts_words(self) -> bool:
+        return self.kind in ("causal-lm", "masked-lm")
+
+
+NEXT_WORD = Head()
+"""The head of a causal language model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``input_ids`` (B, T) int64; ``targets`` int64, ``IGNORED`` where nothing is predicted: (B, T) for one per token."""
+    """``input_ids`` (B, T) int64; ``targets`` int64, ``IGNORED`` where nothing is predicted: (B, T) for one per token, (B,)
+    for one per sentence; ``lengths`` (B,) int64: positions before the padding, 1 or more."""
 
     input_ids: Tensor
     targets: Tensor
+    lengths: Tensor
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
+    def __getitem__(self, rows: slice) -> Batch:
+        return Batch(self.input_ids[rows], self.targets[rows], self.lengths[rows])
+
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(self.input_ids.to(device), self.targets.to(device))
+        return Batch(self.input_ids.to(device), self.targets.to(device), self.lengths.to(device))
 
 
-class Task(Protocol):
+class Task(ABC):
     """What a network is trained to do, and how well it did.
 
     Tasks can be hashed, and equal ones compute the same: what was found out about one is assumed of the other.
     """
 
-    @classmethod
-    def of(cls, vocabulary: Vocabulary, max_length: int) -> Self:
-        """The task in the tokens of a vocabulary, at most ``max_length`` per sentence."""
+    labelled: ClassVar[bool] = False
+    """Whether it reads the label, the tags or the mentions of a sentence (``annotated``)."""
 
+    @classmethod
+    @abstractmethod
+    def of(cls, vocabulary: Vocabulary, max_length: int, config: TaskConfig) -> Self:
+        """The task in the tokens of a vocabulary, at most ``max_length`` positions per sentence."""
+
+    @classmethod
+    @abstractmethod
+    def head(cls, config: TaskConfig) -> Head:
+        """What a network for it ends in."""
+
+    @property
+    @abstractmethod
+    def longest_text(self) -> int:
+        """Tokens of a sentence's text that are used; the rest is cut."""
+
+    def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray:
+        """(L,) int32: what is known of a sentence; of one without tokens, nothing (L = 0).
+
+        Args:
+          ids: (n,) tokens of ``text``, the first ``longest_text``.
+          text: as it is read, perhaps transformed. ``sentence``: as it was found.
+        Raises: InputError, naming no label, if the label is none of ``task.labels``.
+        """
+        return ids
+
+    @abstractmethod
+    def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
+        """A sentence of no text that takes ``positions`` positions, or the fewest that one takes."""
+
+    @abstractmethod
     def length(self, sentence: np.ndarray) -> int:
         """Positions that a sentence takes."""
 
+    @abstractmethod
     def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:
-        """Token ids of each sentence -> a batch on the CPU, filled up to ``shape`` (B, T) with empty sentences."""
+        """What is known of each sentence -> a batch on the CPU, filled up to ``shape`` (B, T) with empty sentences."""
 
+    @abstractmethod
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(B,) losses; entry x depends on sentence x alone."""
+        """(B,) losses, float32 or wider; entry x depends on sentence x alone."""
 
-    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """What the metric adds up over batches, and the number of predictions; without gradients."""
+    @abstractmethod
+    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
+        """What the metric adds up over batches, last the number of predictions; without gradients. Not finite where the
+        network's output is not."""
 
-    def value(self, total: float, count: int) -> float:
-        """The metric, from the ``sums`` over a whole text; ``count`` is 1 or more."""
+    @abstractmethod
+    def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
+        """The metric and the figures beside it (``Metric.names``), from the ``sums`` over a text of this size, of 1
+        prediction or more."""
 
-    def scores(self, value: float, size: TextSize) -> dict[str, float]:
-        """The metric and the figures beside it (``Metric.names``), on a text of this size."""
+    def by_category(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
+        """Scores of parts of the text, by the name of each; none, unless a task has them."""
+        return {}
 
 
 def task_of(kind: str) -> type[Task]:
@@ -86,11 +148,40 @@ def task_of(kind: str) -> type[Task]:
     return found
 
 
-def forward_logits(model: nn.Module, input_ids: Tensor) -> Tensor:
-    """Logits of a causal model: (B, T) int64 -> (B, T, V).
+def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits of a batch: (B, T, V), (B, T, C) or (B, C), by the network's head.
 
-    No attention mask: padding is on the right, where causal attention never looks back at it. Positions are given
-    for every sentence: GPT-2's own (1, T) default would add up the position gradients of all sentences.
+    Positions are given for every sentence: the default of transformers, (1, T), would add up the position gradients of all.
+    A causal network gets no mask: padding is on the right, where it never looks back at it. One that reads both ways gets a
+    mask for each sentence, (B, 1, 1, T), which transformers takes as it is. From a mask of two dimensions it would look
+    whether any sentence of the batch is padded, and compute by another kernel if none is.
     """
+    input_ids = batch.input_ids
     position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
-    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    if not reads_both_ways(model):
+        return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    hidden = position_ids >= batch.lengths[:, None]
+    mask = torch.zeros(hidden.shape, device=input_ids.device).masked_fill(hidden, torch.finfo(torch.float32).min)
+    return model(
+        input_ids=input_ids,
+        position_ids=position_ids + _first_position(model),
+        attention_mask=mask[:, None, None],
+    ).logits
+
+
+def reads_both_ways(model: nn.Module) -> bool:
+    """Whether a network is an encoder, each of whose positions sees the whole sentence."""
+    return both_ways(getattr(model, "config", None))
+
+
+def both_ways(hub: object) -> bool:
+    """The same by its settings: those that transformers trains on masked words, unless they are made to look back only."""
+    return getattr(hub, "model_type", "") in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(hub, "is_decoder", False)
+
+
+def _first_position(model: nn.Module) -> int:
+    """The number of the first position: RoBERTa and its like count from beyond their padding token's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0

@@ -302,7 +302,72 @@ PERPLEXITY = Metric(
     continues_text=True,
 )
 
-METRICS: Mapping[str, Metric] = {"next_word": PERPLEXITY}
+ERROR_RATE = Metric(
+    name="error_rate",
+    title="error rate",
+    explained="held-out sentences with another label than theirs",
+    phrase="error rate {}",
+    format=".1%",
+    goal="min",
+    beside=(UNKNOWN,),
+    purpose="tells which of the labels in `config.yaml` (`task.labels`) a sentence has",
+)
+WORD_ACCURACY = Metric(
+    name="word_accuracy",
+    title="word accuracy",
+    explained="held-out words with the right tag",
+    phrase="word accuracy {}",
+    format=".1%",
+    goal="max",
+    beside=(UNKNOWN,),
+    purpose="gives each word one of the tags in `config.yaml` (`task.labels`)",
+)
+F1 = Metric(
+    name="f1",
+    title="F1",
+    explained="of held-out entities, by first word, last word and category (micro)",
+    phrase="F1 {}",
+    format=".1%",
+    goal="max",
+    beside=(
+        Score(
+            name="precision",
+            title="precision",
+            explained="of the entities that were found, those that are there",
+            phrase="precision {}",
+            format=".1%",
+        ),
+        Score(
+            name="recall",
+            title="recall",
+            explained="of the entities that are there, those that were found",
+            phrase="recall {}",
+            format=".1%",
+        ),
+        UNKNOWN,
+    ),
+    purpose="finds entities of the categories in `config.yaml` (`task.labels`)",
+)
+
+MASKED_PERPLEXITY = Metric(
+    name="masked_perplexity",
+    title="masked perplexity",
+    explained="of held-out words that are masked",
+    phrase="masked perplexity {}",
+    format=".1f",
+    least=1.0,
+    goal="min",
+    ratio=True,
+    beside=(UNKNOWN,),
+)
+"""Of pre-training on masked words, which is no ``task.kind``."""
+
+METRICS: Mapping[str, Metric] = {
+    "next_word": PERPLEXITY,
+    "classify": ERROR_RATE,
+    "tag_words": WORD_ACCURACY,
+    "tag_entities": F1,
+}
 """The metric of each ``task.kind``. Metrics of one name are the same."""
 
 
@@ -313,7 +378,7 @@ def metric_of(config: RunConfig) -> Metric:
 
 def metric_in(row: Collection[str]) -> Metric:
     """The metric that a row of a table or a result has. Raises: KeyError if it has none."""
-    for metric in METRICS.values():
+    for metric in (*METRICS.values(), MASKED_PERPLEXITY):
         if metric.name in row:
             return metric
     raise KeyError(f"none of {', '.join(metric.name for metric in METRICS.values())}")

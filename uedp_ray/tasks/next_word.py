@@ -12,7 +12,7 @@
     ...     return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 10))
     >>> [round(loss, 3) for loss in task.losses(uniform, batch).tolist()]    # (2,)
     [2.303, 2.303]
-    >>> round(task.value(*task.sums(uniform, batch)), 3)    # its perplexity
+    >>> round(task.perplexity(*task.sums(uniform, batch)), 3)
     10.0
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of a text: words
@@ -34,20 +34,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.tasks.base import IGNORED, Batch, forward_logits
+from uedp_ray.tasks.base import IGNORED, Batch, Head, Task, forward_logits
+from uedp_ray.tasks.loss import cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
-class NextWord:
+class NextWord(Task):
     """Next-word prediction within one sentence.
 
     A sentence w1..wn is read as ``bos w1 .. wn`` and predicts ``w1 .. wn eos``. ``bos``, which may be the same token, is not
@@ -61,9 +61,21 @@ class NextWord:
     max_length: int
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, max_length: int) -> NextWord:
+    def of(cls, vocabulary: Vocabulary, max_length: int, config: TaskConfig) -> NextWord:
         """The task in the tokens of a vocabulary."""
         return cls(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, max_length)
+
+    @classmethod
+    def head(cls, config: TaskConfig) -> Head:
+        return Head("causal-lm")
+
+    @property
+    def longest_text(self) -> int:
+        """As many tokens as positions: the last one is predicted and not read. Of a sentence cut there, no end is."""
+        return self.max_length
+
+    def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
+        return generator.integers(1, vocab_size, max(1, positions - 1))
 
     def length(self, sentence: np.ndarray) -> int:
         """Positions of a sentence: its words and ``bos``, at most ``max_length``."""
@@ -82,7 +94,9 @@ class NextWord:
             input_ids[row, 1:length] = words[: length - 1]
             if len(words):
                 targets[row, :length] = np.append(words[:length], self.eos_id)[:length]
-        return Batch(torch.from_numpy(input_ids), torch.from_numpy(targets))
+        filled = np.ones(shape[0], np.int64)
+        filled[: len(lengths)] = lengths
+        return Batch(*map(torch.from_numpy, (input_ids, targets, filled)))
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) mean negative log-likelihood (nats) over each sentence's predicted tokens, float32 or wider."""
@@ -94,54 +108,20 @@ class NextWord:
         total = self._token_losses(model, batch).sum(dtype=torch.float64)
         return float(total), int((batch.targets != IGNORED).sum())
 
-    def value(self, total: float, count: int) -> float:
-        """Perplexity; infinity if it overflows."""
+    def perplexity(self, total: float, count: float) -> float:
+        """Infinity if it overflows."""
         mean = total / count
         return math.exp(mean) if mean < 700 else math.inf
 
-    def scores(self, value: float, size: TextSize) -> dict[str, float]:
+    def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         """``perplexity``, ``bits_per_byte`` (the same total of the same tokens) and ``unk_share``."""
+        value = self.perplexity(*sums)
         bits = math.log2(value) * (size.tokens + size.ends) if value > 0 else math.nan
         bits_per_byte = (bits + 8 * size.unknown_bytes) / max(size.num_bytes, 1)
         return {"perplexity": value, "bits_per_byte": bits_per_byte, "unk_share": size.unk_share}
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits = forward_logits(model, batch.input_ids)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        losses, _ = _CrossEntropy.apply(logits, batch.targets)
-        return losses
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """(B, T, V) logits and (B, T) targets -> (B, T) losses, 0 where ``IGNORED``; and the probabilities, for the gradient.
-
-    Equal to ``F.cross_entropy`` but for rounding. Over a vocabulary the loss is a large part of a round: here it takes one
-    exponential a logit instead of two, and two tensors of the logits' size instead of three.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities = logits.softmax(-1)
-        total = logits.amax(-1) - probabilities.amax(-1).log()  # log of the sum of exponentials
-        losses = total - logits.gather(-1, targets.clamp_min(0)[..., None])[..., 0]
-        return torch.where(targets == IGNORED, 0, losses), probabilities
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[1], output[1])
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # zeros as large as the logits, for the probabilities
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None]:
-        targets, probabilities = ctx.saved_tensors
-        slope = torch.where(targets == IGNORED, 0, slope)[..., None]
-        at = targets.clamp_min(0)[..., None]
-        gradient = probabilities * slope
-        return gradient.scatter_(-1, at, gradient.gather(-1, at) - slope), None
+        return cross_entropy(forward_logits(model, batch), batch.targets)
 
 
 TASK = NextWord

@@ -38,9 +38,10 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
-from uedp_ray.models.build import check_start_fits, check_targets
+from uedp_ray.models.build import check_head, check_start_fits, check_targets, pretraining_head
 from uedp_ray.models.pretrained import check_fits, pretrained_config, settings_of
 from uedp_ray.reporting import SILENT, Reporter
+from uedp_ray.tasks.base import Head, task_of
 from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
@@ -96,7 +97,7 @@ def check_pretraining(config: RunConfig) -> None:
     if used.words.kind == "noisy-threshold":
         raise InputError("vocabulary.kind", used.words.kind, "pre-training reads no private text: use public-subwords")
     check_device(used)
-    check_model(used)
+    check_model(used, head=pretraining_head(used.model))
     for number, source in enumerate(used.pretrain.text):
         check_source(f"pretrain.text[{number}]", source)
 
@@ -166,12 +167,15 @@ def check_size(model: ModelConfig) -> None:
             raise InputError(f"model.{name}", getattr(model, name), remedy)
 
 
-def check_model(config: RunConfig, *, start: bool = True) -> None:
+def check_model(config: RunConfig, *, start: bool = True, head: Head | None = None) -> None:
     """Raises InputError if the model, its warm start or its vocabulary cannot be built. ``config``: as by ``for_use``.
 
-    ``start``: whether the warm start belongs to this model section, and must fit it.
+    ``start``: whether the warm start belongs to this model section, and must fit it. ``head``: what the network ends in;
+    None: what the task needs.
     """
     check_size(config.model)
+    head = task_of(config.task.kind).head(config.task) if head is None else head
+    check_head(config.model, head, config.task.kind)
     hub = pretrained_config(config.model) if config.model.architecture == "pretrained" else None
     vocabulary = _vocabulary(config)
     if hub is not None:
@@ -180,8 +184,8 @@ def check_model(config: RunConfig, *, start: bool = True) -> None:
             check_fits(config.model, rows, vocabulary.size)
     if config.model.warm_start and vocabulary is not None and start:
         replace = config.vocabulary.replace_embeddings
-        check_start_fits(config.model, vocabulary.size, replace_embeddings=replace)
-    check_targets(config.model)
+        check_start_fits(config.model, vocabulary.size, replace_embeddings=replace, head=head)
+    check_targets(config.model, head)
 
 
 def check_model_folder(config: RunConfig) -> None:
@@ -196,7 +200,9 @@ def check_model_folder(config: RunConfig) -> None:
             own_tokenizer(path)
         model = dataclasses.replace(config.model, path=path)
         pretrained_config(model)
-        check_targets(model)
+        head = task_of(config.task.kind).head(config.task)
+        check_head(model, head, config.task.kind)
+        check_targets(model, head)
 
 
 def _vocabulary(config: RunConfig) -> Vocabulary | None:

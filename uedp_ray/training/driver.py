@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +35,13 @@ from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.units import UNITS
 
 
+class Scored(NamedTuple):
+    """A model's scores (``Task.scores``), all None without evaluation text, and those of parts of the text."""
+
+    scores: Mapping[str, float | None]
+    by_category: Mapping[str, Mapping[str, float]]
+
+
 @dataclass
 class RunDriver:
     """A ``rounds.Driver`` over a run directory."""
@@ -43,8 +50,8 @@ class RunDriver:
     plan: Plan
     state: RoundState
     weights: Weights | None
-    evaluate: Callable[[], Mapping[str, float | None]]
-    """``Task.scores`` of the current parameters on the evaluation text; all None if there is none."""
+    evaluate: Callable[[], Scored]
+    """Scores the current parameters on the evaluation text."""
     reporter: Reporter = SILENT
     public_source: bool = False
     """Whether the text is public, so that rounds that a crash lost are trained again beyond the budget."""
@@ -60,6 +67,7 @@ class RunDriver:
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first, self._evaluating = time.monotonic(), 0, 0.0
         self._left = 0
+        self._by_category: Mapping[str, Mapping[str, float]] | None = None
         self._unsaved = 0
         """Rounds since the last checkpoint, or since this start."""
         self._stepped: int | None = 0
@@ -199,7 +207,7 @@ class RunDriver:
 
     def _record(self) -> None:
         began = time.monotonic()
-        scores = self.evaluate()
+        scores, self._by_category = self.evaluate()
         self._evaluating += time.monotonic() - began
         self.rows.append(
             {
@@ -263,6 +271,8 @@ class RunDriver:
             self._write_rows()
         elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
+        if self._by_category is None:  # an earlier start scored the last round, and rows do not tell of categories
+            self._by_category = self.evaluate().by_category
         spent, config, metric = self.spent(), self.plan.config, self._metric
         setup = self.run.load_setup()
         size = setup["evaluation_size"]
@@ -270,6 +280,7 @@ class RunDriver:
             metric.name: self.rows[-1][metric.name],
             **{each.initial: self.rows[0][each.name] for each in metric.metrics},
             **{score.name: self.rows[-1][score.name] for score in metric.beside},
+            **({"by_category": by_category} if (by_category := self._by_category) else {}),
             **metric.yardstick_of(None if size is None else TextSize(**size)),
             "epsilon": spent,
             "delta": config.privacy.delta,

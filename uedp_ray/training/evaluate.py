@@ -10,8 +10,9 @@ Example:
     >>> model = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=6, num_layers=1))
     >>> embedding = torch.nn.init.zeros_(model.embedding.weight)    # tied: every word is as likely as any other
     >>> task, sentences = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64), [np.arange(1, n) for n in (30, 4, 25)]
-    >>> round(score(model, task, sentences, device=torch.device("cpu")), 3)    # by the task's metric
-    50.0
+    >>> loss, predictions = score(model, task, sentences, device=torch.device("cpu"))    # what the metric is made of
+    >>> round(loss, 3), predictions, round(task.perplexity(loss, predictions), 3)
+    (230.822, 59.0, 50.0)
     >>> [positions.tolist() for positions in batches([29, 3, 24], batch_tokens=64)]    # by length, padded to 64 at most
     [[1, 2], [0]]
 """
@@ -25,17 +26,19 @@ import numpy as np
 import torch
 
 from uedp_ray.config import RunConfig
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.textsize import text_size
-from uedp_ray.corpus.tokens import encode_texts
+from uedp_ray.corpus.tokens import annotate
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
-from uedp_ray.tasks.base import Task, task_of
+from uedp_ray.tasks.base import Task
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
+from uedp_ray.training.prepared import make_task
 from uedp_ray.units import UNITS
 
 
@@ -59,35 +62,32 @@ def score(
     *,
     device: torch.device,
     batch_tokens: int = 8192,
-) -> float:
-    """The task's metric over all ``sentences`` ((length,) token arrays).
+) -> tuple[float, ...]:
+    """The task's ``sums`` over all ``sentences`` (as ``Task.annotated``).
 
     Raises: InputError if there is nothing to predict.
     """
     was_training = model.training
     model.eval()
-    total, count = 0.0, 0
-    for positions in batches([len(s) for s in sentences], batch_tokens):
-        batch = task.collate([sentences[i] for i in positions]).to(device)
-        part, predicted = task.sums(model, batch)
-        total += part
-        count += predicted
+    sums = np.zeros(1)
+    for positions in batches([task.length(s) for s in sentences], batch_tokens):
+        sums = sums + np.array(task.sums(model, task.collate([sentences[i] for i in positions]).to(device)))
     model.train(was_training)
-    if count == 0:
+    if not sums[-1]:
         raise InputError(
             "corpus.evaluation", f"{len(sentences)} sentences", "holds no word to predict: name other text"
         )
-    return task.value(total, count)
+    return tuple(sums.tolist())
 
 
-def scores_on(texts: Sequence[str], config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+def scores_on(read: Sequence[Sentence], config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """The scores, and the yardstick, of the model that ``config`` starts from."""
-    device = pick_device(config)
-    sentences = encode_texts(texts, vocabulary, config.model.max_length)
-    task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
+    device, task = pick_device(config), make_task(config, vocabulary)
+    texts = [sentence.text for sentence in read]
     size = text_size(texts, vocabulary, config.model.max_length)
     with ALONE:
-        found = score(initial_model(config, vocabulary).to(device), task, sentences, device=device)
+        model = initial_model(config, vocabulary).to(device)
+        found = score(model, task, list(annotate(zip(read, texts, strict=True), vocabulary, task)), device=device)
     return task.scores(found, size) | metric_of(config).yardstick_of(size)
 
 
@@ -99,10 +99,10 @@ def public_row(name: str, config: RunConfig, vocabulary: Vocabulary) -> dict[str
     config = for_use(config)
     assert config.corpus.evaluation is not None  # prepare_corpora refuses it
     corpus = open_corpus(config.corpus.evaluation.path)
-    texts = [text for _, user_texts in corpus.texts() for text in user_texts]
+    sentences = [sentence for _, found in corpus.sentences(every=True) for sentence in found]
     return {
         "name": name,
-        **scores_on(texts, config, vocabulary),
+        **scores_on(sentences, config, vocabulary),
         "epsilon": dict.fromkeys(UNITS, 0.0),
         "delta": config.privacy.delta,
         "unit": config.privacy.unit,

@@ -20,15 +20,20 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.models.build import build_model
 from uedp_ray.models.trainable import select_trainable
+from uedp_ray.tasks.base import Head, task_of
 
 
-def initial_model(config: RunConfig, vocabulary: Vocabulary) -> nn.Module:
-    """The configured network for a vocabulary, warm-started if configured; see ``build_model``."""
+def initial_model(config: RunConfig, vocabulary: Vocabulary, head: Head | None = None) -> nn.Module:
+    """The configured network for a vocabulary, warm-started if configured; see ``build_model``. ``head``: what it ends in;
+    None: what the task needs.
+    """
     return build_model(
         config.model,
         vocab_size=vocabulary.size,
         bos_id=vocabulary.bos_id,
         eos_id=vocabulary.eos_id,
+        pad_id=vocabulary.pad_id,
+        head=task_of(config.task.kind).head(config.task) if head is None else head,
         seed=config.training.seed,
         replace_embeddings=config.vocabulary.replace_embeddings,
     )

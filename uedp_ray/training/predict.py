@@ -35,7 +35,7 @@ from uedp_ray.fields import record, string
 from uedp_ray.models.saved import load_model, longest_input
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import read_json
-from uedp_ray.tasks.base import forward_logits
+from uedp_ray.tasks.base import Batch, forward_logits
 
 _OWN = "restore the model's own files"
 
@@ -93,7 +93,8 @@ def predict(run: Path, texts: list[str], *, top: int = 5, reporter: Reporter = S
         fitting = ids if longest is None else ids[max(0, len(ids) + 1 - longest) :]
         input_ids = torch.tensor([[vocabulary.bos_id, *fitting.tolist()]])
         with torch.no_grad():
-            probabilities = forward_logits(model, input_ids)[0, -1].softmax(-1)
+            batch = Batch(input_ids, input_ids, torch.tensor([input_ids.shape[1]]))
+            probabilities = forward_logits(model, batch)[0, -1].softmax(-1)
         best = probabilities.topk(min(top, probabilities.numel()))
         words = [_shown(vocabulary, int(i)) for i in best.indices]
         predictions.append(

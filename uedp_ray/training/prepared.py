@@ -26,6 +26,7 @@ from uedp_ray.storage.files import (
     load_array,
     unusable,
 )
+from uedp_ray.tasks.base import Task, task_of
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, sampling_key
 
 _OF_A_MODEL = (".json", ".safetensors", ".bin", ".npy")
@@ -126,7 +127,14 @@ def trained_text(run: RunDir, config: RunConfig, corpus: Corpus) -> Text:
 
 
 def encode(folder: str | Path, corpus: Text, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:
-    return encode_corpus(corpus, vocabulary, folder, max_length=config.model.max_length)
+    """The tokens of a text, with what the task knows beside them."""
+    task = make_task(config, vocabulary)
+    longest = config.model.max_length
+    return encode_corpus(corpus, vocabulary, folder, max_length=longest, task=task if task.labelled else None)
+
+
+def make_task(config: RunConfig, vocabulary: Vocabulary) -> Task:
+    return task_of(config.task.kind).of(vocabulary, config.model.max_length, config.task)
 
 
 def _load_weights(run: RunDir, num_sentences: int, expected: str) -> np.ndarray:

@@ -25,13 +25,16 @@ from uedp_ray.corpus.textsize import sampled_size, tell_cut, text_size
 from uedp_ray.corpus.tokens import encoded
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.build import pretraining_head
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.saved import longest_input, save_model
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import make_folder, replacing, settle
 from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
-from uedp_ray.tasks.metric import PERPLEXITY, UNKNOWN, metric_of
+from uedp_ray.tasks.base import Task, task_of
+from uedp_ray.tasks.masked_word import MaskedWord
+from uedp_ray.tasks.metric import MASKED_PERPLEXITY, PERPLEXITY, UNKNOWN, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
@@ -83,6 +86,8 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
         result = pretrain_into(config, out, reporter=reporter)
         if evaluation is None or (protected and private is None):  # a score of protected text would be uncharged
             return result
+        if not task_of(config.task.kind).head(config.task).predicts_words:  # the head is still to be trained
+            return result
         checkpoint = result.pop("checkpoint")
         return result | _on_evaluation(config, checkpoint, reporter) | {"checkpoint": checkpoint}
 
@@ -111,9 +116,8 @@ def _on_evaluation(config: RunConfig, start: str, reporter: Reporter) -> dict[st
     config = for_use(dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start)))
     source, metric = config.corpus.evaluation, metric_of(config)
     assert source is not None  # it was read
-    texts = [sentence.text for sentence in readers.read(source)]
     with blamed("training.batch_tokens", config.training.batch_tokens):
-        row = scores_on(texts, config, make_vocabulary(config))
+        row = scores_on(list(readers.read(source)), config, make_vocabulary(config))
     reporter.say(f"the public model on corpus.evaluation: {metric.told(row)}")
     if caution := metric.worthless(row):
         reporter.say(f"caution: {caution}")
@@ -130,29 +134,34 @@ def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) 
     make_folder(out)  # fail now, not after hours of training
     sketch = Sketch()
     vocabulary = make_vocabulary(config, sketch=sketch, reporter=reporter)
-    if config.task.kind != "next_word":
-        reporter.say(f"pre-training is on next words, whatever task.kind is ({config.task.kind})")
+    head = pretraining_head(config.model)
+    masked = head.kind == "masked-lm"
+    if masked or config.task.kind != "next_word":
+        what = "masked words" if masked else "next words"
+        reporter.say(f"pre-training is on {what}, whatever task.kind is ({config.task.kind})")
     unread = _unread(config, vocabulary, reporter)
-    task = NextWord.of(vocabulary, config.model.max_length)
-    train, held_out, held_out_texts = _split(config, vocabulary, sketch, reporter)
+    task = (MaskedWord if masked else NextWord).of(vocabulary, config.model.max_length, config.task)
+    train, held_out, held_out_texts = _split(config, vocabulary, task, sketch, reporter)
     device = pick_device(config)
     with ALONE, seeded(device, settings.seed):
-        model = initial_model(config, vocabulary).to(device)
-        before = score(model, task, held_out, device=device)
+        model = initial_model(config, vocabulary, head).to(device)
+        with seeded(device, settings.seed):  # so that the same words are masked before and after
+            before = score(model, task, held_out, device=device)
         with blamed("pretrain.batch_size", settings.batch_size):
             _fit(config, model, task, train, device, reporter)
-    after = score(model, task, held_out, device=device)
+    with ALONE, seeded(device, settings.seed):
+        after = score(model, task, held_out, device=device)
     with replacing(out / "model") as new:
         save_model(model, new)
         np.save(new / TEXT_SKETCH, sketch.hashes)
         vocabulary.save(new, longest=longest_input(model))
     size = text_size(held_out_texts, vocabulary, config.model.max_length)
-    start = task.scores(before, size)
+    start, metric = task.scores(before, size), MASKED_PERPLEXITY if masked else PERPLEXITY
     return {
         **task.scores(after, size),
         **unread,
-        **{metric.initial: start[metric.name] for metric in PERPLEXITY.metrics},
-        **PERPLEXITY.yardstick_of(size),
+        **{each.initial: start[each.name] for each in metric.metrics},
+        **metric.yardstick_of(size),
         "checkpoint": str((out / "model").resolve()),
     }
 
@@ -175,14 +184,14 @@ def _unread(config: RunConfig, vocabulary: Vocabulary, reporter: Reporter) -> di
 
 
 def _split(
-    config: RunConfig, vocabulary: Vocabulary, sketch: Sketch, reporter: Reporter
+    config: RunConfig, vocabulary: Vocabulary, task: Task, sketch: Sketch, reporter: Reporter
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
     """Token ids to train on, token ids held out, and the texts of the latter. Tells how much ``max_length`` cuts off."""
     texts, read = itertools.tee(public_sentences(config.pretrain.text, config.pretrain.max_words, sketch))
     train: list[np.ndarray] = []
     held_out: list[np.ndarray] = []
     held_out_texts: list[str] = []
-    longest, cut = config.model.max_length, [0]
+    longest, cut = task.longest_text, [0]
     pairs = zip(texts, encoded(read, vocabulary, longest, cut), strict=True)
     for i, (text, ids) in enumerate((text, ids) for text, ids in pairs if len(ids)):
         if i % _HELD_OUT:
@@ -193,14 +202,14 @@ def _split(
     if not train:
         raise InputError("pretrain.text", f"{len(held_out)} sentences", "too few to train on: name more text")
     share = cut[0] / (cut[0] + sum(map(len, (*train, *held_out))))
-    tell_cut(share, longest, reporter, "of the public text")
+    tell_cut(share, config.model.max_length, reporter, "of the public text")
     return train, held_out, held_out_texts
 
 
 def _fit(
     config: RunConfig,
     model: torch.nn.Module,
-    task: NextWord,
+    task: Task,
     sentences: list[np.ndarray],
     device: torch.device,
     reporter: Reporter,

@@ -7,7 +7,6 @@ clipped sums over its own users.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 
@@ -20,15 +19,14 @@ from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
-from uedp_ray.tasks.base import task_of
 from uedp_ray.tasks.metric import metric_of
-from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import run_epochs
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
-from uedp_ray.training.prepared import Prepared
+from uedp_ray.training.prepared import Prepared, make_task
 from uedp_ray.training.reduce import Reducer
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
@@ -59,7 +57,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     prepared = Prepared.open(run)
     config, plan, corpus = prepared.config, prepared.plan, prepared.corpus
     vocabulary = prepared.vocabulary
-    task = task_of(config.task.kind).of(vocabulary, config.model.max_length)
+    task = make_task(config, vocabulary)
     model = make_model(prepared.used, vocabulary).to(device)
     check_saveable(model)  # before a round is charged for it
     params = FlatParameters(model)
@@ -90,14 +88,14 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         evaluation, size = prepared.evaluation, prepared.evaluation_size
         sentences = [] if evaluation is None else [evaluation.sentence(i) for i in range(evaluation.num_sentences)]
 
-        def evaluate() -> Mapping[str, float | None]:
+        def evaluate() -> Scored:
             params.set(state.parameters)
             if size is None:
-                return dict.fromkeys(metric_of(config).names)
+                return Scored(dict.fromkeys(metric_of(config).names), {})
             batch_tokens = config.training.batch_tokens
             with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
                 found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
-                return task.scores(found, size)
+                return Scored(task.scores(found, size), task.by_category(found))
 
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         driver.resume()

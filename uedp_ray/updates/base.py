@@ -88,7 +88,8 @@ class LocalUpdate(ABC):
     params: FlatParameters
     task: Task
     sentence: Callable[[int], np.ndarray]
-    """Sentence number -> (length,) token ids. An object made for one user has those of its selection only."""
+    """Sentence number -> what the task knows of it (``Task.annotated``). An object made for one user has those of its
+    selection only."""
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
     _probed: bool = field(default=False, init=False)
@@ -128,7 +129,9 @@ class LocalUpdate(ABC):
             return
         made_up, size = np.random.default_rng(0), max(_IN_ORDER, 2 * self._training.local_batch_size + 1)
         longest = self.plan.config.model.max_length
-        texts = [made_up.integers(1, self._vocab_size, n) for n in (max(1, longest // 2), *[longest] * size)]
+        texts = [
+            self.task.made_up(positions, self._vocab_size, made_up) for positions in (longest // 2, *[longest] * size)
+        ]
         users = [
             UserSelection(user, numbers, np.ones(len(numbers), np.float32), num_held=len(numbers))
             for user, numbers in enumerate([np.arange(1), np.arange(1, 1 + size)])  # little text, and much

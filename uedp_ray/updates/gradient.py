@@ -107,7 +107,7 @@ class Update(LocalUpdate):
         here, made_up = self.params.get(), np.random.default_rng(0)
         noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
         length = min(self.plan.config.model.max_length, 6)
-        sentences = [made_up.integers(1, self._vocab_size, n) for n in (length - 1, 1, 2)]
+        sentences = [self.task.made_up(positions, self._vocab_size, made_up) for positions in (length, 2, 3)]
         self.params.set(here + 0.02 * noise)  # not LoRA's zeros
         try:
             batch = self.task.collate(sentences).to(self.device)
@@ -136,7 +136,8 @@ class Update(LocalUpdate):
         found = {}
         for length in padded_lengths(config.model.max_length):
             counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)
-            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, vocab_size=self._vocab_size)
+            made_up = partial(self.task.made_up, vocab_size=self._vocab_size)
+            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, made_up=made_up)
             found[length] = agreeing(counts) or agreeing([1])
             if not found[length] and self.plan.private:
                 raise self._unsteady("a sentence's gradient")

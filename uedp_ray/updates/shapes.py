@@ -44,6 +44,11 @@ _SENTENCES = 8
 ROWS_APART = frozenset(
     [
         "gpt2",
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "distilbert",
+        "electra",
         "gpt_neox",
         "llama",
         "mistral",
@@ -111,14 +116,16 @@ def split(num: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
         num -= rows
 
 
-def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int], vocab_size: int) -> list[int]:
+def agreeing_rows(
+    run: Pass, model: nn.Module, length: int, counts: Sequence[int], made_up: Callable[..., np.ndarray]
+) -> list[int]:
     """Those of ``counts`` (falling) in whose rows a sentence of a padded ``length`` has the same gradient, bit by bit.
 
-    Empty if there are none: then not even a repeated pass gives the same.
+    ``made_up``: ``Task.made_up`` of a vocabulary. Empty if there are none: then not even a repeated pass gives the same.
     """
     generator = np.random.default_rng(length)
-    made_up = [generator.integers(1, vocab_size, max(1, length - 1 - n % 4)) for n in range(_SENTENCES)]
-    others = [*made_up[:2], made_up[0][:0]]
+    known = [made_up(length - n % 4, generator=generator) for n in range(_SENTENCES)]
+    others = [*known[:2], known[0][:0]]
     found: list[int] = []
     agreed: dict[int, Tensor] = {}
     for rows in counts:
@@ -128,7 +135,7 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
             mine = row % 2 == turn % 2 if rows > 1 else np.ones(1, bool)
             which = (row // 2 + row // 8 + turn // 2) % _SENTENCES
             filled = [
-                made_up[n] if own else others[x // 2 % 3] for x, (n, own) in enumerate(zip(which, mine, strict=True))
+                known[n] if own else others[x // 2 % 3] for x, (n, own) in enumerate(zip(which, mine, strict=True))
             ]
             number = np.where(mine, which, _SENTENCES + row)
             spoilt = [0.0 if own else (float("nan"), 0.0, 1e30, 0.0)[x // 2 % 4] for x, own in enumerate(mine)]
@@ -141,8 +148,8 @@ def agreeing_rows(run: Pass, model: nn.Module, length: int, counts: Sequence[int
                     if same and len(at):
                         own = formed[at]  # at once: a GPU would wait for each row
                         integers = own.view(torch.int32 if own.dtype == torch.float32 else torch.int64)
-                        known = bits.setdefault(n, integers[0].clone()).expand_as(integers)
-                        same = bool(own.isfinite().all()) and torch.equal(integers, known)
+                        first_seen = bits.setdefault(n, integers[0].clone()).expand_as(integers)
+                        same = bool(own.isfinite().all()) and torch.equal(integers, first_seen)
             if not same:
                 break
         if same:

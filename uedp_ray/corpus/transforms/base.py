@@ -82,6 +82,9 @@ class Text(Protocol):
     @property
     def user_offsets(self) -> NDArray[np.int64]: ...
     def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]: ...
+    def pairs(
+        self, users: Sequence[int] | NDArray[Any] | None = None
+    ) -> Iterator[tuple[int, list[tuple[Sentence, str]]]]: ...
 
 
 class Transformed:
@@ -110,9 +113,17 @@ class Transformed:
 
     def texts(self, users: Sequence[int] | NDArray[Any] | None = None) -> Iterator[tuple[int, list[str]]]:
         """As ``Corpus.texts``."""
-        for user, sentences in self._corpus.sentences(users):
-            first = int(self._corpus.user_offsets[user])
-            yield user, [self._text(sentence, first + place) for place, sentence in enumerate(sentences)]
+        for user, pairs in self.pairs(users):
+            yield user, [text for _, text in pairs]
+
+    def pairs(
+        self, users: Sequence[int] | NDArray[Any] | None = None
+    ) -> Iterator[tuple[int, list[tuple[Sentence, str]]]]:
+        """As ``Corpus.pairs``."""
+        for user, sentences in self._corpus.sentences(users, every=True):
+            first, protected = int(self._corpus.user_offsets[user]), map(self._corpus.protected, sentences)
+            texts = [self._text(sentence, first + place) for place, sentence in enumerate(protected)]
+            yield user, list(zip(sentences, texts, strict=True))
 
     def _text(self, sentence: Sentence, number: int) -> str:
         if not sentence.text.strip():  # null, or as good as null: it stays so

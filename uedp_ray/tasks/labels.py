@@ -1,0 +1,99 @@
+"""What classification and tagging share: how a sentence with a label or tags is read, and what they refuse.
+
+A sentence w1..wn is read as ``bos w1 .. wn eos``, cut to ``bos w1 .. wm eos`` at ``max_length``. One without tokens predicts
+nothing, whatever its label: it is as good as null. What is known of a sentence is the array of its tokens followed by its
+targets. All settings are public; the sentences, and their labels and tags, are private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Never, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp_ray.config.sections import TaskConfig
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
+from uedp_ray.tasks.base import IGNORED, Batch, Task, forward_logits
+from uedp_ray.tasks.loss import cross_entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled(Task):
+    """A task that predicts labels of a public list, in their order."""
+
+    labelled: ClassVar[bool] = True
+
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    max_length: int
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, max_length: int, config: TaskConfig) -> Self:
+        if max_length < 3:
+            raise InputError("model.max_length", max_length, "must be 3 or more: a token, and what is around it")
+        return cls(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, max_length, cls.named(config.labels))
+
+    @classmethod
+    def named(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """``task.labels`` as sentences have them."""
+        return labels
+
+    @property
+    def longest_text(self) -> int:
+        return self.max_length - 2
+
+    def num_tokens(self, sentence: np.ndarray) -> int:
+        """n, of what is known of a sentence."""
+        raise NotImplementedError
+
+    def length(self, sentence: np.ndarray) -> int:
+        return 2 + self.num_tokens(sentence)
+
+    def _framed(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """``input_ids`` and ``lengths`` of a batch."""
+        tokens = [sentence[: self.num_tokens(sentence)] for sentence in sentences]
+        return framed(tokens, self.bos_id, self.eos_id, self.pad_id, shape)
+
+    def predicted(self, model: nn.Module, batch: Batch) -> tuple[Tensor, bool]:
+        """The label that is predicted at each of ``batch.targets``, by its number; and whether all logits are finite."""
+        logits = self.logits(model, batch)
+        return logits.argmax(-1), bool(torch.isfinite(logits).all())
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(…, C), one row for each of ``batch.targets``."""
+        return forward_logits(model, batch)
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(B,) mean negative log-likelihood (nats) over what each sentence predicts."""
+        losses = cross_entropy(self.logits(model, batch), batch.targets).reshape(len(batch), -1)
+        return losses.sum(1) / (batch.targets != IGNORED).reshape(len(batch), -1).sum(1).clamp_min(1)
+
+
+def framed(
+    tokens: Sequence[np.ndarray], bos_id: int, eos_id: int, pad_id: int, shape: tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens of each sentence -> (B, T) of ``bos w1 .. wn eos``, padded on the right, and their (B,) lengths.
+
+    ``shape``: (B, T) to fill up to, with rows of ``bos eos``: each row attends to something.
+    """
+    lengths = [2 + len(words) for words in tokens]
+    shape = shape or (len(tokens), max(lengths, default=2))
+    input_ids, filled = np.full(shape, pad_id, np.int64), np.full(shape[0], 2, np.int64)
+    input_ids[:, 0], input_ids[:, 1] = bos_id, eos_id
+    for row, (words, length) in enumerate(zip(tokens, lengths, strict=True)):
+        input_ids[row, 1 : length - 1] = words
+        input_ids[row, length - 1], filled[row] = eos_id, length
+    return torch.from_numpy(input_ids), torch.from_numpy(filled)
+
+
+def unknown_label() -> Never:
+    """Refuses a text, without a word of it."""
+    remedy = "the text has a sentence whose label is missing, or is not one of them: list all, as the text has them"
+    raise InputError("task.labels", "(not shown: they are private)", remedy)

@@ -1,0 +1,96 @@
+"""Filling in masked words, by which encoders learn from public text (Devlin et al. 2019).
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from uedp_ray.tasks.masked_word import MaskedWord
+    >>> task = MaskedWord(bos_id=0, eos_id=1, pad_id=2, mask_id=3, vocab_size=50, max_length=64)
+    >>> with torch.random.fork_rng():
+    ...     batch = task.collate([np.arange(10, 20)])
+    >>> chosen = (batch.targets >= 0)[0]
+    >>> 1 <= int(chosen.sum()) < 10, batch.targets[0][chosen].tolist() == (9 + torch.arange(12))[chosen].tolist()
+    (True, True)
+
+One word in seven or so is chosen, at least one of each sentence: of ten, eight are masked, one is replaced by another word
+and one stays. They are drawn anew for each batch, by torch's default generator. It is no choice of ``task.kind``:
+draws for one sentence depend on those before it in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp_ray.config.sections import TaskConfig
+from uedp_ray.corpus.textsize import TextSize
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.tasks.base import IGNORED, Batch, Head, Task, forward_logits
+from uedp_ray.tasks.labels import framed
+from uedp_ray.tasks.loss import cross_entropy
+
+_CHOSEN, _MASKED, _REPLACED = 0.15, 0.8, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedWord(Task):
+    """Sentences as in ``labels``, some words of which are predicted."""
+
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    mask_id: int
+    vocab_size: int
+    max_length: int
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, max_length: int, config: TaskConfig) -> MaskedWord:
+        """Where the vocabulary has no token that masks, that of unknown words does, or else that of the end."""
+        own, unknown = vocabulary.tokenizer.mask_token_id, vocabulary.unk_id
+        mask_id = next(each for each in (own, unknown, vocabulary.eos_id) if each is not None)
+        of = vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, mask_id, vocabulary.size
+        return cls(*of, max_length)
+
+    @classmethod
+    def head(cls, config: TaskConfig) -> Head:
+        return Head("masked-lm")
+
+    @property
+    def longest_text(self) -> int:
+        return self.max_length - 2
+
+    def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
+        return generator.integers(1, vocab_size, max(1, positions - 2))
+
+    def length(self, sentence: np.ndarray) -> int:
+        return 2 + len(sentence)
+
+    def collate(self, sentences: Sequence[np.ndarray], shape: tuple[int, int] | None = None) -> Batch:
+        input_ids, lengths = framed(sentences, self.bos_id, self.eos_id, self.pad_id, shape)
+        position = torch.arange(input_ids.shape[1])
+        inside = (position > 0) & (position < lengths[:, None] - 1)
+        drawn = torch.rand(input_ids.shape).masked_fill(~inside, 2.0)
+        chosen = inside & ((drawn < _CHOSEN) | (drawn == drawn.amin(1, keepdim=True)))
+        targets = input_ids.masked_fill(~chosen, IGNORED)
+        kind = torch.rand(input_ids.shape)
+        read = input_ids.masked_fill(chosen & (kind < _MASKED), self.mask_id)
+        other = torch.randint(self.vocab_size, input_ids.shape)
+        read = torch.where(chosen & (kind >= 1 - _REPLACED), other, read)
+        return Batch(read, targets, lengths)
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        losses = cross_entropy(forward_logits(model, batch), batch.targets)
+        return losses.sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+
+    @torch.no_grad()
+    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Summed negative log-likelihood (nats) and number of predicted words."""
+        losses = cross_entropy(forward_logits(model, batch), batch.targets)
+        return float(losses.sum(dtype=torch.float64)), int((batch.targets != IGNORED).sum())
+
+    def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
+        mean = sums[0] / sums[1]
+        return {"masked_perplexity": math.exp(mean) if mean < 700 else math.inf, "unk_share": size.unk_share}

@@ -1,0 +1,60 @@
+"""Tagging of words, such as by their parts of speech: each word has one tag of a public list.
+
+    >>> from uedp_ray.config import TaskConfig, VocabularyConfig
+    >>> from uedp_ray.corpus.records import Sentence
+    >>> from uedp_ray.corpus.vocabulary import build_vocabulary
+    >>> from uedp_ray.tasks.tag_words import TagWords
+    >>> vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: iter(["the patient left"]))
+    >>> task = TagWords.of(vocabulary, 64, TaskConfig(kind="tag_words", labels=("DT", "NN", "VBD")))
+    >>> sentence = Sentence("ann", "the patient left", tags=("DT", "NN", "VBD"))
+    >>> known = task.annotated(vocabulary.encode_batch([sentence.text])[0], sentence.text, sentence, vocabulary)
+    >>> task.collate([known]).targets.tolist()    # where the sentence begins and ends, nothing is predicted
+    [[-100, 0, 1, 2, -100]]
+
+Word accuracy = words whose most likely tag is theirs, as a share of all words that predict one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from uedp_ray.config.sections import TaskConfig
+from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.textsize import TextSize
+from uedp_ray.tasks.base import IGNORED, Batch, Head
+from uedp_ray.tasks.labels import unknown_label
+from uedp_ray.tasks.tags import Tagging
+
+
+@dataclass(frozen=True, slots=True)
+class TagWords(Tagging):
+    """The tags that the source has, one for each word."""
+
+    @classmethod
+    def head(cls, config: TaskConfig) -> Head:
+        return Head("token-classification", len(config.labels))
+
+    def labels_of(self, sentence: Sentence) -> Sequence[int]:
+        tags = sentence.tags or ()
+        if not set(tags) <= set(self.labels) or (not tags and sentence.text.strip()):
+            unknown_label()
+        return [self.labels.index(tag) for tag in tags]
+
+    @torch.no_grad()
+    def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Words with the right tag, and words."""
+        predicted, finite = self.predicted(model, batch)
+        right = float((predicted == batch.targets).sum()) if finite else math.nan
+        return right, int((batch.targets != IGNORED).sum())
+
+    def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
+        right, count = sums
+        return {"word_accuracy": right / count, "unk_share": size.unk_share}
+
+
+TASK = TagWords
