@@ -35,6 +35,7 @@ from uedp_ray.config.choices import LocalUpdateName
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.transforms.base import transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
@@ -42,6 +43,7 @@ from uedp_ray.models.build import check_head, check_start_fits, check_targets, p
 from uedp_ray.models.pretrained import check_fits, pretrained_config, settings_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.tasks.base import Head, task_of
+from uedp_ray.tasks.tags import Tagging
 from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
@@ -66,8 +68,18 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
             remedy = f"it is the text of corpus.source: {name_other_users(evaluation)}"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     kept_by(config.training)
+    _check_words_kept(config)
     for note in ignored(config):
         reporter.say(f"note: {note}")
+
+
+def _check_words_kept(config: RunConfig) -> None:
+    transform, task = transform_of(config.corpus.transform), task_of(config.task.kind)
+    if transform is not None and issubclass(task, Tagging) and not transform.keeps_words:
+        remedy = (
+            f"does not keep the words of a sentence, which {config.task.kind} tags: drop it, or choose another task"
+        )
+        raise InputError("corpus.transform.kind", config.corpus.transform.kind, remedy)
 
 
 def _other_users(source: SourceConfig, other: SourceConfig) -> bool:

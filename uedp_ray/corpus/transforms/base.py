@@ -43,13 +43,15 @@ class Transform(ABC):
     draws: ClassVar[bool] = True
     """Whether it draws from its generator; tokens of one that does are of one run only, as its key is. A class whose base
     draws nothing says so again of itself."""
+    keeps_words: ClassVar[bool] = False
+    """Whether a text has as many words (whitespace apart) as before, in their places: tags go on them."""
     version: ClassVar[int] = 0
     """Raised whenever a change of code changes what becomes of a text: else a resumed run, and a sweep, keep the tokens
     that the code before had made."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Transform, "draws")
+        drop_inherited(cls, Transform, "draws", "keeps_words")
 
     def __init__(self, config: TransformConfig):
         self.config = config
