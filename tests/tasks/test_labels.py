@@ -27,9 +27,11 @@ from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.tasks.base import IGNORED, Task, forward_logits, task_of
 from uedp_ray.tasks.classify import Classify
 from uedp_ray.tasks.masked_word import MaskedWord
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.tasks.tag_entities import TagEntities, spans
 from uedp_ray.tasks.tags import first_pieces
 from uedp_ray.updates.base import local_update
+from uedp_ray.updates.gradient import Update
 
 SETTINGS = {
     "classify": TaskConfig(kind="classify", labels=("a", "b", "c")),
@@ -88,6 +90,19 @@ def test_a_users_update_has_the_same_bits_whoever_shares_its_batches(kind, archi
     assert torch.equal(update.sum_updates(params.get(), drawn, 0), sum(alone))
     for pair in (drawn[:2], drawn[::2], drawn[1:]):
         assert torch.equal(update.sum_updates(params.get(), pair, 0), sum(alone[each.user] for each in pair))
+
+
+def test_what_has_a_number_for_each_sentence_fills_whole_vectors():
+    """A kernel's ``log`` of the remainder differs on some values, which no probe need meet."""
+    config = tiny_config(model={"architecture": "bert", "max_length": 12}, privacy={"sentence_clip_norm": 0.1})
+    for kind, whole in (("classify", 64), ("tag_words", 8), ("tag_entities", 8)):
+        task, model = made(kind, "bert")
+        params, plan = FlatParameters(model), Plan.of(config)
+        update = Update(plan, model, params, task, some(task).__getitem__, torch.device("cpu"))
+        update.probe()
+        assert {rows % whole for counts in update._rows.values() for rows in counts} == {0}
+    bare = type("Bare", (NextWord,), {})  # what it inherits is not stated of it
+    assert (NextWord.only_positions, bare.only_positions) == (True, False)
 
 
 def test_an_encoder_of_transformers_is_read_as_it_reads_itself():

@@ -19,24 +19,8 @@ from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 
 TOPICS = ["contracts", "support", "finance", "medicine", "travel", "sport", "cooking", "weather"]
-TAGS = [
-    "NOUN",
-    "ADJ",
-    "ADP",
-    "ADV",
-    "AUX",
-    "CCONJ",
-    "DET",
-    "INTJ",
-    "NUM",
-    "PART",
-    "PRON",
-    "PROPN",
-    "PUNCT",
-    "SCONJ",
-    "VERB",
-    "X",
-]
+TAGS = ["NOUN", "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ"]
+TAGS += ["NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "VERB", "X"]
 TASKS = {
     "classify": {"kind": "classify", "labels": TOPICS},
     "tag_words": {"kind": "tag_words", "labels": TAGS},
@@ -77,10 +61,10 @@ def test_a_finished_run_resumes_to_the_same_scores_by_category(corpora, tmp_path
 @pytest.mark.parametrize("kind", ["classify", "tag_words"])
 def test_a_label_that_is_not_listed_is_refused_without_its_name(corpora, tmp_path, kind):
     task = {**TASKS[kind], "labels": TASKS[kind]["labels"][1:]}
-    with pytest.raises(InputError, match=r"task\.labels = .*not shown: they are private") as raised:
+    with pytest.raises(InputError, match=r"task\.labels = .*: corpus\.source has a sentence whose label") as raised:
         train(run_config(corpora, task=task, **SHORT), tmp_path / "run", workers=0)
     assert TASKS[kind]["labels"][0] not in str(raised.value)
-    assert [event["kind"] for event in map(json.loads, (tmp_path / "run" / "ledger.jsonl").open())] == ["open"]
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
 def test_an_encoder_is_refused_for_next_words_which_it_sees(corpora):

@@ -164,6 +164,8 @@ class Poisoned:
     def __init__(self, task, token, value):
         self.task, self.token, self.value = task, token, value
 
+    only_positions = True
+
     def made_up(self, *how, **more):
         return self.task.made_up(*how, **more)
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from uedp_ray.components import in_module
+from uedp_ray.components import drop_inherited, in_module
 from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
@@ -85,6 +85,14 @@ class Task(ABC):
 
     labelled: ClassVar[bool] = False
     """Whether it reads the label, the tags or the mentions of a sentence (``annotated``)."""
+    only_positions: ClassVar[bool] = False
+    """Whether every function but sums and quotients, its own and its head's, is of tensors with as many numbers for each
+    position. A sentence's numbers may else end in a part of a vector, which CPU kernels compute by other code: batches then
+    have whole vectors of sentences (``updates.shapes``)."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        drop_inherited(cls, Task, "only_positions")
 
     @classmethod
     @abstractmethod
@@ -95,6 +103,16 @@ class Task(ABC):
     @abstractmethod
     def head(cls, config: TaskConfig) -> Head:
         """What a network for it ends in."""
+
+    @classmethod
+    def named(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """``task.labels`` as sentences have them."""
+        return labels
+
+    @classmethod
+    def fits(cls, labels: Sequence[str], sentence: Sentence) -> bool:
+        """Whether a sentence has what the task predicts, and it is among ``task.labels``."""
+        return True
 
     @property
     @abstractmethod
@@ -107,7 +125,7 @@ class Task(ABC):
         Args:
           ids: (n,) tokens of ``text``, the first ``longest_text``.
           text: as it is read, perhaps transformed. ``sentence``: as it was found.
-        Raises: InputError, naming no label, if the label is none of ``task.labels``.
+        Raises: InputError, naming no label, if the sentence does not fit.
         """
         return ids
 

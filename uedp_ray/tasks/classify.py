@@ -34,7 +34,7 @@ from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.tasks.base import IGNORED, Batch, Head, forward_logits
-from uedp_ray.tasks.labels import Labelled, unknown_label
+from uedp_ray.tasks.labels import Labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,13 @@ class Classify(Labelled):
     def head(cls, config: TaskConfig) -> Head:
         return Head("sequence-classification", len(config.labels))
 
+    @classmethod
+    def fits(cls, labels: Sequence[str], sentence: Sentence) -> bool:
+        return sentence.label in labels
+
     def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray:
-        if sentence.label not in self.labels:
-            unknown_label()
-        return np.append(ids, np.int32(self.labels.index(sentence.label))) if len(ids) else ids
+        self.require(sentence)
+        return np.append(ids, self.labels.index(str(sentence.label))).astype(np.int32) if len(ids) else ids
 
     def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
         ids = generator.integers(1, vocab_size, max(1, positions - 2))

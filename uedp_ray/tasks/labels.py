@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp_ray.config.sections import TaskConfig
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.tasks.base import IGNORED, Batch, Task, forward_logits
@@ -40,10 +41,10 @@ class Labelled(Task):
             raise InputError("model.max_length", max_length, "must be 3 or more: a token, and what is around it")
         return cls(vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, max_length, cls.named(config.labels))
 
-    @classmethod
-    def named(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """``task.labels`` as sentences have them."""
-        return labels
+    def require(self, sentence: Sentence) -> None:
+        """Raises: InputError if a sentence does not fit."""
+        if not self.fits(self.labels, sentence):
+            refuse(self.labels)
 
     @property
     def longest_text(self) -> int:
@@ -93,7 +94,7 @@ def framed(
     return torch.from_numpy(input_ids), torch.from_numpy(filled)
 
 
-def unknown_label() -> Never:
+def refuse(labels: Sequence[str], text: str = "the text") -> Never:
     """Refuses a text, without a word of it."""
-    remedy = "the text has a sentence whose label is missing, or is not one of them: list all, as the text has them"
-    raise InputError("task.labels", "(not shown: they are private)", remedy)
+    remedy = f"{text} has a sentence whose label is missing, or is none of these: list all, as it has them"
+    raise InputError("task.labels", list(labels), remedy)

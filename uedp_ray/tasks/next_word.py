@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +55,8 @@ class NextWord(Task):
     predicted; ``eos`` counts like any token, as does ``<unk>``. Both sequences are cut at ``max_length``, so a longer
     sentence predicts its first ``max_length`` words and no end. A sentence without words predicts nothing: its loss is 0.
     """
+
+    only_positions: ClassVar[bool] = True
 
     bos_id: int
     eos_id: int

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ from uedp_ray.tasks.tags import WORD, Tagging
 @dataclass(frozen=True, slots=True)
 class TagEntities(Tagging):
     """Categories by span. Output 0 is O; category k has outputs 1 + 2k (B) and 2 + 2k (I)."""
+
+    only_positions: ClassVar[bool] = True
 
     @classmethod
     def head(cls, config: TaskConfig) -> Head:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -27,7 +28,6 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.tasks.base import IGNORED, Batch, Head
-from uedp_ray.tasks.labels import unknown_label
 from uedp_ray.tasks.tags import Tagging
 
 
@@ -35,15 +35,19 @@ from uedp_ray.tasks.tags import Tagging
 class TagWords(Tagging):
     """The tags that the source has, one for each word."""
 
+    only_positions: ClassVar[bool] = True
+
     @classmethod
     def head(cls, config: TaskConfig) -> Head:
         return Head("token-classification", len(config.labels))
 
+    @classmethod
+    def fits(cls, labels: Sequence[str], sentence: Sentence) -> bool:
+        return sentence.tags is not None and set(sentence.tags) <= set(labels)
+
     def labels_of(self, sentence: Sentence) -> Sequence[int]:
-        tags = sentence.tags or ()
-        if not set(tags) <= set(self.labels) or (not tags and sentence.text.strip()):
-            unknown_label()
-        return [self.labels.index(tag) for tag in tags]
+        self.require(sentence)
+        return [self.labels.index(tag) for tag in sentence.tags or ()]
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:

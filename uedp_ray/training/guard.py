@@ -35,13 +35,15 @@ from typing import Protocol
 
 import numpy as np
 
-from uedp_ray.config import RunConfig, SourceConfig
+from uedp_ray.config import RunConfig, SourceConfig, TaskConfig
 from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, Sketch, shared_text, shared_users
 from uedp_ray.corpus.readers import whole_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError, one_line
 from uedp_ray.storage.files import check_regular, load_array
+from uedp_ray.tasks.base import task_of
+from uedp_ray.tasks.labels import refuse
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 
@@ -150,6 +152,15 @@ def check_public_text(config: RunConfig, private: Hashes | None, evaluation: Has
             check_public(private, sketch.hashes, field, [source.where for source in sources])
         if evaluation is not None and config.corpus.evaluation is not None and field == "pretrain.text":
             _refuse_seen(evaluation, config.corpus.evaluation, sketch.hashes, field)
+
+
+def check_labels(corpus: Corpus, task: TaskConfig, field: str) -> None:
+    """Raises InputError unless each sentence has what the task predicts. ``field``: the setting that names the text."""
+    kind = task_of(task.kind)
+    if kind.labelled:
+        for _, sentences in corpus.sentences(every=True):
+            if not all(kind.fits(kind.named(task.labels), each) for each in sentences if each.text.strip()):
+                refuse(task.labels, field)
 
 
 def check_unseen(evaluation: Hashes, source: SourceConfig, model: str) -> None:

@@ -47,6 +47,7 @@ from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,
     check_evaluation,
+    check_labels,
     check_owners,
     check_public,
     check_start,
@@ -279,12 +280,14 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
     if asked.guarded:
         check_owners(corpus)
         check_warm_start(corpus, used.model.warm_start)
+    check_labels(corpus, config.task, "corpus.source")
     evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and asked.named is not None:
         with within("corpus.evaluation"):
             found = prepared_source(used.corpus.evaluation, run.evaluation, protected=False, fixed=charged)
             evaluation_path = storage.adopt(found, run.evaluation)
         evaluation = open_corpus(evaluation_path)
+        check_labels(evaluation, config.task, "corpus.evaluation")
         compared = check_evaluation(corpus, evaluation, asked.named)
         if not asked.public_source:  # what only ranks settings may be familiar
             check_unseen(evaluation.text_sketch, asked.named, used.model.warm_start)

@@ -38,7 +38,7 @@ from uedp_ray.fields import anything, string
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.files import beneath, make_folder, read_json, settle, write_json
 from uedp_ray.storage.locks import lock_beside
-from uedp_ray.training.guard import check_evaluation
+from uedp_ray.training.guard import check_evaluation, check_labels
 from uedp_ray.training.paths import TEXT, for_use
 
 EARLIER = (
@@ -81,6 +81,8 @@ def prepare_corpora(config: RunConfig, folder: Path, *, fixed: bool = False) -> 
     assert config.corpus.evaluation is not None
     one, other = open_corpus(private, corpus.categories), open_corpus(held_out)
     check_evaluation(one, other, config.corpus.evaluation)
+    check_labels(one, config.task, "corpus.source")
+    check_labels(other, config.task, "corpus.evaluation")
     keep_text(folder / TEXT, one, other, fixed=fixed)
     source, evaluation = _named(config.corpus.source, private), _named(config.corpus.evaluation, held_out)
     return dataclasses.replace(config, corpus=dataclasses.replace(corpus, source=source, evaluation=evaluation))

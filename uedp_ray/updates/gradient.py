@@ -132,7 +132,10 @@ class Update(LocalUpdate):
         if not rows_are_apart(self.model):
             most = 1
         tokens = min(most, _CPU_TOKENS) if self.device.type == "cpu" else most
-        units = [] if self._masked is None else self._masked.layer_sizes
+        units = [
+            *([] if self._masked is None else self._masked.layer_sizes),
+            *([] if self.task.only_positions else [1]),
+        ]
         found = {}
         for length in padded_lengths(config.model.max_length):
             counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)

@@ -96,7 +96,7 @@ def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[i
     CPU kernels compute the remainder of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
     ``sigmoid`` or ``gelu`` differs for some values: too few for a probe (of bfloat16's 65,280 numbers ``gelu`` differs for
     four). So tensors of one number per row and position, or per row and unit (``units``: of layers that take one position at
-    a time), are whole vectors.
+    a time; 1: of anything that has numbers for each row alone), are whole vectors.
     """
     multiple = max(_VECTOR // math.gcd(_VECTOR, n) for n in (length, *units))
     if multiple * length > batch_tokens:
