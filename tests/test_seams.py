@@ -126,7 +126,7 @@ def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):
 
 def test_a_transform(file, monkeypatch, corpora, tmp_path):
     class Reversed(Transform):
-        def text_of(self, sentence, generator):
+        def text_of(self, sentence, generators):
             return " ".join(reversed(sentence.text.split()))
 
     file("uedp_ray.corpus.transforms.reversed", TRANSFORM=Reversed)

@@ -44,6 +44,18 @@ def map_files(section: T, change: Callable[[str, str, FileKind], str], prefix: s
     return dataclasses.replace(section, **changed)  # type: ignore[type-var]
 
 
+def files_of(section: Any, prefix: str = "") -> dict[str, str]:
+    """Returns what ``map_files`` would change, by its dotted name; of a list, the last."""
+    found: dict[str, str] = {}
+
+    def note(key: str, value: str, _: FileKind) -> str:
+        found[key] = value
+        return value
+
+    map_files(section, note, prefix)
+    return found
+
+
 def names_file(section: type, key: str) -> bool:
     """Whether a section's setting, by its dotted name, names a file; False for what is no setting."""
     first, _, rest = key.partition(".")

@@ -241,7 +241,8 @@ def dump_config(config: RunConfig, path: str | Path) -> None:
 
 
 def as_yaml(config: RunConfig) -> str:
-    """The config for people to read: without defaults of settings that a source's format has no use for."""
+    """The config for people to read: without defaults of settings that a source's format, or a transform's kind, has no use
+    for."""
     return yaml.safe_dump(_used(config), sort_keys=False, allow_unicode=True)
 
 
@@ -255,8 +256,15 @@ def _used(section: Any) -> Any:
 
 
 def _foreign(section: Any, setting: Field[Any]) -> bool:
-    formats = setting.metadata.get("formats")
-    return formats is not None and section.format not in formats and getattr(section, setting.name) == setting.default
+    return why_unused(section, setting) is not None and getattr(section, setting.name) == setting.default
+
+
+def why_unused(section: Any, setting: Field[Any]) -> str | None:
+    """Which other setting of a section leaves a setting without use, and its value, as the metadata ``of`` says."""
+    needed: Mapping[str, tuple[str, ...]] = setting.metadata.get("of", {})
+    return next(
+        (f"{key} is {getattr(section, key)}" for key in needed if getattr(section, key) not in needed[key]), None
+    )
 
 
 def is_dumped(path: Path) -> bool:

@@ -10,14 +10,32 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from uedp_ray.config.choices import ADDED, GENERATED, WORDS, SourceFormat, TextFormat, TransformKind, VocabularyKind
-from uedp_ray.config.limits import at_least, check_choices, positive, seed
+from uedp_ray.config.choices import (
+    ADDED,
+    GENERATED,
+    WORDS,
+    SourceFormat,
+    TextFormat,
+    TransformKind,
+    UnknownRule,
+    VocabularyKind,
+    WordDistance,
+    WordDraw,
+    WordMapping,
+    WordMechanism,
+    WordScope,
+)
+from uedp_ray.config.limits import at_least, below_one, check_choices, positive, probability, seed
 from uedp_ray.errors import InputError
 
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
-_CUT = {"formats": ("pseudo-users",)}
-"""Metadata of a setting that the readers of other formats do not use (``run.as_yaml``)."""
+_CUT = {"of": {"format": ("pseudo-users",)}}
+_REPLACED = ADDED | {"of": {"kind": ("replace_words",)}}
+_METRIC = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext", "santext", "fbdd", "vickrey")}}
+_CUSTEXT = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext",)}}
+_VICKREY = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("vickrey",)}}
+"""Metadata of a setting that has no use unless another of its section has one of these values (``run.why_unused``)."""
 FEWEST_SUBWORDS = 258
 """Tokens of ``public-subwords``, at least: every byte, the end token and the padding token."""
 
@@ -36,7 +54,7 @@ class SourceConfig:
     """Protected categories; empty means all that the detectors find. ``pii`` = person + location + contact data."""
     max_words: int = 128
     """A sentence, or a row with a label or tags, that has more words becomes consecutive pieces."""
-    num_users: int = field(default=200, metadata={"formats": ("synthetic", "pseudo-users")})
+    num_users: int = field(default=200, metadata={"of": {"format": ("synthetic", "pseudo-users")}})
     """``synthetic`` and ``pseudo-users`` only: how many users to make."""
     read_as: TextFormat = field(default="text", metadata=ADDED | _CUT)
     """``pseudo-users`` only: the format of the file whose sentences are dealt out to users; those that it names play no
@@ -48,10 +66,10 @@ class SourceConfig:
     skip_users: int = field(default=0, metadata=ADDED | _CUT)
     """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
     part: Literal["private", "held_out", "public", "proxy"] = field(
-        default="private", metadata={"formats": ("synthetic",)}
+        default="private", metadata={"of": {"format": ("synthetic",)}}
     )
     """``synthetic`` only: which part of the generated language; the parts share no user."""
-    seed: int = field(default=0, metadata={"formats": ("synthetic", "ag-news")})
+    seed: int = field(default=0, metadata={"of": {"format": ("synthetic", "ag-news")}})
     """``synthetic`` and ``ag-news`` only: the generator's seed (public: it shapes data, not privacy)."""
 
     def __post_init__(self) -> None:
@@ -83,10 +101,58 @@ class TransformConfig:
     kind: TransformKind = "none"
     """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
 
+    mechanism: WordMechanism = field(default="custext", metadata=_REPLACED)
+    """``replace_words`` only: how a word's replacement is drawn (``corpus.word_mechanisms``)."""
+    vectors: str = field(default="", metadata=_REPLACED)
+    """``replace_words`` only: word vectors as text (GloVe, word2vec), frequent words first; public."""
+    epsilon: float = field(default=1.0, metadata=_METRIC)
+    """``replace_words`` only: of one draw; of all but ``custext``, times the distance between two words."""
+    distance: WordDistance = field(default="euclidean", metadata=_CUSTEXT)
+    """``custext`` only: which words are near."""
+    num_neighbours: int = field(default=50, metadata=_CUSTEXT)
+    """``custext`` only: K, the words that a word may become."""
+    mapping: WordMapping = field(default="balanced", metadata=_CUSTEXT)
+    """``custext`` only: how words share their neighbours, and so among which a word is hidden."""
+    selection: float = field(default=0.75, metadata=_VICKREY)
+    """``vickrey`` only: t, from 0 (always the nearest word, as ``fbdd``) to 1 (always the second)."""
+    neighbour_weights: tuple[float, ...] = field(default=(), metadata=_VICKREY)
+    """``vickrey`` only: t_1 … t_k of a choice among the k nearest words; empty: between two, by ``selection``."""
+    mahalanobis: float = field(default=0.0, metadata=_VICKREY)
+    """``vickrey`` only: λ, how far the noise follows the spread of the vectors; 0: not at all."""
+    draw: WordDraw | None = field(default=None, metadata=_REPLACED)
+    """``replace_words`` only: how often a word is drawn: at each occurrence (``token``), once in a sentence (``record``) or
+    once for a user. None: ``token``, and ``user`` where ``scope`` is ``entities``."""
+    keep_stop_words: bool = field(default=False, metadata=_REPLACED)
+    """``replace_words`` only: whether English function words stay as they are, unprotected."""
+    scope: WordScope = field(default="all", metadata=_REPLACED)
+    """``replace_words`` only: every word, or protected mentions only, each as a whole."""
+    unknown: UnknownRule = field(default="uniform", metadata=_REPLACED)
+    """``replace_words`` only: what becomes of a word without a vector, and of a mention of several words."""
+    category_list: str = field(default="", metadata=_REPLACED)
+    """``replace_words`` only: a file of public names, each with its category, for ``unknown: category_list``."""
+
     REMOVED = MappingProxyType({"words": 4, "share": 0.5})  # of ``fragments``
 
     def __post_init__(self) -> None:
+        if self.draw == "dataset":
+            remedy = "one draw for everybody would show what one user's words became in other users' texts: use user"
+            raise InputError("corpus.transform.draw", self.draw, remedy)
         check_choices(self, "corpus.transform")
+        positive("corpus.transform.epsilon", self.epsilon)
+        at_least("corpus.transform.num_neighbours", self.num_neighbours, 1)
+        probability("corpus.transform.selection", self.selection)
+        for weight in self.neighbour_weights:
+            positive("corpus.transform.neighbour_weights", weight)
+        below_one("corpus.transform.mahalanobis", self.mahalanobis)
+        if self.kind != "replace_words":
+            return
+        if not self.vectors:
+            raise InputError("corpus.transform.vectors", "", "name a file of word vectors, such as GloVe's")
+        if (self.unknown == "category_list") != bool(self.category_list):
+            remedy = (
+                "is for corpus.transform.unknown: category_list: give both, a file of names with categories, or neither"
+            )
+            raise InputError("corpus.transform.category_list", self.category_list, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

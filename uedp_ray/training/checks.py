@@ -30,8 +30,18 @@ from typing import Any, get_args
 
 import torch
 
-from uedp_ray.config import BoundsConfig, ModelConfig, PrivacyConfig, RunConfig, SourceConfig, TrainingConfig, to_dict
+from uedp_ray.config import (
+    BoundsConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunConfig,
+    SourceConfig,
+    TrainingConfig,
+    TransformConfig,
+    to_dict,
+)
 from uedp_ray.config.choices import LocalUpdateName
+from uedp_ray.config.run import why_unused
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
@@ -67,6 +77,8 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
         if same and not _other_users(source, evaluation):
             remedy = f"it is the text of corpus.source: {name_other_users(evaluation)}"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
+    if (transform := transform_of(used.corpus.transform)) is not None:
+        transform.check()
     kept_by(config.training)
     _check_words_kept(config)
     for note in ignored(config):
@@ -283,6 +295,11 @@ def ignored(config: RunConfig) -> Iterator[str]:
     if config.bounds.mode != "enforced":
         surplus = ("entity_bound", "holder_bound")
         unused.append(("bounds", config.bounds, BoundsConfig(), surplus, f"bounds.mode is {config.bounds.mode}"))
+    transform = config.corpus.transform
+    for setting in dataclasses.fields(transform):
+        if (other := why_unused(transform, setting)) is not None:
+            why = f"corpus.transform.{other}"
+            unused.append(("corpus.transform", transform, TransformConfig(), (setting.name,), why))
     for section, given, default, names, reason in unused:
         for name in names:
             if getattr(given, name) != getattr(default, name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from uedp_ray.config import RunConfig, load_config
+from uedp_ray.config.files import files_of
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
@@ -92,7 +95,8 @@ def unchanged(run: RunDir, setup: dict[str, Any], name: str, categories: Sequenc
 
 
 def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
-    """The sources of the network, by setting: checksums of a folder's files, or the commit of a model on the hub.
+    """The sources of the network and files of the transform, by setting: checksums of files, or the commit of a model on the
+    hub.
 
     Frozen weights are loaded again at every start, but whether the model is public was checked only once.
     """
@@ -108,15 +112,17 @@ def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
             found[setting] = {file.name: checksum(file) for file in files}
         else:
             found[setting] = {"commit": str(pretrained_config(model)._commit_hash)}
+    for setting, file in files_of(used.corpus.transform, "corpus.transform.").items():
+        found[setting] = {Path(file).name: checksum(Path(file)) if os.path.isfile(file) else "missing"}
     return found
 
 
 def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises InputError if the network would be loaded from a model other than the one that the run was set up with."""
+    """Raises InputError if the network or the transform would be made of other files than the run was set up with."""
     found = starts_of(used) if known else {}
     for setting, files in known.items():
         if found.get(setting) != files:
-            path = used.model.warm_start if setting == "model.warm_start" else used.model.path
+            path = operator.attrgetter(setting)(used)
             raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
 
 

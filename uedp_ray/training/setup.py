@@ -23,7 +23,7 @@ from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, tell_cut, text_size
-from uedp_ray.corpus.transforms.base import Text
+from uedp_ray.corpus.transforms.base import Text, Transformed
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions_of
@@ -330,7 +330,10 @@ def _make_vocabulary(
 def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter) -> TextSize | None:
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
     vocabulary = Vocabulary.load(run.vocabulary)
-    cut = encode(tokens, trained_text(run, config, text.corpus), vocabulary, config).share_cut
+    trained = trained_text(run, config, text.corpus)
+    cut = encode(tokens, trained, vocabulary, config).share_cut
+    if isinstance(trained, Transformed) and (told := trained.told()):
+        reporter.say(told)
     tell_cut(cut, config.model.max_length, reporter, "private: read off the text")
     if text.evaluation is None:
         return None

@@ -11,11 +11,11 @@ bounds, weights and draws are those of the text as it was found, and so is what 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +23,13 @@ from numpy.typing import NDArray
 
 from uedp_ray.components import drop_inherited, in_module
 from uedp_ray.config import TransformConfig
-from uedp_ray.corpus.records import Sentence
+from uedp_ray.config.files import map_files
+from uedp_ray.config.io import expand, to_digest
+from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import Corpus
+from uedp_ray.storage.files import checksum
+
+_SECTION = "corpus.transform."
 
 
 class Claim(NamedTuple):
@@ -37,11 +42,31 @@ class Claim(NamedTuple):
     """What it leaves unprotected, in full sentences."""
 
 
+class Generators:
+    """What one sentence may draw from: a secret key, its place and its user's. None depends on what any text says."""
+
+    def __init__(self, key: bytes, user: int, sentence: int):
+        self._key, self._user = key, user.to_bytes(8, "little")
+        self.sentence = self._generator(sentence.to_bytes(8, "little"), b"")
+        """Of this sentence alone."""
+
+    def of_user(self, name: str) -> np.random.Generator:
+        """Of the user and a name alone: the same, from its beginning, whenever one of the user's sentences asks for it."""
+        return self._generator(self._user + name.encode("utf-8", "surrogatepass"), b"user")
+
+    def _generator(self, name: bytes, person: bytes) -> np.random.Generator:
+        seed = hashlib.blake2b(name, key=self._key, person=person, digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
+
+
 class Transform(ABC):
-    """A transform with its settings, which are public."""
+    """A transform with its settings, which are public.
+
+    What it needs of public files it may keep in a module: it is the same for every sentence (``check`` opens it first).
+    """
 
     draws: ClassVar[bool] = True
-    """Whether it draws from its generator; tokens of one that does are of one run only, as its key is. A class whose base
+    """Whether it draws from its generators; tokens of one that does are of one run only, as its key is. A class whose base
     draws nothing says so again of itself."""
     keeps_words: ClassVar[bool] = False
     """Whether a text has as many words (whitespace apart) as before, in their places: tags go on them."""
@@ -60,16 +85,24 @@ class Transform(ABC):
         """What it guarantees by itself; None, as here: nothing. Only what docs/accounting.md proves is to be claimed."""
         return None
 
+    def check(self) -> None:  # noqa: B027 (most have nothing to find)
+        """Raises: InputError for what can be found without text, such as a file of settings that cannot be read."""
+
+    def told(self, users: Iterable[Sequence[Sentence]]) -> str | None:
+        """What the owner of the text should know of it, in a line; ``users``: everyone's sentences. Read off the text."""
+        return None
+
     @abstractmethod
-    def text_of(self, sentence: Sentence, generator: np.random.Generator) -> str:
+    def text_of(self, sentence: Sentence, generators: Generators) -> str:
         """The text to train on.
 
         Args:
           sentence: with the protected mentions found in it; its text is not blank.
-          generator: of this sentence alone, from a secret key.
+          generators: of this sentence and of its user, from a secret key.
 
         It is called once on an object of its own, made for this sentence: what it keeps in ``self`` reaches no other. It
-        must keep nothing elsewhere, in a class, a module or a file: nothing would undo that, and no bound would hold.
+        must keep nothing of the sentence elsewhere, in a class, a module or a file: nothing would undo that, and no bound
+        would hold.
         Nor may it raise, whatever the sentence: whether a run fails would depend on private text, which no rule charges.
         """
 
@@ -93,8 +126,8 @@ class Transformed:
     """The texts of a corpus, transformed; what else the corpus holds stays as it is. ``key``: secret, of one run.
 
     Attributes:
-      digest: differs for another corpus, choice of categories, kind, settings and version of the transform and, if it
-        draws, key. It does not cover the transform's code: see ``Transform.version``.
+      digest: differs for another corpus, choice of categories, kind, settings, files that these name and version of the
+        transform and, if it draws, key. It does not cover the transform's code: see ``Transform.version``.
     """
 
     def __init__(self, corpus: Corpus, transform: Transform, key: bytes):
@@ -102,7 +135,8 @@ class Transformed:
         self._key = hashlib.blake2b(key, person=b"transform", digest_size=32).digest()
         drawn = hashlib.sha256(self._key).hexdigest() if transform.draws else None
         version = [transform.version] if transform.version else []  # so that digests of before there were any stay
-        parts = [corpus.digest, corpus.categories, dataclasses.asdict(transform.config), drawn, *version]
+        settings = map_files(transform.config, lambda key, path, _: checksum(Path(expand(key, path))), _SECTION)
+        parts = [corpus.digest, corpus.categories, to_digest(settings), drawn, *version]
         self.digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
@@ -124,15 +158,28 @@ class Transformed:
         """As ``Corpus.pairs``."""
         for user, sentences in self._corpus.sentences(users, every=True):
             first, protected = int(self._corpus.user_offsets[user]), map(self._corpus.protected, sentences)
-            texts = [self._text(sentence, first + place) for place, sentence in enumerate(protected)]
+            texts = [self._text(sentence, user, first + place) for place, sentence in enumerate(protected)]
             yield user, list(zip(sentences, texts, strict=True))
 
-    def _text(self, sentence: Sentence, number: int) -> str:
+    def _text(self, sentence: Sentence, user: int, number: int) -> str:
         if not sentence.text.strip():  # null, or as good as null: it stays so
             return ""
-        seed = hashlib.blake2b(number.to_bytes(8, "little"), key=self._key, digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
-        return type(self._transform)(self._transform.config).text_of(sentence, generator)
+        transform = type(self._transform)(self._transform.config)
+        return transform.text_of(sentence, Generators(self._key, user, number))
+
+    def told(self) -> str | None:
+        """What the owner should know of the text: private."""
+        return self._transform.told(sentences for _, sentences in self._corpus.sentences())
+
+
+def with_mentions_replaced(sentence: Sentence, by: Callable[[Mention], str]) -> str:
+    """The text with ``by(mention)`` in the place of each; of mentions that overlap, in the place of all, of the first."""
+    parts, end = list[str](), 0
+    for mention in sorted(sentence.mentions, key=lambda each: (each.start, -each.end)):
+        if mention.start >= end:
+            parts += [sentence.text[end : mention.start], by(mention)]
+        end = max(end, mention.end)
+    return "".join((*parts, sentence.text[end:]))
 
 
 def transform_of(config: TransformConfig) -> Transform | None:

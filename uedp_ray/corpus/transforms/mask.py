@@ -5,10 +5,8 @@ What the detectors miss stays. It is no substitute for the noise, which covers t
 
 from __future__ import annotations
 
-import numpy as np
-
 from uedp_ray.corpus.records import Sentence
-from uedp_ray.corpus.transforms.base import Transform
+from uedp_ray.corpus.transforms.base import Generators, Transform, with_mentions_replaced
 
 
 class Mask(Transform):
@@ -16,13 +14,8 @@ class Mask(Transform):
 
     draws = False
 
-    def text_of(self, sentence: Sentence, generator: np.random.Generator) -> str:
-        parts, end = list[str](), 0
-        for mention in sorted(sentence.mentions, key=lambda each: (each.start, -each.end)):
-            if mention.start >= end:
-                parts += [sentence.text[end : mention.start], f"[{mention.category}]"]
-            end = max(end, mention.end)
-        return "".join((*parts, sentence.text[end:]))
+    def text_of(self, sentence: Sentence, generators: Generators) -> str:
+        return with_mentions_replaced(sentence, lambda mention: f"[{mention.category}]")
 
 
 TRANSFORM = Mask

@@ -1,0 +1,251 @@
+"""Mechanisms that replace one word by another, each of one word at a time and of public vectors.
+
+    >>> import numpy as np
+    >>> from uedp_ray.config import TransformConfig
+    >>> from uedp_ray.corpus.vectors import Vectors
+    >>> from uedp_ray.corpus.word_mechanisms import mechanism_of
+    >>> vectors = Vectors(("bad", "poor", "fine", "good"), np.array([[0.0], [1.0], [4.0], [5.0]]))
+    >>> config = TransformConfig(kind="replace_words", vectors="toy.txt", num_neighbours=2, epsilon=2.0)
+    >>> custext = mechanism_of(config, vectors)
+    >>> outputs, probabilities = custext.law(0)
+    >>> [vectors.words[each] for each in outputs], probabilities.round(3).tolist()    # e / (e + 1), 1 / (e + 1)
+    (['bad', 'poor'], [0.731, 0.269])
+    >>> custext.sample(np.array([0, 0, 3]), np.random.default_rng(0)).tolist()
+    [0, 0, 3]
+    >>> custext.hidden_among().tolist()    # words that may become the same words
+    [2, 2, 2, 2]
+
+What each guarantees is proved in docs/accounting.md, "Words"; ``unit`` names it. Shape legend: V words, d coordinates of a
+vector, K neighbours, n draws. Words are numbers, their places in the file of vectors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from uedp_ray.components import in_table
+from uedp_ray.config import TransformConfig
+from uedp_ray.corpus.vectors import Vectors
+
+Words = NDArray[np.int64]
+_CELLS = 1 << 22
+"""The most distances in memory at once, 32 MiB."""
+
+
+class WordMechanism(ABC):
+    """A channel from words to words. ``epsilon``: of one draw of one word, in the sense of ``unit``."""
+
+    unit: ClassVar[str]
+    """``word``: of words that may become the same words (``hidden_among``). ``word-metric``: of any two words, times the
+    distance between them."""
+
+    def __init__(self, config: TransformConfig, vectors: Vectors):
+        self.vectors, self.epsilon = vectors, config.epsilon
+
+    @abstractmethod
+    def sample(self, words: Words, generator: np.random.Generator) -> Words:
+        """(n,) words -> (n,) words that replace them, each drawn by itself."""
+
+    def hidden_among(self) -> Words:
+        """(V,) how many words, itself included, each is hidden among; as here: all."""
+        return np.full(len(self.vectors.words), len(self.vectors.words))
+
+
+class ByLaw(WordMechanism):
+    """One whose probabilities are known exactly."""
+
+    @abstractmethod
+    def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
+        """The words that one may become, and their probabilities."""
+
+    def sample(self, words: Words, generator: np.random.Generator) -> Words:
+        drawn = np.empty(len(words), np.int64)
+        for word in np.unique(words):
+            outputs, probabilities = self.law(int(word))
+            asked, bounds = words == word, np.cumsum(probabilities)
+            # A uniform number in [0, 1) times the sum may round to the sum itself.
+            chosen = np.searchsorted(bounds, generator.random(np.count_nonzero(asked)) * bounds[-1], side="right")
+            drawn[asked] = outputs[np.minimum(chosen, len(outputs) - 1)]
+        return drawn
+
+
+class Uniform(ByLaw):
+    """Any word, whatever the word was: its epsilon is 0."""
+
+    unit = "word"
+
+    def __init__(self, config: TransformConfig, vectors: Vectors):
+        super().__init__(config, vectors)
+        self.epsilon = 0.0
+
+    def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
+        size = len(self.vectors.words)
+        return np.arange(size), np.full(size, 1 / size)
+
+
+class CusText(ByLaw):
+    """The exponential mechanism over the K words that a word is mapped to, with scores in [0, 1].
+
+    Source: Chen et al. 2023 (CusText), with one set of words that are already mapped (the printed loop never fills it).
+    """
+
+    unit = "word"
+
+    def __init__(self, config: TransformConfig, vectors: Vectors):
+        super().__init__(config, vectors)
+        self._distance = config.distance
+        mapped = {"aggressive": self._own, "balanced": self._shared, "conservative": self._apart}[config.mapping]
+        self._outputs = mapped(min(config.num_neighbours, len(vectors.words)))
+
+    def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
+        outputs = self._outputs[word]
+        far = self._far(word, outputs)
+        spread = far.max() - far.min()
+        score = 1 - (far - far.min()) / spread if spread > 0 else np.ones(len(outputs))
+        weights = np.exp(self.epsilon * (score - 1) / 2)  # the best has 1: no epsilon overflows
+        return outputs, weights / weights.sum()
+
+    def hidden_among(self) -> Words:
+        groups = [frozenset(outputs.tolist()) for outputs in self._outputs]
+        sizes: dict[frozenset[int], int] = {}
+        for group in groups:
+            sizes[group] = sizes.get(group, 0) + 1
+        return np.array([sizes[group] for group in groups])
+
+    def _far(self, word: int, others: Words) -> NDArray[np.float64]:
+        """Distances of other words; a vector of zeros, which has no direction, is as far as a right angle."""
+        table = self.vectors.table
+        return np.nan_to_num(cdist(table[word : word + 1], table[others], self._distance)[0], nan=1.0)
+
+    def _near(self, word: int, among: Words, size: int) -> Words:
+        """The ``size`` nearest of ``among``, the word itself always one of them: others may have its vector."""
+        far = np.where(among == word, -1.0, self._far(word, among))
+        return np.sort(among[np.argsort(far, kind="stable")[:size]])
+
+    def _own(self, size: int) -> list[Words]:
+        everything = np.arange(len(self.vectors.words))
+        return [self._near(word, everything, size) for word in everything.tolist()]
+
+    def _shared(self, size: int) -> list[Words]:
+        """Every word takes the neighbours of the first word that has it as a neighbour."""
+        everything = np.arange(len(self.vectors.words))
+        outputs: dict[int, Words] = {}
+        for word in everything.tolist():
+            if word not in outputs:
+                near = self._near(word, everything, size)
+                outputs |= {each: near for each in near.tolist() if each not in outputs}
+        return [outputs[word] for word in everything.tolist()]
+
+    def _apart(self, size: int) -> list[Words]:
+        """The same, of words that are not mapped yet: no word is an output of two groups."""
+        left = np.arange(len(self.vectors.words))
+        outputs: dict[int, Words] = {}
+        while len(left):
+            near = self._near(int(left[0]), left, size)
+            outputs |= dict.fromkeys(near.tolist(), near)
+            left = np.setdiff1d(left, near, assume_unique=True)
+        return [outputs[word] for word in range(len(self.vectors.words))]
+
+
+class SanText(ByLaw):
+    """Any word, with probabilities that fall with its distance. Source: Yue et al. 2021 (SanText)."""
+
+    unit = "word-metric"
+
+    def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
+        table = self.vectors.table
+        weights = np.exp(-self.epsilon * cdist(table[word : word + 1], table)[0] / 2)
+        return np.arange(len(table)), weights / weights.sum()
+
+
+class Noised(WordMechanism):
+    """The word nearest to the word's vector with noise. Source: Feyisetan et al. 2020."""
+
+    unit = "word-metric"
+
+    def sample(self, words: Words, generator: np.random.Generator) -> Words:
+        drawn, table = np.empty(len(words), np.int64), self.vectors.table
+        for start in range(0, len(words), step := max(1, _CELLS // len(table))):
+            part = slice(start, start + step)
+            points_nd = table[words[part]] + self._noise(len(words[part]), generator)
+            drawn[part] = self._choose(cdist(points_nd, table), generator)
+        return drawn
+
+    def _noise(self, size: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """(n, d), of density proportional to exp(-epsilon * norm)."""
+        dimensions = self.vectors.table.shape[1]
+        direction = generator.standard_normal((size, dimensions))
+        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+        return direction * generator.gamma(dimensions, 1 / self.epsilon, (size, 1))
+
+    def _choose(self, far_nV: NDArray[np.float64], generator: np.random.Generator) -> Words:
+        """(n, V) distances of the noised vectors to ALL words, the one that is to be replaced included -> (n,) words."""
+        return far_nV.argmin(axis=1)
+
+
+class Vickrey(Noised):
+    """The nearest word or one of those after it, by chance; the noise may follow the spread of the vectors.
+
+    Source: Xu et al. 2021, Algorithms 1 and 3, but for the search, which is of all words: without the word itself, as
+    printed, nothing is guaranteed. Mahalanobis noise: Xu et al. 2020.
+    """
+
+    def __init__(self, config: TransformConfig, vectors: Vectors):
+        super().__init__(config, vectors)
+        self._t, self._weights = config.selection, np.array(config.neighbour_weights[: len(vectors.words)])
+        self._shape = _spread(vectors.table, config.mahalanobis) if config.mahalanobis else None
+
+    def _noise(self, size: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        noise = super()._noise(size, generator)
+        return noise if self._shape is None else noise @ self._shape
+
+    def _choose(self, far_nV: NDArray[np.float64], generator: np.random.Generator) -> Words:
+        count = len(self._weights) or 2
+        near_nk = np.argpartition(far_nV, count - 1, axis=1)[:, :count]
+        far_nk = np.take_along_axis(far_nV, near_nk, axis=1)
+        order = far_nk.argsort(axis=1)
+        near_nk, far_nk = np.take_along_axis(near_nk, order, axis=1), np.take_along_axis(far_nk, order, axis=1)
+        bounds = self._first(far_nk) if not len(self._weights) else np.cumsum(self._by_weight(far_nk), axis=1)[:, :-1]
+        chosen = (generator.random((len(far_nV), 1)) >= bounds).sum(axis=1)
+        return np.take_along_axis(near_nk, chosen[:, None], axis=1)[:, 0]
+
+    def _first(self, far_n2: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, 1) probability of the nearest; 1 - t where both distances are 0, as for any two that are equal."""
+        first, second = self._t * far_n2[:, :1], (1 - self._t) * far_n2[:, 1:]
+        whole = first + second
+        return np.divide(second, whole, out=np.full_like(whole, 1 - self._t), where=whole > 0)
+
+    def _by_weight(self, far_nk: NDArray[np.float64]) -> NDArray[np.float64]:
+        scores = -self._weights * far_nk
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _spread(table: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """(d, d) square root of ``share`` of the covariance, scaled to a mean variance of 1, and the rest the identity."""
+    covariance = np.atleast_2d(np.cov(table, rowvar=False))
+    mean = float(np.trace(covariance)) / len(covariance)
+    identity = np.eye(len(covariance))
+    values, basis = np.linalg.eigh(share * covariance / mean + (1 - share) * identity if mean > 0 else identity)
+    root: NDArray[np.float64] = basis * np.sqrt(values) @ basis.T
+    return root
+
+
+_MECHANISMS: dict[str, Callable[[TransformConfig, Vectors], WordMechanism]] = {
+    "custext": CusText,
+    "santext": SanText,
+    "fbdd": Noised,
+    "vickrey": Vickrey,
+    "random": Uniform,
+}
+
+
+def mechanism_of(config: TransformConfig, vectors: Vectors) -> WordMechanism:
+    """The one that ``corpus.transform.mechanism`` names."""
+    return in_table(_MECHANISMS, config.mechanism, "_MECHANISMS of uedp_ray.corpus.word_mechanisms")(config, vectors)
