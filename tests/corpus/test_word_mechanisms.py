@@ -243,8 +243,10 @@ def test_vickrey_as_printed_guarantees_nothing(t):
     class Printed(Vickrey):
         word = 0
 
-        def _choose(self, far_nV, generator):
-            return super()._choose(np.where(np.arange(5) == self.word, np.inf, far_nV), generator)
+        def _nearest(self, points, count):
+            near, far = super()._nearest(points, 3)
+            others = np.argsort(near == self.word, axis=1, kind="stable")[:, :count]
+            return np.take_along_axis(near, others, axis=1), np.take_along_axis(far, others, axis=1)
 
     config = TransformConfig(kind="replace_words", vectors="toy", mechanism="vickrey", epsilon=2.0, selection=t)
     found = Printed(config, vectors(LINE))
@@ -266,6 +268,17 @@ def test_two_words_of_one_vector_are_chosen_between_without_a_warning():
         counted = counts(found, 0, draws=10_000)
     assert counted[2] == 0
     assert 0.7 < counted.max() / 10_000 < 0.8, "1 - t"
+
+
+@pytest.mark.parametrize("t", [0.0, 0.5])
+def test_the_channel_is_estimated_as_integrated(t, monkeypatch):
+    monkeypatch.setattr("uedp_ray.corpus.word_mechanisms._POINTS", 4000)
+    found = mechanism(LINE, "vickrey", epsilon=2.0, selection=t).channel(np.arange(5), np.random.default_rng(0))
+    assert found == pytest.approx(np.array([exact(word, t) for word in range(5)]), abs=0.015)
+    squeezed = mechanism(np.array(PLANE) * [3, 0.3], "vickrey", epsilon=2.0, selection=t, mahalanobis=0.8)
+    found = squeezed.channel(np.arange(5), np.random.default_rng(0))
+    drawn = np.array([counts(squeezed, word, draws=100_000) / 100_000 for word in range(5)])
+    assert found == pytest.approx(drawn, abs=0.02)
 
 
 def test_noise_in_parts_is_the_same_noise(monkeypatch):

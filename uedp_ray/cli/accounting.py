@@ -1,4 +1,4 @@
-"""``uedp-ray epsilon`` and ``uedp-ray calibrate``. No data is touched."""
+"""``uedp-ray epsilon``, ``calibrate`` and ``calibrate-words``. No private data is touched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
+from uedp_ray.cli.commands import NONE, Set
+from uedp_ray.config import load_config
 from uedp_ray.console import Lines, emit
 from uedp_ray.errors import InputError
 
@@ -153,6 +155,27 @@ def calibrate(
             accountant=accountant,
             kind=kind,
         )
+    emit(answer, as_json)
+
+
+@app.command()
+def calibrate_words(
+    config: Annotated[Path, typer.Argument(help="Run file (YAML) with corpus.transform.kind: replace_words.")],
+    most_loss: Annotated[
+        float, typer.Option(help="How far words may move in the mean; 1: as far apart as two words of public text.")
+    ],
+    settings: Set = NONE,
+    num_words: Annotated[
+        int, typer.Option(min=2, help="Words that an adversary chooses among: the most frequent.")
+    ] = 200,
+    trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 60,
+    as_json: Json = False,
+) -> None:
+    """The epsilon (and t) of replaced words that leaves an adversary the most to guess. No private text is read."""
+    from uedp_ray.search.words import tuned_for
+
+    with as_flags():
+        answer = tuned_for(load_config(config, settings), most_loss=most_loss, num_words=num_words, num_trials=trials)
     emit(answer, as_json)
 
 

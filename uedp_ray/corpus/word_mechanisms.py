@@ -11,7 +11,7 @@
     >>> [vectors.words[each] for each in outputs], probabilities.round(3).tolist()    # e / (e + 1), 1 / (e + 1)
     (['bad', 'poor'], [0.731, 0.269])
     >>> custext.sample(np.array([0, 0, 3]), np.random.default_rng(0)).tolist()
-    [0, 0, 3]
+    [0, 0, 2]
     >>> custext.hidden_among().tolist()    # words that may become the same words
     [2, 2, 2, 2]
 
@@ -21,9 +21,10 @@ vector, K neighbours, n draws. Words are numbers, their places in the file of ve
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from uedp_ray.corpus.vectors import Vectors
 Words = NDArray[np.int64]
 _CELLS = 1 << 22
 """The most distances in memory at once, 32 MiB."""
+_POINTS = 20
 
 
 class WordMechanism(ABC):
@@ -46,11 +48,21 @@ class WordMechanism(ABC):
     distance between them."""
 
     def __init__(self, config: TransformConfig, vectors: Vectors):
-        self.vectors, self.epsilon = vectors, config.epsilon
+        self.vectors, self.epsilon, self.selection = vectors, config.epsilon, config.selection
+
+    def at(self, epsilon: float, selection: float) -> Self:
+        """The same with another epsilon and, if it is ``vickrey``, another t: what is made of vectors alone is kept."""
+        other = copy.copy(self)
+        other.epsilon, other.selection = epsilon, selection
+        return other
 
     @abstractmethod
     def sample(self, words: Words, generator: np.random.Generator) -> Words:
         """(n,) words -> (n,) words that replace them, each drawn by itself."""
+
+    @abstractmethod
+    def channel(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
+        """(W,) words -> (W, V) probabilities of what replaces them, as well as they are known; rows add up to 1."""
 
     def hidden_among(self) -> Words:
         """(V,) how many words, itself included, each is hidden among; as here: all."""
@@ -63,6 +75,14 @@ class ByLaw(WordMechanism):
     @abstractmethod
     def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
         """The words that one may become, and their probabilities."""
+
+    def channel(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Exact."""
+        found_WV = np.zeros((len(words), len(self.vectors.words)))
+        for row, word in zip(found_WV, words.tolist(), strict=True):
+            outputs, probabilities = self.law(word)
+            row[outputs] = probabilities
+        return found_WV
 
     def sample(self, words: Words, generator: np.random.Generator) -> Words:
         drawn = np.empty(len(words), np.int64)
@@ -170,23 +190,52 @@ class Noised(WordMechanism):
     unit = "word-metric"
 
     def sample(self, words: Words, generator: np.random.Generator) -> Words:
-        drawn, table = np.empty(len(words), np.int64), self.vectors.table
-        for start in range(0, len(words), step := max(1, _CELLS // len(table))):
-            part = slice(start, start + step)
-            points_nd = table[words[part]] + self._noise(len(words[part]), generator)
-            drawn[part] = self._choose(cdist(points_nd, table), generator)
-        return drawn
+        drawn = list[Words]()
+        for part in self._parts(words):
+            near_nk, shares_nk = self._choices(self._points(part, generator))
+            chosen = (generator.random((len(part), 1)) >= np.cumsum(shares_nk, axis=1)[:, :-1]).sum(axis=1)
+            drawn.append(np.take_along_axis(near_nk, chosen[:, None], axis=1)[:, 0])
+        return np.concatenate(drawn)
 
-    def _noise(self, size: int, generator: np.random.Generator) -> NDArray[np.float64]:
-        """(n, d), of density proportional to exp(-epsilon * norm)."""
+    def channel(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
+        """From 20 noised vectors of each of the words, each of which counts for all of them by its density.
+
+        Where few fall to a word, what that word tells of the others is over-estimated: then it tells what the vector does.
+        """
+        found_WV = np.zeros((len(words), len(self.vectors.words)))
+        for part in self._parts(np.repeat(words, _POINTS)):
+            points_nd = self._points(part, generator)
+            near_nk, shares_nk = self._choices(points_nd)
+            logs_nW = -self.epsilon * cdist(self._scaled(points_nd), self._scaled(self.vectors.table[words]))
+            weights_nW = np.exp(logs_nW - logs_nW.max(axis=1, keepdims=True))
+            weights_nW /= weights_nW.sum(axis=1, keepdims=True)
+            for near_n, shares_n in zip(near_nk.T, shares_nk.T, strict=True):
+                np.add.at(found_WV.T, near_n, weights_nW * shares_n[:, None])
+        return found_WV / found_WV.sum(axis=1, keepdims=True)
+
+    def _parts(self, words: Words) -> list[Words]:
+        step = max(1, _CELLS // len(self.vectors.words))
+        return [words[start : start + step] for start in range(0, len(words), step)]
+
+    def _points(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
+        """(n, d) vectors with noise, whose density is proportional to exp(-epsilon * norm)."""
         dimensions = self.vectors.table.shape[1]
-        direction = generator.standard_normal((size, dimensions))
+        direction = generator.standard_normal((len(words), dimensions))
         direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-        return direction * generator.gamma(dimensions, 1 / self.epsilon, (size, 1))
+        noise = direction * generator.gamma(dimensions, 1 / self.epsilon, (len(words), 1))
+        return self.vectors.table[words] + self._shaped(noise)
 
-    def _choose(self, far_nV: NDArray[np.float64], generator: np.random.Generator) -> Words:
-        """(n, V) distances of the noised vectors to ALL words, the one that is to be replaced included -> (n,) words."""
-        return far_nV.argmin(axis=1)
+    def _shaped(self, noise_nd: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Round noise as this mechanism has it, and ``_scaled`` the way back."""
+        return noise_nd
+
+    def _scaled(self, points_nd: NDArray[np.float64]) -> NDArray[np.float64]:
+        return points_nd
+
+    def _choices(self, points_nd: NDArray[np.float64]) -> tuple[Words, NDArray[np.float64]]:
+        """(n, k) words near each noised vector, of ALL words, the one to be replaced included; and their probabilities."""
+        near_n = cdist(points_nd, self.vectors.table).argmin(axis=1)
+        return near_n[:, None], np.ones((len(points_nd), 1))
 
 
 class Vickrey(Noised):
@@ -198,33 +247,44 @@ class Vickrey(Noised):
 
     def __init__(self, config: TransformConfig, vectors: Vectors):
         super().__init__(config, vectors)
-        self._t, self._weights = config.selection, np.array(config.neighbour_weights[: len(vectors.words)])
+        self._weights = np.array(config.neighbour_weights[: len(vectors.words)])
         self._shape = _spread(vectors.table, config.mahalanobis) if config.mahalanobis else None
 
-    def _noise(self, size: int, generator: np.random.Generator) -> NDArray[np.float64]:
-        noise = super()._noise(size, generator)
-        return noise if self._shape is None else noise @ self._shape
+    @property
+    def by_weight(self) -> bool:
+        """Whether it chooses among k words by their weights, and not between two by t."""
+        return len(self._weights) > 0
 
-    def _choose(self, far_nV: NDArray[np.float64], generator: np.random.Generator) -> Words:
-        count = len(self._weights) or 2
+    def _shaped(self, noise_nd: NDArray[np.float64]) -> NDArray[np.float64]:
+        return noise_nd if self._shape is None else noise_nd @ self._shape
+
+    def _scaled(self, points_nd: NDArray[np.float64]) -> NDArray[np.float64]:
+        return points_nd if self._shape is None else points_nd @ np.linalg.inv(self._shape)
+
+    def _choices(self, points_nd: NDArray[np.float64]) -> tuple[Words, NDArray[np.float64]]:
+        near_nk, far_nk = self._nearest(points_nd, len(self._weights) or 2)
+        return near_nk, self._weighed(far_nk) if self.by_weight else self._between(far_nk)
+
+    def _nearest(self, points_nd: NDArray[np.float64], count: int) -> tuple[Words, NDArray[np.float64]]:
+        """(n, k) the nearest words, ascending, and their distances."""
+        far_nV = cdist(points_nd, self.vectors.table)
         near_nk = np.argpartition(far_nV, count - 1, axis=1)[:, :count]
         far_nk = np.take_along_axis(far_nV, near_nk, axis=1)
-        order = far_nk.argsort(axis=1)
-        near_nk, far_nk = np.take_along_axis(near_nk, order, axis=1), np.take_along_axis(far_nk, order, axis=1)
-        bounds = self._first(far_nk) if not len(self._weights) else np.cumsum(self._by_weight(far_nk), axis=1)[:, :-1]
-        chosen = (generator.random((len(far_nV), 1)) >= bounds).sum(axis=1)
-        return np.take_along_axis(near_nk, chosen[:, None], axis=1)[:, 0]
+        order_nk = far_nk.argsort(axis=1)
+        return np.take_along_axis(near_nk, order_nk, axis=1), np.take_along_axis(far_nk, order_nk, axis=1)
 
-    def _first(self, far_n2: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(n, 1) probability of the nearest; 1 - t where both distances are 0, as for any two that are equal."""
-        first, second = self._t * far_n2[:, :1], (1 - self._t) * far_n2[:, 1:]
+    def _between(self, far_n2: NDArray[np.float64]) -> NDArray[np.float64]:
+        """1 - t for the nearest where both distances are 0, as for any two that are equal."""
+        first, second = self.selection * far_n2[:, 0], (1 - self.selection) * far_n2[:, 1]
         whole = first + second
-        return np.divide(second, whole, out=np.full_like(whole, 1 - self._t), where=whole > 0)
+        nearest = np.divide(second, whole, out=np.full_like(whole, 1 - self.selection), where=whole > 0)
+        return np.column_stack([nearest, 1 - nearest])
 
-    def _by_weight(self, far_nk: NDArray[np.float64]) -> NDArray[np.float64]:
-        scores = -self._weights * far_nk
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return weights / weights.sum(axis=1, keepdims=True)
+    def _weighed(self, far_nk: NDArray[np.float64]) -> NDArray[np.float64]:
+        scores_nk = -self._weights * far_nk
+        weights_nk = np.exp(scores_nk - scores_nk.max(axis=1, keepdims=True))
+        shares_nk: NDArray[np.float64] = weights_nk / weights_nk.sum(axis=1, keepdims=True)
+        return shares_nk
 
 
 def _spread(table: NDArray[np.float64], share: float) -> NDArray[np.float64]:
