@@ -190,8 +190,9 @@ def test_words_of_one_user_change_no_other_users_text(toy, tmp_path):
 
     class Changed:
         digest, categories, user_offsets = corpus.digest, corpus.categories, corpus.user_offsets
+        protected = corpus.protected
 
-        def sentences(self, users=None):
+        def sentences(self, users, every):
             return iter(sentences)
 
     def texts():

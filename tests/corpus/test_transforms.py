@@ -82,8 +82,9 @@ def test_a_sentence_depends_on_no_other_and_on_the_key_of_its_place(corpus):
 
     class Nulled:
         digest, categories, user_offsets = corpus.digest, corpus.categories, corpus.user_offsets
+        protected = corpus.protected
 
-        def sentences(self, users):
+        def sentences(self, users, every):
             return iter(sentences)
 
     after = texts(Transformed(Nulled(), transform, b"key"))  # type: ignore[arg-type]
