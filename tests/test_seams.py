@@ -41,6 +41,7 @@ from uedp_ray.config import (
 )
 from uedp_ray.config.choices import GENERATED, SourceFormat
 from uedp_ray.console import print_sweep
+from uedp_ray.corpus import word_mechanisms
 from uedp_ray.corpus.detectors import DETECTORS, build_detectors, list_file
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import numbered, read, reader_of, source_bytes, source_files
@@ -48,6 +49,8 @@ from uedp_ray.corpus.readers.base import Reader, of_files
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transforms.base import Transform, Transformed, transform_of
+from uedp_ray.corpus.vectors import Vectors
+from uedp_ray.corpus.word_mechanisms import WordMechanism, mechanism_of
 from uedp_ray.errors import InputError
 from uedp_ray.models import architecture as architectures
 from uedp_ray.models.architecture import Architecture, architecture
@@ -141,6 +144,21 @@ def test_a_transform(file, monkeypatch, corpora, tmp_path):
     corpus = open_corpus(corpora / "private")
     keys = (b"of one run", b"of another")
     assert len({Transformed(corpus, Reversed(TransformConfig()), key).digest for key in keys}) == 2, "it may draw"
+
+
+def test_a_word_mechanism_that_states_nothing_hides_no_word(monkeypatch, tmp_path):
+    class Same(WordMechanism):
+        def sample(self, words, generator):
+            return words
+
+        def channel(self, words, generator):
+            return np.eye(len(self.vectors.words))[words]
+
+    monkeypatch.setitem(word_mechanisms._MECHANISMS, "custext", Same)
+    (tmp_path / "toy.txt").write_text("oslo 1 2\nrome 3 4\n")
+    transform = transform_of(TransformConfig(kind="replace_words", vectors=str(tmp_path / "toy.txt")))
+    assert transform is not None
+    assert transform.claim() is None
 
 
 def test_a_detector(file, monkeypatch):
@@ -734,6 +752,9 @@ def test_a_server_optimizer_that_keeps_what_no_checkpoint_holds_is_refused(monke
 FOUND_BY_NAME = {
     "a reader": lambda: reader_of(named(SourceConfig(path="x", format="text"), format="mail-box")),
     "a transform": lambda: transform_of(named(TransformConfig(), kind="reversed")),
+    "a word mechanism": lambda: mechanism_of(
+        named(TransformConfig(), mechanism="swapped"), Vectors(("a", "b"), np.eye(2))
+    ),
     "a local update": lambda: update_class("constant"),
     "a task": lambda: task_of("hits"),
     "a metric": lambda: metric_of(

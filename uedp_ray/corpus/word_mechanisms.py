@@ -65,7 +65,10 @@ class WordMechanism(ABC):
         """(W,) words -> (W, V) probabilities of what replaces them, as well as they are known; rows add up to 1."""
 
     def hidden_among(self) -> Words:
-        """(V,) how many words, itself included, each is hidden among; as here: all."""
+        """(V,) how many words, itself included, each is hidden among, by proof; as here: none but itself."""
+        return np.ones(len(self.vectors.words), np.int64)
+
+    def _everything(self) -> Words:
         return np.full(len(self.vectors.words), len(self.vectors.words))
 
 
@@ -107,6 +110,9 @@ class Uniform(ByLaw):
     def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
         size = len(self.vectors.words)
         return np.arange(size), np.full(size, 1 / size)
+
+    def hidden_among(self) -> Words:
+        return self._everything()
 
 
 class CusText(ByLaw):
@@ -183,6 +189,9 @@ class SanText(ByLaw):
         weights = np.exp(-self.epsilon * cdist(table[word : word + 1], table)[0] / 2)
         return np.arange(len(table)), weights / weights.sum()
 
+    def hidden_among(self) -> Words:
+        return self._everything()
+
 
 class Noised(WordMechanism):
     """The word nearest to the word's vector with noise. Source: Feyisetan et al. 2020."""
@@ -212,6 +221,9 @@ class Noised(WordMechanism):
             for near_n, shares_n in zip(near_nk.T, shares_nk.T, strict=True):
                 np.add.at(found_WV.T, near_n, weights_nW * shares_n[:, None])
         return found_WV / found_WV.sum(axis=1, keepdims=True)
+
+    def hidden_among(self) -> Words:
+        return self._everything()
 
     def _parts(self, words: Words) -> list[Words]:
         step = max(1, _CELLS // len(self.vectors.words))

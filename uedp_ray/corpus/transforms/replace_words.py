@@ -77,10 +77,10 @@ class ReplaceWords(Transform):
         config = self.config
         draws = {
             "token": "Each occurrence of a word is a draw of its own, and costs this epsilon again.",
-            "record": "A word is drawn once in a sentence, and costs this epsilon again in each sentence that has it; where a "
-            "sentence has the same word again shows.",
-            "user": "A word is drawn once for a user; each word of a user costs this epsilon, and where a user has the same "
-            "word again shows.",
+            "record": "A word is drawn once in a sentence, and costs this epsilon again in each sentence that has it. Where "
+            "a sentence repeats a word shows.",
+            "user": "A word is drawn once for a user; each word of a user costs this epsilon. Where a user repeats a word "
+            "shows.",
         }
         yield draws[self._draw]
         yield "Where entities were found is taken as fixed."
