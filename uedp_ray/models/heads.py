@@ -2,14 +2,14 @@
 
     >>> from uedp_ray.config import ModelConfig
     >>> from uedp_ray.models.build import build_model
-    >>> from uedp_ray.models.heads import head_names, saved_kind
+    >>> from uedp_ray.models.heads import head_names, of_body
     >>> from uedp_ray.tasks.base import Head
     >>> config = ModelConfig(max_length=8, num_layers=1, hidden_size=8, num_heads=2)
     >>> model = build_model(config, vocab_size=50, bos_id=0, eos_id=0, seed=0, head=Head("token-classification", 3))
     >>> sorted(head_names(model))
     ['classifier.bias', 'classifier.weight']
-    >>> saved_kind(model.config)
-    'token-classification'
+    >>> of_body(model, "transformer.wte.weight")
+    True
 
 A network that was trained to predict words is given another head for another task: what the two have in common is kept, and
 the new head is drawn. All arguments are public.

@@ -7,13 +7,13 @@
     >>> vocabulary = build_vocabulary(VocabularyConfig(), public_text=lambda: iter(["ann lee left rome"]))
     >>> task = TagEntities.of(vocabulary, 64, TaskConfig(kind="tag_entities", labels=("person", "location")))
     >>> task.outputs
-    ('O', 'B-person', 'I-person', 'B-location', 'I-location')
+    ('O', 'B-person', 'I-person', 'B-loc', 'I-loc')
     >>> sentence = Sentence("u1", "Ann Lee left Rome", mentions=(Mention("PER", 0, 7), Mention("LOC", 13, 17)))
     >>> [task.outputs[number] for number in task.labels_of(sentence)]
-    ['B-person', 'I-person', 'O', 'B-location']
+    ['B-person', 'I-person', 'O', 'B-loc']
     >>> sums = (2.0, 3.0, 2.0, 0.0, 0.0, 1.0, 12)    # found, predicted and there, of persons and of locations; and words
     >>> {name: {key: round(value, 3) for key, value in of.items()} for name, of in task.by_category(sums).items()}
-    {'person': {'precision': 0.667, 'recall': 1.0, 'f1': 0.8}, 'location': {'precision': 0.0, 'recall': 0.0, 'f1': 0.0}}
+    {'person': {'precision': 0.667, 'recall': 1.0, 'f1': 0.8}, 'loc': {'precision': 0.0, 'recall': 0.0, 'f1': 0.0}}
 
 The entities are those that were found when the text was prepared, of the categories in ``task.labels``: annotations where
 the source has them (``detector: [annotated]``), and else what a detector took for entities. They may be the very entities

@@ -12,7 +12,7 @@ Example:
     >>> task, sentences = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64), [np.arange(1, n) for n in (30, 4, 25)]
     >>> loss, predictions = score(model, task, sentences, device=torch.device("cpu"))    # what the metric is made of
     >>> round(loss, 3), predictions, round(task.perplexity(loss, predictions), 3)
-    (230.822, 59.0, 50.0)
+    (230.809, 59.0, 50.0)
     >>> [positions.tolist() for positions in batches([29, 3, 24], batch_tokens=64)]    # by length, padded to 64 at most
     [[1, 2], [0]]
 """
