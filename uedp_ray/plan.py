@@ -37,6 +37,7 @@ from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, planned_rounds, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
+from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
@@ -60,6 +61,8 @@ class UserSelection(NamedTuple):
     weights: NDArray[np.float32]
     num_held: int
     weight: float = 1.0
+    key: bytes = b""
+    """A secret of this user in this round and attempt, where users add noise of their own: for it and for their draws."""
 
 
 class Weights(NamedTuple):
@@ -115,6 +118,24 @@ class Plan:
         """Whether the noise is calibrated, unseeded and normalised by public numbers."""
         privacy = self.config.privacy
         return privacy.noise == "calibrated" and privacy.test_noise_seed is None
+
+    @property
+    def local(self) -> LocalRound | None:
+        """What each user's own noise is charged as; None if users add none."""
+        training = self.config.training
+        if not self.config.is_local:
+            return None
+        assert training.local_noise_multiplier is not None  # the config refuses anything else
+        return LocalRound(
+            noise_multiplier=training.local_noise_multiplier,
+            sampling_prob=training.local_sampling_prob,
+            steps=training.local_steps,
+        )
+
+    @property
+    def noised(self) -> bool:
+        """Whether secret noise hides something, so that a round played again is one more release, with draws of its own."""
+        return self.private or (self.local is not None and self.config.privacy.test_noise_seed is None)
 
     def weights(self, incidence: IncidenceGraph) -> Weights | None:
         """The published weights and normaliser; None in the calibrated mode, which uses public numbers only."""
@@ -194,7 +215,8 @@ class Plan:
             if len(kept):
                 user_weight = 1.0 if weights is None else float(weights.user[user])
                 num_held = int(np.count_nonzero(sentence_weight[first:last]))
-                yield UserSelection(user, first + kept, weight[kept], num_held, user_weight)
+                key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
+                yield UserSelection(user, first + kept, weight[kept], num_held, user_weight, key)
 
     @cached_property
     def grid(self) -> SumGrid | None:
@@ -265,6 +287,8 @@ class Plan:
 
     def event(self, *, round_index: int, attempt: int) -> dict[str, Any]:
         """What the ledger records before the round's noised update is released."""
+        if self.local is not None:
+            return {**self.local.to_event(), "round": round_index, "attempt": attempt}
         if self.mechanism is None:
             return {"kind": "unprotected", "round": round_index, "attempt": attempt, "reason": "no noise is added"}
         return {

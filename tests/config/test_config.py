@@ -183,6 +183,7 @@ def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_tha
     earlier = from_dict(RunConfig, tree)
     assert earlier == config(privacy__unit="user")
     del tree["name"], tree["task"], tree["corpus"]["transform"], tree["training"]["passes"], tree["training"]["loop"]
+    del tree["training"]["local_sampling_prob"], tree["training"]["local_noise_multiplier"]
     for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
         del tree["training"][key]
     for key in ("read_as", "min_words", "sentences_per_user", "skip_users"):

@@ -28,11 +28,13 @@ WordScope = Literal["all", "entities"]
 UnknownRule = Literal["uniform", "category_list", "copy"]
 VocabularyKind = Literal["tokenizer", "public-words", "public-subwords", "noisy-threshold"]
 ArchitectureName = Literal["gpt2", "awd_lstm", "bert", "pretrained"]
-LocalUpdateName = Literal["gradient", "local_sgd"]
+LocalUpdateName = Literal["gradient", "local_sgd", "local_dp_sgd"]
 BOUNDING_SENTENCES = frozenset({"gradient"})
 """Local updates under which a sentence moves its user's update by its weight times ``sentence_clip_norm`` at most, by proof.
 A name that is not here bounds nothing but the user's update as a whole."""
-KEEPING_USERS_APART = frozenset({"gradient", "local_sgd", "next_word", "classify", "tag_words", "tag_entities"})
+KEEPING_USERS_APART = frozenset(
+    {"gradient", "local_sgd", "local_dp_sgd", "next_word", "classify", "tag_words", "tag_entities"}
+)
 """Local updates and tasks of which docs/accounting.md proves that a user's update follows from that user alone. Of a name
 that is not here it is assumed, and ``privacy.md`` says so."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam", "adamw"]

@@ -73,12 +73,13 @@ class RunConfig:
             object.__setattr__(
                 self, "training", replace(self.training, num_rounds=self._rounds_of(self.training.passes))
             )
+        self._check_local()
         private = self.privacy.noise == "calibrated"
         if private and self.bounds.mode == "none" and self.privacy.unit != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
         for name, source in ((name, source) for name, sources in public.items() for source in sources):
-            if private and _same_file(source.path, self.corpus.source.path):
+            if self.guarded and _same_file(source.path, self.corpus.source.path):
                 raise InputError(name, source.path, "is the private text itself: name public text")
         share = self.vocabulary.threshold_delta
         if private and self.vocabulary.kind == "noisy-threshold" and share is not None and share >= self.privacy.delta:
@@ -94,7 +95,8 @@ class RunConfig:
         limit = 2.0 * self.privacy.l2_clip_norm
         given = {self.bounds.holder_bound, self.bounds.entity_bound}
         reweighted = self.bounds.mode == "enforced" and given != {"truncate"}
-        if private and self.corpus.declared_num_users is None and (self.privacy.normalizer == "public" or reweighted):
+        averaged = self.guarded and (self.privacy.normalizer == "public" or reweighted)
+        if averaged and self.corpus.declared_num_users is None:
             raise InputError(
                 "corpus.declared_num_users",
                 None,
@@ -117,13 +119,35 @@ class RunConfig:
                 (self.bounds.holder_bound, self.bounds.entity_bound),
                 f"{self.training.local_update} does not bound a reweighted sentence's effect: use truncate",
             )
-        if not self._bounds_sentences and self.privacy.sentence_clip_norm is not None:
+        if not (self._bounds_sentences or self.is_local) and self.privacy.sentence_clip_norm is not None:
             raise InputError(
                 "privacy.sentence_clip_norm",
                 self.privacy.sentence_clip_norm,
                 f"{self.training.local_update} cannot use it (an entity may move a user's update by 2 l2_clip_norm): "
                 "drop it",
             )
+
+    def _check_local(self) -> None:
+        """Refuses what would void the guarantee of a sentence against the server, or is left out of it."""
+        training, privacy, noisy = self.training, self.privacy, self.vocabulary.kind == "noisy-threshold"
+        if not self.is_local:
+            return
+        asked: list[tuple[str, Any, bool, str]] = [
+            ("training.loop", training.loop, training.loop == "rounds", "use rounds"),
+            ("privacy.noise", privacy.noise, privacy.noise == "none", "each user adds it: none, as in local_dp_fedavg"),
+            ("privacy.normalizer", privacy.normalizer, privacy.normalizer == "public", "the mean is plain: use public"),
+            (
+                "privacy.sentence_clip_norm",
+                None,
+                privacy.sentence_clip_norm is not None,
+                "give the bound on a gradient",
+            ),
+            ("training.local_noise_multiplier", None, training.local_noise_multiplier is not None, "give the noise"),
+            ("vocabulary.kind", "noisy-threshold", not noisy, "counts all users' words in one place: use public-words"),
+        ]
+        for setting, value, good, remedy in asked:
+            if not good:
+                raise InputError(setting, value, f"training.local_update is local_dp_sgd: {remedy}")
 
     def _rounds_of(self, passes: float) -> int:
         share = self.share_of_users
@@ -156,6 +180,16 @@ class RunConfig:
         if bounds.max_holders > users:
             remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
             raise InputError("bounds.max_holders", bounds.max_holders, remedy)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each user adds noise of its own to what it sends, and nobody else adds any."""
+        return self.training.local_update == "local_dp_sgd"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether something is to be guaranteed, so that public text must not be the private text."""
+        return self.privacy.noise == "calibrated" or self.is_local
 
     @property
     def share_of_users(self) -> float:

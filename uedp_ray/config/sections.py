@@ -243,11 +243,16 @@ class TrainingConfig:
     local_update: LocalUpdateName = "gradient"
     """What a user computes in a round: the module of that name in ``updates``."""
     local_learning_rate: float = 0.1
-    """``local_sgd`` only; under ``gradient`` the step is folded into the server's."""
+    """``local_sgd`` and ``local_dp_sgd``; under ``gradient`` the step is folded into the server's."""
     local_epochs: int = 1
-    """``local_sgd`` only: passes over a user's sentences."""
+    """``local_sgd`` and ``local_dp_sgd``: passes over a user's sentences."""
     local_batch_size: int = 8
-    """Sentences of a step: of ``local_sgd``, or of an epoch."""
+    """Sentences of a step: of ``local_sgd``, or of an epoch. ``local_dp_sgd``: what a step's noised sum is divided by."""
+    local_sampling_prob: float = field(default=0.1, metadata=ADDED)
+    """``local_dp_sgd`` only: q, the probability with which a user draws each of its sentences for a step. Public, and the
+    same for all users, whatever they hold: epsilon follows from it, and would else tell how much the least of them has."""
+    local_noise_multiplier: float | None = field(default=None, metadata=ADDED)
+    """``local_dp_sgd`` only: z, std of the noise in the SUM of a step, in units of ``privacy.sentence_clip_norm``."""
     server_optimizer: ServerOptimizerName = "adam"
     """What turns the noised average into a step (``training.optimizers``)."""
     server_learning_rate: float = 1e-2
@@ -285,6 +290,13 @@ class TrainingConfig:
         positive("training.passes", self.passes, optional=True)
         at_least("training.max_failures", self.max_failures, 0)
         positive("training.local_learning_rate", self.local_learning_rate)
+        positive("training.local_noise_multiplier", self.local_noise_multiplier, optional=True)
+        if self.local_noise_multiplier is not None and not 1e-20 <= self.local_noise_multiplier <= 1e20:
+            raise InputError(
+                "training.local_noise_multiplier", self.local_noise_multiplier, "must be between 1e-20 and 1e20"
+            )
+        if not 1e-6 <= self.local_sampling_prob <= 1.0:
+            raise InputError("training.local_sampling_prob", self.local_sampling_prob, "must lie in [1e-6, 1]")
         positive("training.server_learning_rate", self.server_learning_rate)
         positive("training.adam_epsilon", self.adam_epsilon)
         for name in ("local_learning_rate", "server_learning_rate", "adam_epsilon"):  # float32 has to hold them
@@ -294,3 +306,8 @@ class TrainingConfig:
         below_one("training.server_momentum", self.server_momentum)
         for beta in self.adam_betas:
             below_one("training.adam_betas", beta)
+
+    @property
+    def local_steps(self) -> int:
+        """Steps of ``local_dp_sgd`` in a round: each draws a share of the sentences, and all together ``local_epochs``."""
+        return max(1, round(self.local_epochs / self.local_sampling_prob))

@@ -71,10 +71,10 @@ def epsilon(
 ) -> float:
     """epsilon of rounds, whatever weights holders have in each, and of plain Gaussian releases (sensitivity, noise std)."""
     total = sum(count for _, count in counts) + len(gaussians)
-    # Mass of cut labels: well below what _composed_epsilon allows a round to lose. A power of 2 lets counts share profiles.
+    # Mass of cut labels: well below what of_profiles allows a round to lose. A power of 2 lets counts share profiles.
     tail = 2.0 ** math.floor(math.log2(1e-6 * delta / total))
     parts = [(profiles.gaussian(sensitivity, std), 1) for sensitivity, std in gaussians if sensitivity]
-    return _composed_epsilon(parts + [(_one_round(m, unit, kind, tail), c) for m, c in counts], delta)
+    return of_profiles(parts + [(_one_round(m, unit, kind, tail), c) for m, c in counts], delta)
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,7 +82,7 @@ def _one_round(mechanism: RoundMechanism, unit: str, kind: str, tail: float) -> 
     return dominating.one_round(mechanism, unit, kind, tail=tail)
 
 
-def _composed_epsilon(parts: list[tuple[Profile, int]], delta: float) -> float:
+def of_profiles(parts: list[tuple[Profile, int]], delta: float) -> float:
     """epsilon of independent parts, each (profile, count), in the larger direction."""
     total = max(1, sum(count for _, count in parts))
     tail = 1e-5 * delta / total

@@ -36,6 +36,7 @@ from uedp_ray.privacy.mechanisms.base import (
     count_of,
     mapping_of,
 )
+from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
 
 
@@ -63,7 +64,8 @@ class Charges(NamedTuple):
 
     @property
     def num_rounds(self) -> int:
-        return sum(count for _, count in self.rounds)
+        """Rounds of either kind: noised once, or by each user (``LocalRound``)."""
+        return sum(count for _, count in self.rounds) + sum(isinstance(each, LocalRound) for each in self.releases)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of private releases: what was planned, for storage."""
@@ -82,13 +84,14 @@ class Charges(NamedTuple):
         return cls(parts, tuple(release_of({**fields, "kind": "vocabulary"}) for fields in values["vocabularies"]))
 
     def with_round(self, event: Mapping[str, Any]) -> Charges:
-        """These charges after one more ``round`` or ``unprotected`` event, without reading the ledger again."""
+        """These charges after the event of one more round, of any kind, without reading the ledger again."""
         one = charges([event])
         rounds = (*self.rounds, *one.rounds)
         if one.rounds and self.rounds and one.rounds[0][0] == self.rounds[-1][0]:
             mechanism, count = self.rounds[-1]
             rounds = (*self.rounds[:-1], (mechanism, count + 1))
-        return self._replace(rounds=rounds, private=self.private and one.private)
+        private = self.private and one.private
+        return self._replace(rounds=rounds, releases=(*self.releases, *one.releases), private=private)
 
 
 def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:

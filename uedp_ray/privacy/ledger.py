@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.mechanisms import ROUNDS
 from uedp_ray.storage.files import check_own, write_atomically
 
 FORMAT_VERSION = 1
@@ -146,7 +147,7 @@ class Ledger:
 
     def attempts(self, round: int) -> int:  # noqa: A002 - the event's own field name
         """How many times this round has been charged; also the number of its next attempt."""
-        return sum(event["kind"] == "round" and event.get("round") == round for event in self._events)
+        return sum(event["kind"] in ROUNDS and event.get("round") == round for event in self._events)
 
     def require_position(self, seq: int, digest: str) -> None:
         """Raises: InputError if a checkpoint's position is not in this ledger (it was cut short, or is another run's)."""

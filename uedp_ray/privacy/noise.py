@@ -62,6 +62,11 @@ class GaussianNoise:
         else:
             name = struct.pack("<qQQ", self._test_seed, round_index, 0)
             key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-        generator = np.random.Generator(np.random.Philox(key=key))
-        for start in range(0, max(size, 1), _BLOCK):
-            yield torch.from_numpy(generator.standard_normal(min(_BLOCK, size - start)) * std)
+        yield from keyed_blocks(key, size, std=std)
+
+
+def keyed_blocks(key: int, size: int, *, std: float) -> Iterator[torch.Tensor]:
+    """Yields (size,) float64 noise in parts of at most 2^20. ``key``: 128 bits, secret, and of nothing else."""
+    generator = np.random.Generator(np.random.Philox(key=key))
+    for start in range(0, max(size, 1), _BLOCK):
+        yield torch.from_numpy(generator.standard_normal(min(_BLOCK, size - start)) * std)

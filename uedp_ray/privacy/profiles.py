@@ -156,6 +156,26 @@ class Profile:
         return np.minimum(self.weight_L @ delta_LG + self.cut, 1.0)
 
 
+@dataclass(eq=False)
+class Replaced(Profile):
+    """The profile of a release from a secret, uniform subset of a fixed number of records, of which one is replaced.
+
+    Of its two directions the larger at each epsilon: both worlds have such a record, so either may be the first. Proof:
+    docs/accounting.md, "Noised representations".
+    """
+
+    def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        add_G, remove_G = super().curve(eps_G)
+        either_G = np.where(eps_G >= 0.0, add_G, remove_G)
+        return either_G, either_G
+
+
+def replaced(sensitivity: float, noise_std: float, *, share: float) -> Replaced:
+    """The same of one Gaussian mechanism on a ``share`` of all records."""
+    family = Family(np.array([[0.0, sensitivity]]), np.array([[1.0 - share, share]]), noise_std)
+    return Replaced(family, np.ones(1), 0.0)
+
+
 def gaussian(sensitivity: float, noise_std: float) -> Profile:
     """The profile of one Gaussian mechanism."""
     return Profile(Family(np.array([[sensitivity]]), np.ones((1, 1)), noise_std), np.ones(1), 0.0)

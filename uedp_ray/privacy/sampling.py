@@ -25,8 +25,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["user", "entity", "extended"]
-_KIND_CODE = {"user": 0, "entity": 1, "extended": 2}
+Kind = Literal["user", "entity", "extended", "sentence", "local", "noise"]
+_KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5}
 
 
 class PoissonSampler:
@@ -82,6 +82,19 @@ class PoissonSampler:
         threshold = int(probability * 2.0**64)
         if threshold >= 2**64:
             return np.ones(count, dtype=bool)
-        address = struct.pack("<QQQQ", round_index, attempt, _KIND_CODE[kind], owner)
-        stream = hashlib.shake_256(self._key + address).digest(8 * count)
+        stream = self.secret(8 * count, round_index=round_index, attempt=attempt, kind=kind, owner=owner)
         return np.frombuffer(stream, dtype="<u8") < np.uint64(threshold)
+
+    def secret(self, size: int, *, round_index: int, attempt: int, kind: Kind, owner: int = 0) -> bytes:
+        """``size`` bytes of an address, which tell nothing of those of another: the key of a user's own draws (``local``),
+        or of noise (``noise``).
+
+            >>> from uedp_ray.privacy.sampling import PoissonSampler
+            >>> sampler, where = PoissonSampler(bytes(32)), {"round_index": 0, "kind": "local", "owner": 3}
+            >>> len(sampler.secret(32, attempt=0, **where)), sampler.secret(8, attempt=0, **where).hex()
+            (32, '99daefd7eb265951')
+            >>> sampler.secret(32, attempt=0, **where) == sampler.secret(32, attempt=1, **where)    # of a replay
+            False
+        """
+        address = struct.pack("<QQQQ", round_index, attempt, _KIND_CODE[kind], owner)
+        return hashlib.shake_256(self._key + address).digest(size)

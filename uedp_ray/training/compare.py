@@ -146,7 +146,7 @@ def _compare(
             open_corpus(used.source.path, methods.apply(untrained, method, settings).corpus.categories)
         assert used.evaluation is not None  # prepare_corpora refuses it
         assert source is not None
-        private = open_corpus(used.source.path) if untrained.privacy.noise == "calibrated" else None
+        private = open_corpus(used.source.path) if untrained.guarded else None
         evaluation = open_corpus(used.evaluation.path).text_sketch
         if not (out / "pretrained" / "model").exists():
             check_public_text(comparison.base, None if private is None else private.text_sketch, evaluation)

@@ -129,7 +129,7 @@ class RunDriver:
         charged takes one away, unless there is nobody to protect.
         """
         remaining = self._training.num_rounds - self.state.next_round
-        if not self.plan.private or self.public_source:
+        if not self.plan.noised or self.public_source:
             return remaining
         charged = self._charged
         planned = self._training.num_rounds if charged.plan is None else charged.plan.rounds
@@ -156,7 +156,7 @@ class RunDriver:
         self._left -= 1
         self._unsaved += 1
         # A replayed round draws a fresh sample, unless the run is a test whose replays must be identical.
-        return self._ledger.attempts(round_index) if self.plan.private else 0
+        return self._ledger.attempts(round_index) if self.plan.noised else 0
 
     def charge(self, round_index: int, attempt: int) -> None:
         event = self._ledger.append(**self.plan.event(round_index=round_index, attempt=attempt))
@@ -290,7 +290,7 @@ class RunDriver:
             "planned_rounds": self._training.num_rounds,
             "private": self.plan.private,
             "covers": covers(self._ledger.header),
-            "guarantees": [each.to_dict() for each in guarantees(self.plan, spent)],
+            "guarantees": [each.to_dict() for each in guarantees(self.plan, spent, charged=self._charged)],
         }
         write_statement(
             self.run.statement,

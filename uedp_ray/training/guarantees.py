@@ -5,8 +5,11 @@
     >>> from uedp_ray.plan import Plan
     >>> from uedp_ray.training.guarantees import guarantees
     >>> config = apply(RunConfig(corpus=CorpusConfig(declared_num_users=1000)), "noiseless")
-    >>> [each.told for each in guarantees(Plan.of(config), {"user-entity": float("inf")})]
+    >>> nothing = {"user-entity": float("inf")}
+    >>> [each.told for each in guarantees(Plan.of(config), nothing)]
     ['no guarantee']
+    >>> [(each.told, each.trust) for each in guarantees(Plan.of(apply(config, "local_dp_fedavg")), nothing)]
+    [('ε = 16.568 of one record', 'local')]
 
 A transform that makes a promise of its own (``Transform.claim``) adds it. That of the rounds is about the text before, and
 holds with any transform (docs/accounting.md, "Transforms").
@@ -19,15 +22,20 @@ from typing import cast
 
 from uedp_ray.corpus.transforms.base import transform_of
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.guarantee import Guarantee, GuaranteedUnit, central
+from uedp_ray.privacy.local import local_dp_sgd
 from uedp_ray.privacy.statement import relation_of
 
 
-def guarantees(plan: Plan, spent: Mapping[str, float]) -> list[Guarantee]:
-    """Of a run that has ``spent`` by unit."""
+def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None = None) -> list[Guarantee]:
+    """Of a run that has ``spent`` by unit. ``charged``: its ledger, which may hold more rounds than were planned."""
     config = plan.config
     relation = relation_of(declared=config.bounds.mode == "declared")
     of_rounds = central(spent if plan.private else {}, delta=config.privacy.delta, relation=relation)
+    if plan.noised and plan.local is not None:
+        rounds = max(config.training.num_rounds, 0 if charged is None else charged.num_rounds)
+        of_rounds = [local_dp_sgd(plan.local, rounds=rounds, delta=config.privacy.delta)]
     transform = transform_of(config.corpus.transform)
     claim = None if transform is None else transform.claim()
     if claim is None:

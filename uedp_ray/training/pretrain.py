@@ -76,7 +76,7 @@ def pretrain(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> di
             raise InputError("--out", str(out), "is not empty: name another folder")
         reporter.say("comparing the public text with the private and the evaluation text")
         used = for_use(config).corpus
-        protected = config.privacy.noise == "calibrated"
+        protected = config.guarded
         private = _read(used.source) if protected else None
         evaluation = None if used.evaluation is None else _read(used.evaluation)
         check_public_text(config, *(None if text is None else text.text_sketch for text in (private, evaluation)))

@@ -20,10 +20,12 @@ from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
+from uedp_ray.privacy.mechanisms import ROUNDS
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.tasks.metric import metric_of
+from uedp_ray.training.guarantees import guarantees
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -172,6 +174,15 @@ def statement(
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
         lines += ["**NOT PRIVATE: sampling and noise come from a fixed test seed. Nothing below holds.**", ""]
+    elif plan.local is not None:
+        (own,) = guarantees(plan, {}, charges(events))
+        lines += [
+            "**NOT PRIVATE for users and entities: no noise is added to their sum, and the table says that nothing bounds "
+            "what of them is shown.**",
+            "",
+            f"{own.told}, at δ = {show_delta(own.delta)}; relation: {own.relation}; trust: {own.trust}. {own.note}",
+            "",
+        ]
     elif plan.mechanism is None:
         lines += ["**NOT PRIVATE: no noise was added. No epsilon can be stated.**", ""]
     elif not plan.private:
@@ -184,7 +195,7 @@ def statement(
     stated = max(filter(math.isfinite, [total.epsilon if total else 0.0, *spent.values()]), default=0.0)
     lines += [line for caution in cautions_of(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
-    charged = [event for event in events if event["kind"] == "round"]
+    charged = [event for event in events if event["kind"] in ROUNDS]
     alone = "this run alone: " if total or part_of(events) else ""
     claim = OF_ONE_RUN if part_of(events) else "yes"
     replayed = len(charged) - len({event["round"] for event in charged})

@@ -80,7 +80,7 @@ class _Asked:
     @property
     def guarded(self) -> bool:
         """Whether public text must not be the private text."""
-        return self.config.privacy.noise == "calibrated" and not self.public_source
+        return self.config.guarded and not self.public_source
 
 
 class _Text(NamedTuple):

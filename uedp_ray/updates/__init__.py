@@ -3,5 +3,6 @@
 base.py        what all share: isolation, the clipped sum; what an update may claim to bound
 gradient.py    every sentence's gradient at the round's parameters
 local_sgd.py   several steps over a user's own sentences
+local_dp_sgd.py  the same, each noised by the user: hides single sentences from the server
 shapes.py      shapes of batches in which a sentence's gradient is its own
 """

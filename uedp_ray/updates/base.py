@@ -133,13 +133,13 @@ class LocalUpdate(ABC):
             self.task.made_up(positions, self._vocab_size, made_up) for positions in (longest // 2, *[longest] * size)
         ]
         users = [
-            UserSelection(user, numbers, np.ones(len(numbers), np.float32), num_held=len(numbers))
+            UserSelection(user, numbers, np.ones(len(numbers), np.float32), num_held=len(numbers), key=bytes(32))
             for user, numbers in enumerate([np.arange(1), np.arange(1, 1 + size)])  # little text, and much
         ]
         tried = type(self)(self.plan, self.model, self.params, self.task, texts.__getitem__, self.device)
         updates = LocalUpdate.each_update(tried, self.params.get(), [*users, *users], 0)
         bits = [update.flatten().clone().view(torch.uint8) for _, update in updates]
-        if self.plan.private and not all(map(torch.equal, bits[:2], bits[2:])):
+        if self.plan.noised and not all(map(torch.equal, bits[:2], bits[2:])):
             raise self._unsteady("a user's update")
         self._probed = True
 

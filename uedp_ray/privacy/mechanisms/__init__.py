@@ -20,6 +20,7 @@ from typing import Any
 
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.mechanisms.base import Mechanism
+from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.noisy_threshold import NoisyThreshold
 
 OTHER_EVENTS = ("round", "open", "plan", "unprotected")
@@ -48,8 +49,10 @@ def by_kind(*mechanisms: type[Mechanism]) -> dict[str, type[Mechanism]]:
     return found
 
 
-RELEASES = by_kind(NoisyThreshold)
-"""Releases that are not rounds, by the ``kind`` of their ledger event."""
+RELEASES = by_kind(NoisyThreshold, LocalRound)
+"""Releases by the ``kind`` of their ledger event, but for the rounds of which a noised sum is released."""
+ROUNDS = ("round", LocalRound.event_kind)
+"""Kinds of events of rounds that are noised: once by the driver, or by each user."""
 
 
 def release_of(event: Mapping[str, Any]) -> Mechanism:
