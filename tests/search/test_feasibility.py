@@ -45,7 +45,7 @@ def test_a_free_point_is_refused_exactly_where_its_epsilon_exceeds_the_budget(co
         assert allowed or show_epsilon(true) in verdict.reason
 
 
-@pytest.mark.parametrize("method", ["noiseless", "clip_only", "published", "user_dp"])
+@pytest.mark.parametrize("method", ["noiseless", "clip_only", "local_dp_fedavg", "published", "user_dp"])
 def test_what_has_no_epsilon_in_the_unit_is_refused_with_a_reason(corpora, tmp_path, method):
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", method]}})
     verdict = judged(sweep, {"method": method})
