@@ -36,6 +36,23 @@ _PUBLISHED = {
     "bounds.mode": "none",
 }
 
+_ORDINARY = {
+    **_UNPROTECTED,
+    "training.loop": "epochs",
+    "training.local_batch_size": 32,
+    "training.server_optimizer": "adamw",
+    "training.server_schedule": "linear",
+    "training.evaluate_every": 1,
+    "training.checkpoint_every": 1,
+}
+
+
+def _of_vectors(kind: str, target_epsilon: float) -> dict[str, Any]:
+    """Ordinary training of a head on what each user sends of a sentence."""
+    vectors = {"representation.kind": kind, "representation.target_epsilon": target_epsilon}
+    return {**_ORDINARY, "model.trainable": "head", **vectors}
+
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "uedp": {"privacy.unit": "user-entity", "privacy.estimator": "f_e_plus"},
     "uedp_fe": {"privacy.unit": "user-entity", "privacy.estimator": "f_e"},
@@ -80,15 +97,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "training.server_schedule": "constant",
     },
     "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
-    "ordinary": {
-        **_UNPROTECTED,
-        "training.loop": "epochs",
-        "training.local_batch_size": 32,
-        "training.server_optimizer": "adamw",
-        "training.server_schedule": "linear",
-        "training.evaluate_every": 1,
-        "training.checkpoint_every": 1,
-    },
+    "ordinary": _ORDINARY,
+    "dpnr": _of_vectors("laplace", 8.0),
+    "dpnr_as_published": _of_vectors("laplace_published", 0.05),  # a coordinate's, as Lyu et al. print it
+    "gaudp": _of_vectors("gaussian", 8.0),
+    "gaudp_as_published": _of_vectors("gaussian_published", 8.0),
     "noiseless": _UNPROTECTED,
 }
 """UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, averages

@@ -182,7 +182,14 @@ def test_what_an_earlier_version_called_otherwise_is_read_and_has_the_digest_tha
     tree["privacy"]["protect"] = tree["privacy"].pop("unit")
     earlier = from_dict(RunConfig, tree)
     assert earlier == config(privacy__unit="user")
-    del tree["name"], tree["task"], tree["corpus"]["transform"], tree["training"]["passes"], tree["training"]["loop"]
+    del (
+        tree["name"],
+        tree["task"],
+        tree["representation"],
+        tree["corpus"]["transform"],
+        tree["training"]["passes"],
+        tree["training"]["loop"],
+    )
     del tree["training"]["local_sampling_prob"], tree["training"]["local_noise_multiplier"]
     for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
         del tree["training"][key]
@@ -225,8 +232,14 @@ def test_entity_clip_norm_is_m_sentences_or_the_diameter():
 
 @pytest.mark.parametrize("method", sorted(methods.METHODS))
 def test_every_method_applies(method):
-    settings = {"privacy.noise_multiplier": 2.0} if method == "published" else {}
-    applied = methods.apply(config(), method, settings)
+    settings = {
+        "published": {"privacy.noise_multiplier": 2.0},
+        "gaudp_as_published": {"representation.num_records": 1000},
+    }
+    of_sentences = (
+        {"task__kind": "classify", "task__labels": ["a", "b"]} if method.startswith(("dpnr", "gaudp")) else {}
+    )
+    applied = methods.apply(config(**of_sentences), method, settings.get(method))
     assert from_dict(RunConfig, to_dict(applied)) == applied
 
 

@@ -24,7 +24,14 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
 from uedp_ray.config.choices import SurplusRule
 from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.run import RunConfig, as_yaml, check_rounds, dump_config, load_config
-from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
+from uedp_ray.config.sections import (
+    BoundsConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RepresentationConfig,
+    TaskConfig,
+    TrainingConfig,
+)
 from uedp_ray.config.texts import CorpusConfig, PretrainConfig, SourceConfig, TransformConfig, VocabularyConfig
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "PretrainConfig",
     "PrivacyConfig",
+    "RepresentationConfig",
     "RunConfig",
     "SourceConfig",
     "SurplusRule",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,14 @@ import yaml
 
 from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, WORDS
 from uedp_ray.config.io import from_dict, of_file, parse_overrides, read_yaml, set_keys, to_dict, to_digest
-from uedp_ray.config.sections import BoundsConfig, ModelConfig, PrivacyConfig, TaskConfig, TrainingConfig
+from uedp_ray.config.sections import (
+    BoundsConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RepresentationConfig,
+    TaskConfig,
+    TrainingConfig,
+)
 from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
 from uedp_ray.errors import InputError, one_line
 
@@ -61,6 +69,8 @@ class RunConfig:
     """The mechanism."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
+    representation: RepresentationConfig = field(default_factory=RepresentationConfig, metadata=ADDED)
+    """What each user sends in place of its text, if it is that."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Rounds, updates and the machine."""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
@@ -92,10 +102,11 @@ class RunConfig:
         if self.training.loop == "epochs" and self.bounds.mode != "none":
             raise InputError("training.loop", "epochs", "keeps no bounds: set bounds.mode: none (method ordinary)")
         self._check_pretrained()
+        self._check_representation()
         limit = 2.0 * self.privacy.l2_clip_norm
         given = {self.bounds.holder_bound, self.bounds.entity_bound}
         reweighted = self.bounds.mode == "enforced" and given != {"truncate"}
-        averaged = self.guarded and (self.privacy.normalizer == "public" or reweighted)
+        averaged = (private or self.is_local) and (self.privacy.normalizer == "public" or reweighted)
         if averaged and self.corpus.declared_num_users is None:
             raise InputError(
                 "corpus.declared_num_users",
@@ -168,6 +179,22 @@ class RunConfig:
             remedy = "is for a pretrained model that is given words: add vocabulary.kind, or drop it"
             raise InputError("vocabulary.replace_embeddings", True, remedy)
 
+    def _check_representation(self) -> None:
+        """Refuses what would let something else than the noised vectors into the model."""
+        if self.representation.kind == "none":
+            return
+        needed: dict[str, Any] = {"task.kind": "classify", "model.trainable": "head", "training.loop": "epochs"}
+        dropouts = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_weight", "dropout_output")
+        needed |= {f"model.{name}": 0.0 for name in dropouts}
+        for name, value in needed.items():
+            found = operator.attrgetter(name)(self)
+            if found != value:
+                remedy = f"representation.kind {self.representation.kind} needs {value}"
+                raise InputError(name, found, remedy)
+        if self.vocabulary.kind == "noisy-threshold":
+            remedy = "counts words of the text, of which vectors are all that leaves a user: use public-words"
+            raise InputError("vocabulary.kind", self.vocabulary.kind, remedy)
+
     def _check_holders(self) -> None:
         bounds, users = self.bounds, self.corpus.declared_num_users
         if self.privacy.noise == "none" or bounds.mode != "enforced" or bounds.holder_bound == "truncate":
@@ -189,7 +216,8 @@ class RunConfig:
     @property
     def guarded(self) -> bool:
         """Whether something is to be guaranteed, so that public text must not be the private text."""
-        return self.privacy.noise == "calibrated" or self.is_local
+        noised = self.representation.kind != "none" or self.corpus.transform.kind == "replace_words"
+        return self.privacy.noise == "calibrated" or self.is_local or noised
 
     @property
     def share_of_users(self) -> float:

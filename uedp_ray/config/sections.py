@@ -17,6 +17,7 @@ from uedp_ray.config.choices import (
     EntityDraw,
     HolderRule,
     LocalUpdateName,
+    RepresentationKind,
     SelectionRule,
     ServerOptimizerName,
     SurplusRule,
@@ -154,6 +155,35 @@ class PrivacyConfig:
                 self.normalizer,
                 "the published W's are read off the private data: use noise published, or normalizer public",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepresentationConfig:
+    """Noise that each user adds to the vector of a sentence, on which the head of a classifier is then trained (methods
+    ``dpnr`` and ``gaudp``). A guarantee of one sentence against the server; none of its label, and none of a user."""
+
+    kind: RepresentationKind = "none"
+    """``laplace``: scaled to [0, 1] and noised coordinate by coordinate (DPNR). ``gaussian``: clipped and noised (GauDP).
+    ``…_published``: with the noise that was published for ``target_epsilon``, which then is no guarantee."""
+    target_epsilon: float | None = None
+    """Of one sentence, at ``privacy.delta`` (of ``laplace`` at 0), for all of training. ``laplace_published``: of one
+    coordinate."""
+    clip_norm: float = 1.0
+    """``gaussian``: the L2 norm that vectors are clipped to."""
+    word_dropout: float = 0.0
+    """The probability with which each word is hidden before its sentence's vector is computed."""
+    drawn: Literal["once", "each_epoch"] = "once"
+    """Whether a vector is sent once and kept, or noised anew for each epoch, each of which then costs."""
+    num_records: int | None = None
+    """``gaussian_published``: the sentences that its figure is for. A public number."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "representation")
+        positive("representation.target_epsilon", self.target_epsilon, optional=self.kind == "none")
+        positive("representation.clip_norm", self.clip_norm)
+        probability("representation.word_dropout", self.word_dropout)
+        if self.kind == "gaussian_published" or self.num_records is not None:
+            at_least("representation.num_records", self.num_records, 1)
 
 
 _LARGEST = {

@@ -76,6 +76,8 @@ class Architecture:
     why_ignored: str = ""
     largest: Callable[[ModelConfig], Mapping[str, tuple[str, int]]] = lambda config: {}
     """By setting, the part of the network that it decides on: its name in words, and its number of parameters."""
+    width: Callable[[ModelConfig], int] = lambda config: config.hidden_size
+    """Numbers of the vector that a classifier's head reads of a sentence."""
     own: OwnNetwork | None = None
 
 

@@ -176,6 +176,7 @@ ARCHITECTURE = Architecture(
     uses=frozenset({*_SHAPE, *DROPOUTS, "init_range"}),
     why_ignored="the architecture is awd_lstm",
     largest=_largest,
+    width=lambda config: config.embedding_size if config.tie_embeddings else config.hidden_size,
     own=OwnNetwork(
         settings=AWDLSTMConfig,
         fields={

@@ -134,4 +134,9 @@ def _replace_embeddings(model: Any, tokens: Tokens) -> None:
         settings.pad_token_id = None
 
 
-ARCHITECTURE = Architecture(build=_build, heads=frozenset(CLASSES), why_ignored="a pretrained model has its own shape")
+ARCHITECTURE = Architecture(
+    build=_build,
+    heads=frozenset(CLASSES),
+    width=lambda config: int(pretrained_config(config).get_text_config().hidden_size),
+    why_ignored="a pretrained model has its own shape",
+)

@@ -48,10 +48,7 @@ class MaskedWord(Task):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, max_length: int, config: TaskConfig) -> MaskedWord:
-        """Where the vocabulary has no token that masks, that of unknown words does, or else that of the end."""
-        own, unknown = vocabulary.tokenizer.mask_token_id, vocabulary.unk_id
-        mask_id = next(each for each in (own, unknown, vocabulary.eos_id) if each is not None)
-        of = vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, mask_id, vocabulary.size
+        of = vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, mask_of(vocabulary), vocabulary.size
         return cls(*of, max_length)
 
     @classmethod
@@ -94,3 +91,9 @@ class MaskedWord(Task):
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         mean = sums[0] / sums[1]
         return {"masked_perplexity": math.exp(mean) if mean < 700 else math.inf, "unk_share": size.unk_share}
+
+
+def mask_of(vocabulary: Vocabulary) -> int:
+    """The token that stands for a hidden word: that of unknown words, or of the end, where the vocabulary has no other."""
+    own = vocabulary.tokenizer.mask_token_id, vocabulary.unk_id, vocabulary.eos_id
+    return next(each for each in own if each is not None)

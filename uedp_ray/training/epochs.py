@@ -10,8 +10,8 @@ private text as the reference that says what privacy costs (``training.loop: epo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,8 @@ from uedp_ray.config import TrainingConfig
 from uedp_ray.corpus.tokens import TokenStore
 from uedp_ray.interrupts import deferred
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.tasks.base import Task
+from uedp_ray.tasks.base import Batch, Task
+from uedp_ray.training.representation import PrivateVectors
 from uedp_ray.training.rounds import Driver, RoundState, server_rate
 
 STEADY_NORM = 1.0
@@ -42,12 +43,9 @@ def shuffled(lengths: np.ndarray, size: int, generator: np.random.Generator) -> 
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def mean_loss(
-    model: torch.nn.Module, task: Task, sentences: Sequence[np.ndarray], device: torch.device, *, bf16: bool
-) -> torch.Tensor:
+def mean_loss(model: torch.nn.Module, task: Task, batch: Batch, *, bf16: bool) -> torch.Tensor:
     """The mean loss of a batch's predictions, each of which counts alike."""
-    batch = task.collate(sentences).to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+    with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=bf16):
         losses = task.losses(model, batch)
     predictions = (batch.targets >= 0).reshape(len(batch), -1).sum(1)
     return (losses * predictions).sum() / predictions.sum().clamp_min(1)
@@ -77,11 +75,12 @@ def run_epochs(
     task: Task,
     tokens: TokenStore,
     driver: EpochDriver,
+    vectors: PrivateVectors | None = None,
 ) -> None:
     """Trains epochs ``state.next_round`` to ``config.num_rounds`` by the server's optimizer.
 
     An epoch follows from its number and the state before it: a resumed run ends with the same bits. Sentences without tokens
-    are left out.
+    are left out. ``vectors``: what the network's head reads in their place.
     """
     used, device = np.flatnonzero(tokens.lengths), state.parameters.device
     lengths = tokens.lengths[used]
@@ -95,8 +94,9 @@ def run_epochs(
         with seeded(device, int(generator.integers(1 << 31))):
             for step, batch in enumerate(batches):
                 params.set(state.parameters)
-                sentences = [tokens.sentence(int(number)) for number in used[batch]]
-                loss = mean_loss(model, task, sentences, device, bf16=config.precision == "bf16")
+                read = task.collate([tokens.sentence(int(number)) for number in used[batch]]).to(device)
+                with nullcontext(read) if vectors is None else vectors.of(read, used[batch], epoch) as read:
+                    loss = mean_loss(model, task, read, bf16=config.precision == "bf16")
                 state.parameters.grad = params.gradient(loss)
                 for group in state.optimizer.param_groups:
                     group["lr"] = server_rate(config, epoch + step / len(batches))

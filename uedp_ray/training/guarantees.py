@@ -26,6 +26,7 @@ from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.guarantee import Guarantee, GuaranteedUnit, central
 from uedp_ray.privacy.local import local_dp_sgd
 from uedp_ray.privacy.statement import relation_of
+from uedp_ray.training.representation import noised_vectors
 
 
 def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None = None) -> list[Guarantee]:
@@ -33,12 +34,15 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
     config = plan.config
     relation = relation_of(declared=config.bounds.mode == "declared")
     of_rounds = central(spent if plan.private else {}, delta=config.privacy.delta, relation=relation)
+    secret = config.privacy.test_noise_seed is None
     if plan.noised and plan.local is not None:
         rounds = max(config.training.num_rounds, 0 if charged is None else charged.num_rounds)
         of_rounds = [local_dp_sgd(plan.local, rounds=rounds, delta=config.privacy.delta)]
+    elif config.representation.kind != "none" and secret:
+        of_rounds = noised_vectors(config).guarantees()
     transform = transform_of(config.corpus.transform)
     claim = None if transform is None else transform.claim()
-    if claim is None:
+    if claim is None or not secret:
         return of_rounds
     of_text = Guarantee(
         unit=cast(GuaranteedUnit, claim.unit),

@@ -230,7 +230,8 @@ def _fit(
     batches = _batches(sentences, settings.batch_size, np.random.default_rng(settings.seed))
     recent: list[torch.Tensor] = []
     for step in range(settings.num_steps):
-        loss = mean_loss(model, task, [sentences[i] for i in next(batches)], device, bf16=bf16)
+        batch = task.collate([sentences[i] for i in next(batches)]).to(device)
+        loss = mean_loss(model, task, batch, bf16=bf16)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), STEADY_NORM)

@@ -26,6 +26,7 @@ from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.guarantees import guarantees
+from uedp_ray.units import UNITS
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
@@ -171,16 +172,14 @@ def statement(
       total: an export's total, for the first row.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
+    others = [each for each in guarantees(plan, {}, charges(events)) if each.unit not in (*UNITS, "none")]
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
         lines += ["**NOT PRIVATE: sampling and noise come from a fixed test seed. Nothing below holds.**", ""]
-    elif plan.local is not None:
-        (own,) = guarantees(plan, {}, charges(events))
+    elif plan.mechanism is None and others:
         lines += [
             "**NOT PRIVATE for users and entities: no noise is added to their sum, and the table says that nothing bounds "
             "what of them is shown.**",
-            "",
-            f"{own.told}, at δ = {show_delta(own.delta)}; relation: {own.relation}; trust: {own.trust}. {own.note}",
             "",
         ]
     elif plan.mechanism is None:
@@ -192,6 +191,9 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
+    for own in others:
+        of = f"{own.told}, at δ = {show_delta(own.delta)}; relation: {own.relation}; trust: {own.trust}"
+        lines += [f"{of}. {own.note}", ""]
     stated = max(filter(math.isfinite, [total.epsilon if total else 0.0, *spent.values()]), default=0.0)
     lines += [line for caution in cautions_of(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))

@@ -28,6 +28,7 @@ from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared, make_task
 from uedp_ray.training.reduce import Reducer
+from uedp_ray.training.representation import private_vectors
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
 from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
@@ -113,7 +114,14 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             )
         elif driver:  # the other workers have nothing to do
             run_epochs(
-                state, config.training, tokens=prepared.tokens, model=model, params=params, task=task, driver=driver
+                state,
+                config.training,
+                tokens=prepared.tokens,
+                model=model,
+                params=params,
+                task=task,
+                driver=driver,
+                vectors=private_vectors(run, config, model, vocabulary),
             )
     except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
         if driver:
