@@ -5,8 +5,8 @@
     >>> for found in (gaudp_as_published(**thesis), gaudp(**thesis, shuffled=True), gaudp(**thesis)):
     ...     print(found.told)
     ε = 0.996 of one record, not a guarantee
-    ε = 23.484 of one record
-    ε = 233.894 of one record
+    ε = 23.483 of one record
+    ε = 233.893 of one record
     >>> for found in (dpnr_as_published(coordinate_epsilon=0.05), *dpnr(dimension=768, coordinate_epsilon=0.05)):
     ...     print(found.told)
     ε = 0.050 of one record, not a guarantee
