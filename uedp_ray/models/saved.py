@@ -50,6 +50,7 @@ from uedp_ray.models.heads import CLASSES, saved_kind
 from uedp_ray.storage.files import check_regular, read_hub_json, read_json
 
 transformers_logging.disable_progress_bar()  # our own progress line is the only one
+transformers_logging.set_verbosity_error()  # that a classifier's head is new is what is wanted; errors are raised
 
 ADAPTER = "adapter_config.json"
 MERGE = "adds an adapter, with which the whole model cannot be saved: give one with it merged (PEFT: merge_and_unload)"
