@@ -22,7 +22,7 @@ from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
 from uedp_ray.privacy.statement import CHECKED
 from uedp_ray.search import sweep_config as sweep_config
-from uedp_ray.training.compare import Comparison
+from uedp_ray.search.comparison import Comparison
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

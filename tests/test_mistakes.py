@@ -259,7 +259,7 @@ def test_settings_that_are_not_used_are_told(command, files, monkeypatch):
     ("line", "stopped", "told"),
     [
         (TRAIN, "training.texts.prepare", "whatever was released stays charged. To continue: uedp-ray {line} --resume"),
-        (COMPARE, "training.compare.prepare_corpora", "To continue: uedp-ray {line} --resume"),
+        (COMPARE, "search.compare.prepare_corpora", "To continue: uedp-ray {line} --resume"),
         (f"{TRAIN} --out out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         (f"{TRAIN} --out=out", "training.setup.check_run", "nothing was released. To run it again: uedp-ray {line}"),
         ("pretrain run.yaml", "training.pretrain._split", "nothing was released. To run it again: uedp-ray {line}"),
@@ -274,7 +274,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(command, files, monkeypatch, num
 
     monkeypatch.setattr(f"uedp_ray.{stopped}", kill)
     if line.startswith("compare"):
-        monkeypatch.setattr("uedp_ray.training.compare.prepare_corpora", kill)
+        monkeypatch.setattr("uedp_ray.search.compare.prepare_corpora", kill)
     if line.startswith("pretrain"):
         monkeypatch.setattr("uedp_ray.training.run_vocabulary.readers.read", lambda source: iter(()))
         monkeypatch.setattr("uedp_ray.training.pretrain.make_vocabulary", kill)

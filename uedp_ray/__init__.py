@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from uedp_ray.config import RunConfig, load_config
     from uedp_ray.privacy.accounting import calibrate, epsilon
     from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+    from uedp_ray.search.compare import compare
     from uedp_ray.search.export import export
     from uedp_ray.search.sweep import sweep
     from uedp_ray.search.sweep_config import load_sweep_config
-    from uedp_ray.training.compare import compare
     from uedp_ray.training.host import train
     from uedp_ray.training.pretrain import pretrain
 
@@ -29,7 +29,7 @@ _HOMES = {
     "load_config": "config",
     "RoundMechanism": "privacy.mechanisms.poisson",
     "calibrate": "privacy.accounting",
-    "compare": "training.compare",
+    "compare": "search.compare",
     "epsilon": "privacy.accounting",
     "export": "search.export",
     "load_sweep": "analysis.frames",

@@ -22,6 +22,7 @@ from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
 from uedp_ray.tasks.metric import Metric, metric_in
+from uedp_ray.units import UNITS
 
 
 class _Spared:
@@ -155,24 +156,44 @@ def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
-    metric = metric_in(answer["rows"][0])
+    from uedp_ray.search.compared import INTERVALS, about_total, shortened  # loads an optimizer
+    from uedp_ray.search.comparison import told
+
+    rows, keys = answer["rows"], answer["grid"]
+    metric = metric_in(rows[0])
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
     scores = (score.title for score in metric.scores)
-    for name in ("model", *scores, "ε\nuser-entity", "ε\nuser", "ε\nentity"):
-        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=name == "model")
-    for row in answer["rows"]:
-        by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in ("user-entity", "user", "entity"))
-        table.add_row(row["name"], *_scores(row), *by_unit)
+    short = (key.split(".")[-1].replace("_", "\n") for key in keys)
+    for name in ("model", *short, *scores, *(f"ε\n{unit}" for unit in UNITS), "protects"):
+        table.add_column(name, justify="left" if name in ("model", "protects") else "right", no_wrap=name == "model")
+    for row in rows:
+        settings = (told(row["settings"][key]) if key in row["settings"] else "" for key in keys)
+        ends = row["interval"]
+        beside = f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]" if ends else ""
+        by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in UNITS)
+        promised = row["guarantee"]
+        protects = (
+            "all"
+            if row["method"] is None
+            else "-"
+            if promised["unit"] == "none"
+            else promised["unit"] + " (not proven)" * (not promised["sound"])
+        )
+        table.add_row(row["variant"], *settings, *_scores(row, beside), *by_unit, protects)
     _print_table(table)
-    names = ", ".join(row["name"] for row in answer["rows"] if not row["private"])
+    names = ", ".join(shortened([row for row in rows if not row["private"]], rows))
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
+    kinds = {row["interval"]["kind"] for row in rows if row["interval"]}
+    seeds = "".join(f"Mean of {answer['seeds']} seeds; {INTERVALS[kind]}.\n" for kind in sorted(kinds))
+    together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
     typer.echo(
-        f"ε (∞: no guarantee) at δ = {show_delta(answer['rows'][-1]['delta'])}: sound accountant of each unit, "
+        f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])}: sound accountant of each unit, "
         "zero-out neighbours, Poisson sampling; "
         "each row is one run, not a choice among runs.\n"
-        f"{unprotected}"
-        f"{_no_ceiling(answer['rows'], metric)}"
-        f"{_scale(answer['rows'], metric)}"
+        f"{seeds}{together}{unprotected}"
+        f"{_no_ceiling(rows, metric)}"
+        f"{_scale(rows, metric)}"
+        f"uedp-ray report {answer['out']}\n"
         f"Run directories: {answer['out']}"
     )
 
@@ -298,7 +319,8 @@ def _row_of(answer: dict[str, Any], trial: str | None) -> dict[str, Any]:
 
 
 def _scores(row: dict[str, Any], beside: str = "") -> list[str]:
-    first, *others = (score.show(row[score.name]) for score in metric_in(row).scores)
+    scores = metric_in(row).scores
+    first, *others = (_short(None) if row[score.name] is None else score.show(row[score.name]) for score in scores)
     return [f"{first}{beside}", *others]
 
 

@@ -24,9 +24,9 @@ from uedp_ray.config import (
 from uedp_ray.config.io import expand
 from uedp_ray.errors import InputError
 from uedp_ray.fields import string
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.search.space import Space
 from uedp_ray.search.sweep_config import SweepConfig, load_sweep_config
-from uedp_ray.training.compare import Comparison
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12))

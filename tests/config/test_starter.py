@@ -11,10 +11,10 @@ import yaml
 from uedp_ray.config import RunConfig, from_dict, load_config
 from uedp_ray.config.starter import Answers, starter
 from uedp_ray.errors import InputError
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.search.planner import plan
 from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.training.compare import Comparison
 
 OWN = {"text": "notes.jsonl", "evaluation": "held-out.jsonl", "public": "public.txt", "users": 150}
 READ = {"train": load_config, "sweep": load_sweep_config, "compare": Comparison.load}

@@ -50,7 +50,7 @@ from uedp_ray.training.host import train
 def test_gpus_are_divided_among_the_trials_that_run_at_once(corpora, tmp_path, sizes, resources, wanted, gpus):
     base = {"training": {"num_rounds": 2, "device": "auto"}}
     config = sweep_config(corpora, tmp_path, resources={"max_concurrent": None} | resources, base=base)
-    found = gpus_of_worker(config, nodes_of(*sizes), wanted)
+    found = gpus_of_worker(config.resources, config.device, nodes_of(*sizes), wanted)
     assert found == gpus
     if 0 < found < 1:
         assert int(1 / found + 1e-9) == round(1 / found)
@@ -59,7 +59,8 @@ def test_gpus_are_divided_among_the_trials_that_run_at_once(corpora, tmp_path, s
 def test_the_device_of_the_base_is_minded(corpora, tmp_path):
     def gpus(device, resources, nodes):
         base = {"training": {"num_rounds": 2, "device": device}}
-        return gpus_of_worker(sweep_config(corpora, tmp_path, base=base, resources=resources), nodes_of(*nodes), 4)
+        config = sweep_config(corpora, tmp_path, base=base, resources=resources)
+        return gpus_of_worker(config.resources, config.device, nodes_of(*nodes), 4)
 
     assert gpus("cpu", {}, [(4, 4)]) == 0
     assert gpus("cuda", {}, [(4, 4)]) == 1

@@ -14,8 +14,9 @@ from uedp_ray.config import SourceConfig, to_dict
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
+from uedp_ray.search.compare import compare
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.storage.open import open_storage
-from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
@@ -171,7 +172,7 @@ def test_variants_of_a_comparison_are_of_one_text(tmp_path, part):
 
     field = {"private": "source", "held_out": "evaluation"}[part]
     with (
-        mock.patch("uedp_ray.training.compare.train", trained),
+        mock.patch("uedp_ray.search.compare.train", trained),
         pytest.raises(InputError, match=rf"corpus\.{field} = .*has changed since training on it began"),
     ):
         compare(comparison, tmp_path / "out", workers=0)

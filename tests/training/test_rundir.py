@@ -17,11 +17,12 @@ from uedp_ray.config import SourceConfig, dump_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.search.compare import compare
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage.files import write_json
 from uedp_ray.training import prepared, rundir
-from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.setup import prepare_run

@@ -16,8 +16,9 @@ from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.vectors import WORD
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.search.compare import compare
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.training.checks import check_run, ignored
-from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.rundir import RunDir

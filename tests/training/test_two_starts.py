@@ -20,12 +20,13 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.search import shared
 from uedp_ray.search import sweep as search
+from uedp_ray.search.compare import compare
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.storage import base
 from uedp_ray.storage.files import make_folder
 from uedp_ray.storage.locks import folder_locked
 from uedp_ray.training import setup
-from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
@@ -47,7 +48,7 @@ def _told(start, args, kwargs):
 def refused():
     """refused(start, …): a start in another process ends, and says that the folder is somebody's."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.search.sweep", "uedp_ray.training.compare"])
+    context.set_forkserver_preload(["tests.training.runs", "uedp_ray.search.sweep", "uedp_ray.search.compare"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
 
         def start(start, *args, **kwargs):

@@ -139,8 +139,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Untrained, public-only, private and non-private models side by side."""
-    from uedp_ray.training.compare import Comparison
-    from uedp_ray.training.compare import compare as run
+    from uedp_ray.search.compare import compare as run
+    from uedp_ray.search.comparison import Comparison
 
     loaded = Comparison.load(config, settings)
     with screen() as reporter:

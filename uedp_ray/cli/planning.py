@@ -25,8 +25,8 @@ from uedp_ray.storage.files import replacing
 from uedp_ray.target import check_name
 
 if TYPE_CHECKING:
+    from uedp_ray.search.comparison import Comparison
     from uedp_ray.search.sweep_config import SweepConfig
-    from uedp_ray.training.compare import Comparison
 
 
 @app.command()
@@ -173,7 +173,7 @@ def _load(path: Path, settings: list[str]) -> RunConfig | SweepConfig | Comparis
     file: RunConfig | SweepConfig | Comparison
     tree = read_yaml(path)
     if "variants" in tree:
-        from uedp_ray.training.compare import Comparison
+        from uedp_ray.search.comparison import Comparison
 
         file = Comparison.load(path, settings)
     elif "base" in tree:

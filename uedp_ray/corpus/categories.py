@@ -14,7 +14,7 @@ Source: Table I of Lai et al. 2022 (CoNLL-2003's four, OntoNotes' eighteen, PII)
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from uedp_ray.errors import InputError
 
@@ -98,3 +98,12 @@ def expand(categories: Iterable[str], also_known: Iterable[str] = ()) -> frozens
             raise InputError("categories", name, remedy)  # the source's own are private
         covered |= _GROUPS.get(category, {category})
     return frozenset(covered)
+
+
+def common(choices: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
+    """The categories that are in every one of several choices of protected ones; an empty choice protects all.
+
+    None: all of them. Raises: as ``expand``.
+    """
+    protected = [expand(names, names) for names in choices if names]
+    return tuple(sorted(frozenset.intersection(*protected))) if protected else None

@@ -60,9 +60,9 @@ def covers(header: Mapping[str, Any]) -> str:
     return _PART_OF_COMPARISON if part == "comparison" else _PART_OF_SWEEP
 
 
-def narrowed(unit: str, categories: Sequence[str] | None) -> str:
+def narrowed(unit: str, categories: Sequence[str] | None, each: str = "trial") -> str:
     """The unit of a total over runs that protect different categories: its entities are those that all of them protect."""
-    return unit if categories is None else f"{unit}; entities: {', '.join(categories)}, which every trial protects"
+    return unit if categories is None else f"{unit}; entities: {', '.join(categories)}, which every {each} protects"
 
 
 OF_ONE_RUN = "of one run, not of its choice"

@@ -315,7 +315,7 @@ def _train(
             storage,
             workers=resources.workers_per_trial,
             cpus_per_worker=resources.cpus_per_worker,
-            gpus_per_worker=gpus_of_worker(config, beside.open(), wanted=1),
+            gpus_per_worker=gpus_of_worker(resources, config.device, beside.open(), wanted=1),
             resume=storage.exists(),
             part_of=part_of,
             reporter=reporter,

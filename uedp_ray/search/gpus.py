@@ -1,7 +1,7 @@
 """Which part of the cluster's GPUs a trial gets, and a warning about those that no trial gets.
 
-    gpus = gpus_of_worker(config, nodes, wanted=32)        # 0.25: four trials on each of eight GPUs
-    idle(nodes, workers=32, gpus=gpus)                     # None
+    gpus = gpus_of_worker(config.resources, config.device, nodes, wanted=32)    # 0.25: four trials on each of eight GPUs
+    idle(nodes, workers=32, gpus=gpus)                                          # None
 
 Ray hides no GPU from a process that asked for none, and all such processes would take the first. So a GPU that is not
 assigned is not used (``training.placement``), and ``auto`` assigns all there are.
@@ -13,35 +13,35 @@ from collections.abc import Sequence
 
 from uedp_ray.errors import InputError
 from uedp_ray.search.preflight import Node
-from uedp_ray.search.sweep_config import SweepConfig
+from uedp_ray.search.sections import ResourceConfig
 
 MOST_ON_ONE = 4
 """Most trials that ``auto`` puts on one GPU: they share its memory, which Ray does not track."""
 
 
-def gpus_of_worker(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
+def gpus_of_worker(resources: ResourceConfig, device: str, nodes: Sequence[Node], wanted: int) -> float:
     """Returns the GPUs per worker of a trial: as configured; under ``auto``, the cluster's divided among the trials.
 
     A trial of one worker gets a whole GPU if there is one for each trial that would run at once, else a part of one. A trial
-    of several workers gets one for each, or none. ``wanted``: trials that are left to run.
+    of several workers gets one for each, or none. ``device``: ``training.device`` of the trials; ``wanted``: trials that are
+    left to run.
 
     Raises: InputError if trials must train on a GPU and get none.
     """
-    resources, device = config.resources, config.base.training.device
     if resources.gpus_per_worker != "auto":
         gpus = resources.gpus_per_worker
-    elif device == "cpu" and "training.device" not in config.space:
+    elif device == "cpu":
         gpus = 0.0
     else:
-        gpus = _divided(config, nodes, min(wanted, resources.max_concurrent or wanted))
+        gpus = _divided(resources, nodes, min(wanted, resources.max_concurrent or wanted))
     if device == "cuda" and gpus == 0:
         remedy = "training.device is cuda: give trials a GPU, or train on auto or cpu"
         raise InputError("resources.gpus_per_worker", resources.gpus_per_worker, remedy)
     return gpus
 
 
-def _divided(config: SweepConfig, nodes: Sequence[Node], wanted: int) -> float:
-    workers, cpus = config.resources.workers_per_trial, config.resources.cpus_per_worker
+def _divided(resources: ResourceConfig, nodes: Sequence[Node], wanted: int) -> float:
+    workers, cpus = resources.workers_per_trial, resources.cpus_per_worker
     with_gpus = [node for node in nodes if node.gpus >= 1]
 
     def room(gpus: float) -> int:

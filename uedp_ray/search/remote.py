@@ -53,7 +53,7 @@ class Beside:
         Raises: what ``work`` raises; RuntimeError without its text for what it should not have raised.
         """
         nodes, cpus = self.open(), self._config.resources.cpus_per_worker
-        gpus = gpus_of_worker(self._config, nodes, wanted=1)
+        gpus = gpus_of_worker(self._config.resources, self._config.device, nodes, wanted=1)
         if not any(node.holds(cpus, gpus) for node in nodes):  # Ray would wait for such a node forever
             raise InputError("resources.cpus_per_worker", cpus, f"no node has room for that and {gpus:g} GPU")
         import ray

@@ -268,7 +268,7 @@ def _check_room(
 ) -> tuple[float, int]:
     """Runs the preflight; returns the GPUs of a worker, and how many trials run at once."""
     resources = config.resources
-    gpus = gpus_of_worker(config, nodes, left)
+    gpus = gpus_of_worker(resources, config.device, nodes, left)
     room = check_cluster(
         workers_per_trial=resources.workers_per_trial,
         cpus_per_worker=resources.cpus_per_worker,

@@ -31,7 +31,7 @@ from uedp_ray.config import (
 )
 from uedp_ray.config.io import of_file, renamed, to_digest
 from uedp_ray.config.limits import choice
-from uedp_ray.corpus.categories import expand
+from uedp_ray.corpus.categories import common
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import PILOTS, SECRET
 from uedp_ray.privacy.statement import narrowed
@@ -206,9 +206,7 @@ class SweepConfig:
         """
         if "corpus.categories" not in self.parsed_space or self.search.rule == "public" or self.budget.unit == "user":
             return None
-        chosen = self._in_a_trial("corpus.categories", self.base.corpus.categories)
-        protected = [expand(names, names) for names in chosen if names]  # an empty choice protects all
-        return tuple(sorted(frozenset.intersection(*protected))) if protected else None
+        return common(self._in_a_trial("corpus.categories", self.base.corpus.categories))
 
     @property
     def unit(self) -> str:
@@ -219,6 +217,12 @@ class SweepConfig:
     def metric(self) -> Metric:
         """What trials are compared by."""
         return metric_of(self.base)
+
+    @property
+    def device(self) -> str:
+        """``training.device`` of all trials; ``auto`` where it is searched and some may use a GPU."""
+        device = self.base.training.device
+        return "auto" if device == "cpu" and "training.device" in self.space else device
 
     @property
     def proxy_names(self) -> tuple[str, ...]:

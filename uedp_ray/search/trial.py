@@ -60,22 +60,27 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
         outcome, reason = (
             (DONE, "") if math.isfinite(ended["score"]) else (FAILED, f"its {sweep.metric.title} is not finite")
         )
-    except OSError as error:
-        of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        outcome, reason = DISK if of_disk else CRASHED, str(error)
-    except DeviceError as error:
-        outcome, reason = DEVICE, str(error)
-    except TextError as error:  # all points were checked before the first trial: the text has changed
-        outcome, reason = CRASHED, f"{error.field} is refused since the text was read again; how it fails stays private"
-    except InputError as error:
-        outcome, reason = FAILED if error.field.split(".")[0] in _SETTINGS else CRASHED, str(error)
-    except Exception as error:  # its message might hold private text
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        outcome, reason = CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+    except Exception as error:
+        outcome, reason = failure_of(error)
     if outcome != DONE:
         ended = {"round": 0, "score": math.inf, "epsilon": math.inf, "noise_multiplier": None}
     report({**ended, "outcome": outcome, "reason": reason})
     return outcome
+
+
+def failure_of(error: Exception) -> tuple[str, str]:
+    """Returns how a run ended by an error, and why, in words that hold no private text."""
+    if isinstance(error, OSError):
+        of_disk = isinstance(error, StorageError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        return DISK if of_disk else CRASHED, str(error)
+    if isinstance(error, DeviceError):
+        return DEVICE, str(error)
+    if isinstance(error, TextError):  # all points were checked before the first trial: the text has changed
+        return CRASHED, f"{error.field} is refused since the text was read again; how it fails stays private"
+    if isinstance(error, InputError):
+        return FAILED if error.field.split(".")[0] in _SETTINGS else CRASHED, str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]  # its message might hold private text
+    return CRASHED, f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
 
 
 def trial_base(sweep: SweepConfig, folder: SweepDir, proxy: str = "") -> SweepConfig:

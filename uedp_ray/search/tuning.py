@@ -1,4 +1,4 @@
-"""The search on Ray Tune: which trial runs where, and which trackers it reports to."""
+"""Ray Tune: which trial of a search runs where, and which trackers it reports to; ``run_trials`` also serves comparisons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from ray.tune.callback import Callback
@@ -18,6 +20,7 @@ from uedp_ray.config.io import named_variables
 from uedp_ray.interrupts import handlers_kept
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.searcher import StudySearcher
+from uedp_ray.search.sections import ResourceConfig
 from uedp_ray.search.sweep_config import SweepConfig
 from uedp_ray.search.trial import DEVICE, run_trial
 
@@ -30,16 +33,12 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
 
     Raises: ``searcher.failure`` if there is one; KeyboardInterrupt on Ctrl-C.
     """
-    import ray
     from ray import tune
 
-    storage, resources, variables = folder.storage, config.resources, named_variables(to_dict(config))
+    storage, resources = folder.storage, config.resources
     metric = config.metric.name
 
     def trainable(trial: dict[str, Any]) -> None:
-        for variable, value in variables.items():  # the driver's value of $NAME, where a node does not set it
-            os.environ.setdefault(variable, value)
-
         def report(row: dict[str, Any]) -> None:
             told = {metric if key == "score" else key: value for key, value in row.items()}
             told["timesteps_total"] = row["round"]  # the step of trackers
@@ -47,30 +46,79 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
                 told["where"] = _where()
             tune.report(told)
 
-        if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and alone:
+        if run_trial(trial, root=storage, report=report, gpus=gpus) == DEVICE and resources.workers_per_trial == 1:
             threading.Event().wait()  # a device that is returned goes to the next trial: this one keeps it
 
-    # A Ray Train group takes its own resources. Its trial is pinned to the driver's node by that node's resource: a node
-    # that dies takes workers with it, which Ray Train replaces, but never the trial, whose group would keep its CPUs.
-    alone = resources.workers_per_trial == 1
-    beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-    taken = {"CPU": resources.cpus_per_worker, "GPU": gpus} if alone else beside
-    tuner = tune.Tuner(
-        tune.with_resources(trainable, taken),
-        tune_config=tune.TuneConfig(
+    try:
+        run_trials(
+            trainable,
+            resources,
+            gpus,
+            variables=named_variables(to_dict(config)),
+            logs=folder.tensorboard,
+            callbacks=[_Restarts(searcher), *_trackers(config, folder)],
+            stop=_Stopper(searcher),
             search_alg=searcher,
             num_samples=-1,  # until the searcher has no more
             max_concurrent_trials=at_once,
-            reuse_actors=True,
             trial_name_creator=_name,
             trial_dirname_creator=_name,
-        ),
+        )
+    except Exception:
+        if searcher.failure is None:
+            raise
+    if searcher.failure is not None:
+        raise searcher.failure
+    if searcher.unfinished:
+        raise KeyboardInterrupt
+    searcher.close()
+
+
+def run_trials(
+    trainable: Callable[[dict[str, Any]], None],
+    resources: ResourceConfig,
+    gpus: float,
+    *,
+    variables: Mapping[str, str],
+    logs: Path,
+    callbacks: Sequence[Any],
+    stop: Any = None,
+    points: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> None:
+    """Runs trials until there are no more, or Ctrl-C, after which it returns too.
+
+    A trial whose process died is started again, a few times: it resumes from its own checkpoint.
+
+    Args:
+      trainable: trains one trial, and reports.
+      resources, gpus: of one trial, and of each of its workers.
+      variables: values of ``$NAME`` here, for nodes that do not set them.
+      logs: the folder of Tune's own files.
+      points, settings: Tune's ``param_space``, and settings of its ``TuneConfig``.
+    """
+    import ray
+    from ray import tune
+
+    def with_variables(trial: dict[str, Any]) -> None:
+        for variable, value in variables.items():
+            os.environ.setdefault(variable, value)
+        trainable(trial)
+
+    # A Ray Train group takes its own resources. Its trial is pinned to the driver's node by that node's resource: a node
+    # that dies takes workers with it, which Ray Train replaces, but never the trial, whose group would keep its CPUs.
+    beside = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    taken = {"CPU": resources.cpus_per_worker, "GPU": gpus} if resources.workers_per_trial == 1 else beside
+    tuner = tune.Tuner(
+        tune.with_resources(with_variables, taken),
+        param_space=points,
+        tune_config=tune.TuneConfig(reuse_actors=True, **settings),
         run_config=tune.RunConfig(
-            stop=_Stopper(searcher),
+            stop=stop,
             name=f"search-{uuid.uuid4().hex[:8]}",  # Tune would resume a name that it knows
-            storage_path=str(folder.tensorboard),
+            storage_path=str(logs),
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
-            callbacks=[_Restarts(searcher), *_trackers(config, folder)],
+            callbacks=list(callbacks),
             verbose=0,
         ),
     )
@@ -78,16 +126,7 @@ def tune_trials(config: SweepConfig, folder: SweepDir, searcher: StudySearcher, 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Tune prints banners even when told not to (the table says how trials ended), and leaves its Ctrl-C handler installed.
     with redirect_stdout(io.StringIO()), handlers_kept():
-        try:
-            tuner.fit()
-        except Exception:
-            if searcher.failure is None:
-                raise
-    if searcher.failure is not None:
-        raise searcher.failure
-    if searcher.unfinished:
-        raise KeyboardInterrupt
-    searcher.close()
+        tuner.fit()
 
 
 class _Stopper(Stopper):

@@ -263,12 +263,40 @@ def _saved(field: str, path: str, vocabulary: Vocabulary) -> Vocabulary:
 
 def ignored(config: RunConfig) -> Iterator[str]:
     """Settings that were given but will not be used, each with the reason."""
+    for section, given, default, names, reason in _unused(config):
+        for name in names:
+            if getattr(given, name) != getattr(default, name):
+                yield f"{section}.{name} is ignored: {reason}"
+    if config.model.warm_start and config.vocabulary.kind is not None:
+        yield "vocabulary.kind is ignored: model.warm_start brings its vocabulary"
+
+
+def unused(config: RunConfig) -> frozenset[str]:
+    """Keys of settings that change nothing of the run, whether or not they were given: runs that differ in them alone are
+    the same. Of those that matter to noise only, as far as a run without noise can tell."""
+    found = {f"{section}.{name}" for section, _, _, names, _ in _unused(config) for name in names}
+    privacy = config.privacy
+    if privacy.noise == "none":
+        found |= {"privacy.target_epsilon", "privacy.noise_multiplier", "privacy.delta"}
+    if config.training.passes is not None:
+        found.add("training.num_rounds")
+    drawn_alike = privacy.entity_sampling_prob == 1.0 and privacy.extended_sampling_prob in (None, 1.0)
+    drawn_alike = drawn_alike and privacy.estimator == "f_e_plus"
+    unbounded = config.bounds.mode == "none" and config.corpus.transform.kind == "none"
+    if unbounded and (drawn_alike or config.training.loop == "epochs"):
+        found.add("corpus.categories")  # nobody asks which sentences hold an entity
+    return frozenset(found)
+
+
+_Unused = tuple[str, Any, Any, tuple[str, ...], str]
+"""Section, its settings, those of a run that gives none, the names of what is not used, and why."""
+
+
+def _unused(config: RunConfig) -> list[_Unused]:
     model, training = config.model, config.training
     network = architecture(model.architecture)
     others = tuple(name for name in ("init_range", *SHAPE, *DROPOUTS) if name not in network.uses)
-    unused: list[tuple[str, Any, Any, tuple[str, ...], str]] = [
-        ("model", model, ModelConfig(), others, network.why_ignored)
-    ]
+    unused: list[_Unused] = [("model", model, ModelConfig(), others, network.why_ignored)]
     if model.trainable != "lora":
         lora = ("lora_rank", "lora_alpha", "lora_targets")
         unused.append(("model", model, ModelConfig(), lora, f"model.trainable is {model.trainable}"))
@@ -300,9 +328,4 @@ def ignored(config: RunConfig) -> Iterator[str]:
         if (other := why_unused(transform, setting)) is not None:
             why = f"corpus.transform.{other}"
             unused.append(("corpus.transform", transform, TransformConfig(), (setting.name,), why))
-    for section, given, default, names, reason in unused:
-        for name in names:
-            if getattr(given, name) != getattr(default, name):
-                yield f"{section}.{name} is ignored: {reason}"
-    if model.warm_start and config.vocabulary.kind is not None:
-        yield "vocabulary.kind is ignored: model.warm_start brings its vocabulary"
+    return unused

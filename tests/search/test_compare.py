@@ -21,8 +21,9 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
+from uedp_ray.search.compare import compare
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.training import pretrain, worker
-from uedp_ray.training.compare import Comparison, compare
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
 
