@@ -143,10 +143,12 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
-    """Names runs without any guarantee that another run beats: what the others lose by privacy is not seen from them."""
+    """Names variants without any guarantee of which another row beats the best: what the others lose by privacy is not seen
+    from them."""
     scored = [row for row in rows if row[metric.name] is not None]
     best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
     free = [row for row in scored if row.get("rounds") and all(epsilon is None for epsilon in row["epsilon"].values())]
+    free = [*{row["variant"]: row for row in sorted(free, key=lambda row: -metric.cost(row[metric.name]))}.values()]
     return "".join(
         f"{row['name']}, without privacy, is worse than {best['name']}: it says nothing of what privacy costs before its "
         "learning rate and rounds suit it.\n"
@@ -172,13 +174,8 @@ def print_comparison(answer: dict[str, Any]) -> None:
         beside = f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]" if ends else ""
         by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in UNITS)
         promised = row["guarantee"]
-        protects = (
-            "all"
-            if row["method"] is None
-            else "-"
-            if promised["unit"] == "none"
-            else promised["unit"] + " (not proven)" * (not promised["sound"])
-        )
+        protects = {"none": "-"}.get(promised["unit"], promised["unit"]) if row["method"] else "all"
+        protects += " (not proven)" * (promised["unit"] != "none" and not promised["sound"])
         table.add_row(row["variant"], *settings, *_scores(row, beside), *by_unit, protects)
     _print_table(table)
     names = ", ".join(shortened([row for row in rows if not row["private"]], rows))

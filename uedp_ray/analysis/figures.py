@@ -8,7 +8,6 @@ different units or deltas never share an axis. Trials without a guarantee (infin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from uedp_ray.analysis.style import (
     VERMILION,
     NothingToShow,
     chart,
+    far_off,
     legend,
     line,
     link,
@@ -334,7 +334,7 @@ def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
     levels = {name: level for name, level in named if level <= LARGEST}
     scores = sweep.trials[sweep.metric.name]
     near = [*scores[scores <= LARGEST], *(level for name, level in levels.items() if name == "public-only")]
-    drawn = {name: level for name, level in levels.items() if not _far_off(sweep, level, near)}
+    drawn = {name: level for name, level in levels.items() if not far_off(sweep.metric, level, near)}
     looks = {
         "public-only": (GREEN, "--", "public text only: ε = 0"),
         "noiseless": (PURPLE, (0, (6, 2, 1, 2)), f"noiseless: {noiseless(sweep)}".replace("; ", ";\n")),
@@ -346,12 +346,6 @@ def _reference_lines(sweep: Sweep, panels: Sequence[Axes]) -> dict[str, float]:
             line = axes.axhline(level) if name in drawn else axes.plot([], [])[0]
             line.set(color=color, linestyle=dash, linewidth=1.4, label=f"{number(level)}{where} {text}")
     return drawn
-
-
-def _far_off(sweep: Sweep, level: float, near: Sequence[float]) -> bool:
-    """Whether a level is further from the scores than they are apart, by more than twice that."""
-    low, high, here = (math.log(x) if sweep.metric.ratio else x for x in (min(near), max(near), level))
-    return max(low - here, here - high) > 2 * (high - low) > 0
 
 
 def chosen_label(sweep: Sweep) -> str:

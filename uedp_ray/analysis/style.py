@@ -141,6 +141,12 @@ def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Itera
     return far if cut else math.inf
 
 
+def far_off(metric: Metric, level: float, near: Sequence[float]) -> bool:
+    """Whether a level is further from the scores than they are apart, by more than twice that."""
+    low, high, here = (math.log(x) if metric.ratio else x for x in (min(near), max(near), level))
+    return max(low - here, here - high) > 2 * (high - low) > 0
+
+
 def log_ticks(axes: Axes, which: str, low: float, high: float) -> None:
     """Sets plain numbers on a logarithmic axis, and enough of them where it spans less than a decade."""
     axis = axes.xaxis if which == "x" else axes.yaxis

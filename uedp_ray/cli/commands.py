@@ -198,7 +198,7 @@ def sweep(
 
 @app.command()
 def report(
-    sweeps: Annotated[list[Path], typer.Argument(help="Sweep directories.")],
+    sweeps: Annotated[list[Path], typer.Argument(help="Sweep directories, or one of a comparison.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="HTML file; default: report.html of the first sweep.")
     ] = None,
@@ -208,7 +208,7 @@ def report(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """One self-contained HTML page on one or several sweeps, and its figures."""
+    """One self-contained HTML page on one or several sweeps, or on a comparison, and its figures."""
     from uedp_ray.analysis.report import report as run
     from uedp_ray.search.layout import check_apart
 

@@ -1,0 +1,221 @@
+"""Figures of a comparison: the score against epsilon, and against every other setting of its grid.
+
+    against(load_comparison(Path("runs/compared")), "epsilon").savefig("epsilon.svg")
+
+One line for each variant and its other settings. Units never share an axis: each has a panel, and so has what others
+published, whose points are not ours to vouch for. Models without a guarantee are drawn in every panel: as a level, or as a
+line where the axis is a setting that they use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from uedp_ray.analysis.comparisons import Compared
+from uedp_ray.analysis.style import (
+    BLACK,
+    GREEN,
+    GREY,
+    LARGEST,
+    NothingToShow,
+    chart,
+    far_off,
+    legend,
+    line,
+    log_ticks,
+    number,
+    score_axis,
+)
+from uedp_ray.privacy.statement import show_delta
+from uedp_ray.search.comparison import told
+from uedp_ray.search.published import EPSILON
+
+DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier")
+"""Settings that the axis of epsilon shows."""
+_SYMBOLS = {
+    "privacy.target_epsilon": "ε",
+    "training.num_rounds": "T",
+    "privacy.user_sampling_prob": "q_u",
+    "privacy.entity_sampling_prob": "q_e",
+    "privacy.extended_sampling_prob": "q_s",
+}
+_WIDE_RANGE = 5.0
+"""Values further apart than this factor are on a logarithmic axis."""
+_ALIKE = 1.01
+_LONG = 26
+"""Characters of a label for each panel's width, up to which two labels stand side by side in the legend."""
+_FEW = 6
+"""Values that an axis can name one by one."""
+
+
+class _Dot(NamedTuple):
+    label: str
+    unit: str
+    x: Any
+    """None: the row has no place on the axis, and is a level."""
+    score: float
+    ends: Mapping[str, Any] | None
+
+
+def axes_of(compared: Compared) -> list[str]:
+    """What there are figures against: ``epsilon``, and every setting of the grid that it does not stand for."""
+    return [EPSILON, *(key for key in compared.grid if key not in DECIDES_EPSILON)]
+
+
+def against(compared: Compared, axis: str) -> Figure:
+    """Draws the score against ``epsilon`` or a key of the grid. Raises: NothingToShow if no row has a place there."""
+    dots = [*_dots(compared, axis)]
+    placed = [dot for dot in dots if dot.x is not None]
+    if not placed:
+        raise NothingToShow(f"No row has both {compared.metric.title} and {'an ε' if axis == EPSILON else axis}.")
+    units = [*dict.fromkeys(dot.unit for dot in placed if dot.unit)] or [""]
+    points = compared.published["points"] if compared.published and compared.published["against"] == axis else []
+    if axis == EPSILON and not points and all(_alike([dot.x for dot in placed if dot.unit == unit]) for unit in units):
+        raise NothingToShow("No two rows of one unit differ in ε, which then buys nothing more or less.")
+    theirs = [*dict.fromkeys(point["unit"] for point in points)]
+    columns = len(units) + len(theirs)
+    public = [row[compared.metric.name] for row in compared.public if row["name"] == "public-only"]
+    names = [*dict.fromkeys(dot.label for dot in dots), *dict.fromkeys(map(_source, points)), *public]
+    beside = 2 if max(map(len, map(str, names))) < _LONG * max(2, columns) else 1
+    figure, panels = chart(max(7.4, 3.4 * columns), 3.6 + 0.2 * len(names) / beside, columns)
+    ours, published = panels[: len(units)], panels[len(units) :]
+    scores = [dot.score for dot in placed]
+    levels = [
+        dot.score for dot in dots if dot.x is None and not far_off(compared.metric, dot.score, [*scores, *public])
+    ]
+    ends = [dot.ends[end] for dot in placed if dot.ends for end in ("low", "high")]
+    far = score_axis(ours[0], compared.metric, [*scores, *ends], [*public, *levels])
+    ticks = _ticks(placed)
+    for axes, unit in zip(ours, units, strict=True):
+        if axes is not ours[0]:
+            axes.sharey(ours[0])
+            axes.tick_params(labelleft=False)
+        axes.set_title(unit or "no guarantee", fontsize=9.5)
+        for level in public:
+            at = f"{number(level)}, public text only: ε = 0"
+            axes.axhline(level, color=GREEN, linestyle="--", linewidth=1.2, label=at)
+        for shown in dict.fromkeys((unit, "")):
+            for index, label in enumerate(dict.fromkeys(dot.label for dot in dots if dot.unit == shown)):
+                style = line(index) | ({} if shown else {"color": (GREY, BLACK)[index % 2], "markerfacecolor": "white"})
+                _draw(axes, [dot for dot in dots if dot.label == label], style, ticks, [*scores, *levels], far)
+        _horizontal(axes, compared, axis, [dot.x for dot in placed], ticks)
+    for axes, unit in zip(published, theirs, strict=True):
+        _draw_published(axes, compared, axis, [point for point in points if point["unit"] == unit])
+    legend(figure, panels, beside)
+    return figure
+
+
+def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
+    for row in compared.rows:
+        score, promised = row[compared.metric.name], row["guarantee"]
+        if score is None or score > LARGEST:
+            continue
+        epsilon = promised["epsilon"]
+        covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
+        unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
+        shown = DECIDES_EPSILON if axis == EPSILON else (axis,)
+        others = [
+            f"{_SYMBOLS.get(key, _name(key))} = {told(value)}"
+            for key, value in row["settings"].items()
+            if key not in shown
+        ]
+        label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
+        x = (epsilon if covered else None) if axis == EPSILON else row["settings"].get(axis)
+        if axis in row["settings"] and not _is_number(x):
+            x = told(x)
+        yield _Dot(label, unit, x, score, row["interval"])
+
+
+def _draw(
+    axes: Axes, dots: Sequence[_Dot], style: Mapping[str, Any], ticks: Sequence[str], near: Sequence[float], far: float
+) -> None:
+    """Draws one line, with its intervals; a level if it has no place on the axis, in the legend alone if not ``near``."""
+    score = dots[0].score
+    if dots[0].x is None:
+        level = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.2}
+        if score in near:
+            axes.axhline(score, label=f"{number(score)}, {dots[0].label}", **level)
+        else:
+            axes.plot([], [], label=f"{number(score)}, beyond the axis: {dots[0].label}", **level)
+        return
+    if ticks:  # words are in no order that a line could show
+        dots = sorted(dots, key=lambda dot: ticks.index(told(dot.x)))
+        x, style = [float(ticks.index(told(dot.x))) for dot in dots], {**style, "linestyle": "none"}
+    else:
+        dots = sorted(dots, key=lambda dot: dot.x)
+        x = [dot.x for dot in dots]
+    axes.plot(x, [min(dot.score, far) for dot in dots], label=dots[0].label, **style)
+    for place, dot in zip(x, dots, strict=True):
+        if dot.ends and dot.score <= far:
+            reach = [[max(0.0, dot.score - dot.ends["low"])], [max(0.0, min(dot.ends["high"], far) - dot.score)]]
+            axes.errorbar([place], [dot.score], reach, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
+
+
+def _draw_published(axes: Axes, compared: Compared, axis: str, points: Sequence[Mapping[str, Any]]) -> None:
+    score_axis(axes, compared.metric, [point["y"] for point in points])
+    axes.set_title(f"{points[0]['unit']}, as published", fontsize=9.5)
+    for index, name in enumerate(dict.fromkeys(map(_source, points))):
+        own = sorted((point["x"], point["y"]) for point in points if _source(point) == name)
+        axes.plot(*zip(*own, strict=True), label=name, **line(index) | {"markerfacecolor": "white"})
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.set_xlabel("ε as published" if axis == EPSILON else f"{_label(axis)}, as published")
+
+
+def _source(point: Mapping[str, Any]) -> str:
+    """The label of a published point."""
+    return f"as published: {point['series']}, {point['corpus']} ({point['source']})"
+
+
+def _alike(values: Sequence[float]) -> bool:
+    """Whether epsilons differ by no more than calibration leaves."""
+    return max(values) <= _ALIKE * min(values)
+
+
+def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any], ticks: Sequence[str]) -> None:
+    if axis == EPSILON:
+        deltas = {row["guarantee"]["delta"] for row in compared.rows if row["guarantee"]["unit"] != "none"}
+        at = f" (δ = {show_delta(deltas.pop())})" if len(deltas) == 1 else ""
+        axes.set_xlabel(f"ε of one run{at}")
+    else:
+        axes.set_xlabel(_label(axis))
+    if ticks:
+        axes.set_xticks(range(len(ticks)), labels=list(ticks))
+        axes.set_xlim(-0.5, len(ticks) - 0.5)
+        return
+    if min(places) > 0 and max(places) > _WIDE_RANGE * min(places):
+        axes.set_xscale("log")
+        log_ticks(axes, "x", min(places), max(places))
+    values = sorted({float(f"{place:.2g}") for place in places})
+    if len(values) <= _FEW:
+        axes.set_xticks(values, labels=[number(value) for value in values])
+        axes.minorticks_off()
+    elif axes.get_xscale() == "linear":
+        axes.xaxis.set_major_locator(MaxNLocator(_FEW))
+
+
+def _ticks(placed: Sequence[_Dot]) -> list[str]:
+    """The values of an axis of words, in order; empty for one of numbers."""
+    if all(_is_number(dot.x) for dot in placed):
+        return []
+    return [*dict.fromkeys(told(dot.x) for dot in placed)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _name(key: str) -> str:
+    return key.rsplit(".")[-1]
+
+
+def _symbol(key: str) -> str:
+    return _SYMBOLS.get(key, _name(key))
+
+
+def _label(key: str) -> str:
+    return f"{_SYMBOLS[key]}: {_name(key)}" if key in _SYMBOLS else _name(key)

@@ -1,0 +1,99 @@
+"""One self-contained HTML page about a comparison, and its figures as SVG files.
+
+    comparison_page(Path("runs/compared"))        # runs/compared/report.html and runs/compared/figures/*.svg
+
+As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee it is
+private, says so, and is written owner-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from uedp_ray.analysis.compared_figures import against, axes_of
+from uedp_ray.analysis.comparisons import Compared, load_comparison, publishable
+from uedp_ray.analysis.files import inside
+from uedp_ray.analysis.page import check_figures, page_for, templates, write
+from uedp_ray.analysis.pictures import Picture
+from uedp_ray.analysis.style import NothingToShow, in_words, svg
+from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.compared import INTERVALS, about_total, shortened
+from uedp_ray.search.comparison import told
+from uedp_ray.search.published import EPSILON
+
+
+def comparison_page(path: Path, out: Path | None = None, *, publish: bool = False) -> Path:
+    """Writes the page and the figures of the comparison in ``path``; returns the page's path. Arguments as of ``report``."""
+    compared = load_comparison(path)
+    if publish:
+        compared = publishable(compared)
+    page = page_for(path, out)
+    check_figures(path / "figures")
+    drawn = [_picture(compared, axis) for axis in axes_of(compared)]
+    unprotected = [row for row in compared.rows if not row["private"]]
+    text = (
+        templates()
+        .get_template("comparison.html")
+        .render(
+            compared=compared,
+            unprotected=", ".join(shortened(unprotected, compared.rows)),
+            totals=[about_total(total) for total in _shown(compared)],
+            pictures=drawn,
+            columns=[*compared.grid],
+            rows=[_cells(compared, row) for row in (*compared.public, *compared.rows)],
+            intervals=_intervals(compared),
+        )
+    )
+    write(page, text, private=compared.private, publish=publish)
+    for picture in drawn:
+        file = inside(path, f"figures/{picture.name}.svg")
+        file.unlink(missing_ok=True)
+        if picture.svg is not None:
+            write(file, str(picture.svg), private=compared.private, publish=publish)
+    return page
+
+
+def _shown(compared: Compared) -> list[dict[str, Any]]:
+    """The totals, each with those of the rows on this page that it leaves out."""
+    found = []
+    for total in compared.totals:
+        left = [row for row in compared.rows if row["name"] not in total["rows"]]
+        found.append({**total, "without": shortened(left, compared.rows)})
+    return found
+
+
+def _picture(compared: Compared, axis: str) -> Picture:
+    what = "ε" if axis == EPSILON else axis
+    title = f"{compared.metric.title.capitalize()} against {what}"
+    caption = "A panel for each unit: ε of different units are different promises, and are not compared."
+    caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
+    if compared.published and compared.published["against"] == axis:
+        caption += " What was published is drawn as its source has it, and not vouched for."
+    name = "against-" + axis.rsplit(".")[-1].replace("_", "-")
+    try:
+        drawn = against(compared, axis)
+        return Picture(name, title, caption, Markup(svg(drawn, name)), described=in_words(drawn))
+    except NothingToShow as nothing:
+        return Picture(name, title, caption, reason=str(nothing))
+
+
+def _intervals(compared: Compared) -> str:
+    kinds = sorted({row["interval"]["kind"] for row in compared.rows if row["interval"]})
+    return f"Means of {compared.seeds} seeds; {'; '.join(INTERVALS[kind] for kind in kinds)}." if kinds else ""
+
+
+def _cells(compared: Compared, row: Mapping[str, Any]) -> list[str]:
+    """A row of the page's table: variant, method, settings, scores, ε, unit, rounds."""
+    promised, metric, ends = row["guarantee"], compared.metric, row["interval"]
+    settings = [told(row["settings"][key]) if key in row["settings"] else "" for key in compared.grid]
+    scores = ["–" if row[score.name] is None else score.show(row[score.name]) for score in metric.scores]
+    if ends:
+        scores[0] += f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]"
+    covered = promised["unit"] != "none" and promised["epsilon"] is not None
+    unit = "every unit" if row["method"] is None else promised["unit"] if covered else "no guarantee"
+    epsilon = show_epsilon(promised["epsilon"], "∞") + " *" * (not promised["sound"]) if covered else "∞"
+    return [row["variant"], row["method"] or "public text only", *settings, *scores, epsilon, unit, str(row["rounds"])]

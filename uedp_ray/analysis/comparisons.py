@@ -1,0 +1,129 @@
+"""The folder of a comparison, read for its page: rows, totals, published points.
+
+    found = load_comparison(Path("runs/compared"))
+    [row["name"] for row in found.rows if row["guarantee"]["unit"] == "user"]
+
+It may be somebody else's: nothing outside the folder is read, and what no comparison writes is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uedp_ray.analysis.files import read_text
+from uedp_ray.config import RunConfig
+from uedp_ray.config.files import names_file
+from uedp_ray.errors import InputError
+from uedp_ray.fields import Unexpected, flag, list_of, number, one_of, record, string
+from uedp_ray.privacy.guarantee import GUARANTEE
+from uedp_ray.tasks.metric import Metric, metric_in
+
+_TABLE = "table.json"
+_PUBLISHED = {**dict.fromkeys(("corpus", "series", "unit", "source"), string()), "x": number(), "y": number()}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The content of ``table.json``; see ``search.compare.compare`` for a row and ``search.compared.totals`` for a total."""
+
+    path: Path
+    name: str
+    metric: Metric
+    rows: Sequence[Mapping[str, Any]]
+    """Those of trained models."""
+    public: Sequence[Mapping[str, Any]]
+    """Those of models that never saw the private text."""
+    totals: Sequence[Mapping[str, Any]]
+    grid: Sequence[str]
+    seeds: int
+    published: Mapping[str, Any] | None
+
+    @property
+    def private(self) -> bool:
+        """Whether a row has no guarantee, so that its figures are as private as the text."""
+        return not all(row["private"] for row in self.rows)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether it is the folder of a finished comparison."""
+    return (path / _TABLE).is_file() and (path / "base.yaml").is_file()
+
+
+def load_comparison(path: Path) -> Compared:
+    """Raises: InputError for what no comparison writes."""
+    try:
+        tree = json.loads(read_text(path, _TABLE))
+        metric = metric_in(tree["rows"][0])
+        _check(tree, metric)
+    except Unexpected as error:
+        remedy = f"expected {error.expected}: if an earlier version made it, compare again in another folder"
+        raise InputError(f"{_TABLE}: {error.where}", repr(error.value)[:60], remedy) from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError) as error:
+        raise InputError(_TABLE, str(path), f"is not what a comparison writes ({type(error).__name__})") from None
+    return Compared(
+        path=path,
+        name=path.resolve().name,
+        metric=metric,
+        rows=[row for row in tree["rows"] if row["method"] is not None],
+        public=[row for row in tree["rows"] if row["method"] is None],
+        totals=tree["totals"],
+        grid=tree["grid"],
+        seeds=tree["seeds"],
+        published=tree["published"],
+    )
+
+
+def _check(tree: Mapping[str, Any], metric: Metric) -> None:
+    score = number(metric.least, nothing=True)
+    ends = {
+        "kind": one_of("t", "range"),
+        **dict.fromkeys(("low", "high"), number(metric.least if metric.ratio else -1e9)),
+    }
+    row = {
+        **dict.fromkeys(("name", "variant"), string()),
+        "method": string(nothing=True),
+        "settings": record({}),
+        **metric.checks(),
+        "scores": list_of(score),
+        "interval": record(ends, nothing=True),
+        "guarantee": GUARANTEE,
+        "private": flag,
+        "rounds": number(0, whole=True),
+    }
+    total = {
+        **dict.fromkeys(("unit", "why"), string()),
+        "epsilon": number(0.0, nothing=True),
+        "delta": number(0.0, 1.0),
+        **dict.fromkeys(("rows", "without"), list_of(string())),
+        "categories": list_of(string(), nothing=True),
+    }
+    published = {**dict.fromkeys(("figure", "against"), string()), "points": list_of(record(_PUBLISHED))}
+    record(
+        {
+            "rows": list_of(record(row)),
+            "totals": list_of(record(total)),
+            "grid": list_of(string()),
+            "seeds": number(1, whole=True),
+            "published": record(published, nothing=True),
+        }
+    )(tree, "")
+
+
+def publishable(compared: Compared) -> Compared:
+    """Returns the comparison without rows that no epsilon pays for. Raises: InputError if no total covers the others."""
+    rows = [row for row in compared.rows if row["private"]]
+    names = {row["name"] for row in rows}
+    if not any(total["epsilon"] is not None and names <= {*total["rows"]} for total in compared.totals):
+        remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"
+        raise InputError("--publish", str(compared.path), remedy)
+    for key in compared.grid:
+        if names_file(RunConfig, key):
+            raise InputError("--publish", key, "names files: compare them under names of variants, which are yours")
+    return dataclasses.replace(compared, rows=rows)
