@@ -87,7 +87,10 @@ def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
 
 
 ROW = {"name": "é", "private": True, "perplexity": 1.0, "bits_per_byte": 1.0, "unk_share": 0.1, "delta": 1e-5}
-COMPARED = {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}], "out": "/tmp/é"}
+ROW |= {"variant": "é", "method": "uedp", "settings": {}, "interval": None}
+ROW |= {"guarantee": {"unit": "user-entity", "epsilon": 1.0, "sound": True}}
+AROUND = {"totals": [], "grid": [], "seeds": 1, "out": "/tmp/é"}
+COMPARED = AROUND | {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}]}
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -105,15 +108,27 @@ cli.main()
 
 def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
     none = dict.fromkeys(("user-entity", "user", "entity"))
-    ours = ROW | {"name": "ours", "epsilon": dict.fromkeys(none, 1.0), "rounds": 9, "perplexity": 5.0}
-    free = ROW | {"name": "free", "epsilon": none, "rounds": 9, "perplexity": 7.0}
-    start = ROW | {"name": "start", "epsilon": dict.fromkeys(none, 0.0), "rounds": 0, "perplexity": 9.0}
+    ours = ROW | {
+        "name": "ours",
+        "variant": "ours",
+        "epsilon": dict.fromkeys(none, 1.0),
+        "rounds": 9,
+        "perplexity": 5.0,
+    }
+    free = ROW | {"name": "free", "variant": "free", "epsilon": none, "rounds": 9, "perplexity": 7.0}
+    start = ROW | {
+        "name": "start",
+        "variant": "start",
+        "epsilon": dict.fromkeys(none, 0.0),
+        "rounds": 0,
+        "perplexity": 9.0,
+    }
     free["private"] = False
-    console.print_comparison({"rows": [start, ours, free], "out": "x"})
+    console.print_comparison(AROUND | {"rows": [start, ours, free]})
     shown = capsys.readouterr().out
     assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in shown
     assert "Without a guarantee, with figures as private as the text: free." in shown
-    console.print_comparison({"rows": [start, ours, free | {"perplexity": 4.0}], "out": "x"})
+    console.print_comparison(AROUND | {"rows": [start, ours, free | {"perplexity": 4.0}]})
     assert ", without privacy" not in capsys.readouterr().out
 
 
@@ -127,8 +142,8 @@ def test_a_caution_of_several_steps_is_said_once(capsys):
 
 def test_a_log_has_every_heading_of_a_comparison_in_full(capsys):
     name = "ordinary training of the same adapters"
-    row = ROW | {"name": name, "epsilon": dict.fromkeys(("user-entity", "user", "entity"), 8.0)}
-    console.print_comparison({"rows": [row], "out": "out"})
+    row = ROW | {"name": name, "variant": name, "epsilon": dict.fromkeys(("user-entity", "user", "entity"), 8.0)}
+    console.print_comparison(AROUND | {"rows": [row]})
     printed = capsys.readouterr().out
     assert "…" not in printed
     for heading in (name, "perplexity", "bits/byte", "<unk>", "user-entity", "entity"):

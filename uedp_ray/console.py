@@ -21,6 +21,7 @@ from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
+from uedp_ray.search.told import INTERVALS, about_total, shortened, told
 from uedp_ray.tasks.metric import Metric, metric_in
 from uedp_ray.units import UNITS
 
@@ -158,9 +159,6 @@ def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
-    from uedp_ray.search.compared import INTERVALS, about_total, shortened  # loads an optimizer
-    from uedp_ray.search.comparison import told
-
     rows, keys = answer["rows"], answer["grid"]
     metric = metric_in(rows[0])
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")

@@ -32,8 +32,8 @@ from uedp_ray.analysis.style import (
     score_axis,
 )
 from uedp_ray.privacy.statement import show_delta
-from uedp_ray.search.comparison import told
 from uedp_ray.search.published import EPSILON
+from uedp_ray.search.told import told
 
 DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier")
 """Settings that the axis of epsilon shows."""

@@ -21,9 +21,8 @@ from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.search.compared import INTERVALS, about_total, shortened
-from uedp_ray.search.comparison import told
 from uedp_ray.search.published import EPSILON
+from uedp_ray.search.told import INTERVALS, about_total, shortened, told
 
 
 def comparison_page(path: Path, out: Path | None = None, *, publish: bool = False) -> Path:

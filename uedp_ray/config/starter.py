@@ -286,4 +286,6 @@ variants:
   clip only: {method: clip_only}  # no privacy: its figures are not to be published
   non-private:  # ordinary training: try epochs (too many learn the text by heart) and rates
     {method: ordinary, set: {model.trainable: full, training.passes: 4, training.server_learning_rate: 0.001}}
+# grid: {privacy.target_epsilon: [1, 2, 4, 8]}  # every variant that uses it at every value, for uedp-ray report
+# seeds: 3  # runs of every row, for means and intervals; each costs its own epsilon
 """

@@ -11,7 +11,6 @@ counts is in the runs' own directories, so a comparison that was cut off at any 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.fields import Check, Later, list_of, record, string
+from uedp_ray.fields import Check, Later, flag, list_of, record, string
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.compared import public, row_of, totals, write_csv
 from uedp_ray.search.comparison import MADE, Comparison
@@ -96,19 +95,17 @@ def _compare(
     _same_base(comparison.base, out / "base.yaml")
     folders = [folder for row in comparison.rows for folder in row.folders(comparison.seeds)]
     _refuse_lost(out)
-    _refuse_others(comparison, out)
     runs = [RunDir(out / folder) for folder in folders]
     with copies_told(out / "corpora", reporter, "private", unless=lambda: any(run.played for run in runs)):
         config, models = _start(comparison, out, any(run.played for run in runs), reporter)
         for folder in folders:
             make_folder(out / folder)
-        planned = {folder: run.digest() for folder, run in comparison.runs(comparison.base)}
-        write_json(out / _STARTED, {"variants": sorted(folders), "runs": planned})
+        fixed = _plan(comparison, out)
         with ray_session(num_workers) if num_workers else nullcontext():
             if num_workers:
                 train_side_by_side(dict(comparison.runs(config)), out, workers=num_workers, reporter=reporter)
             rows = _train_all(comparison, config, out, num_workers, reporter)
-    return _written(comparison, models, rows, out)
+    return _written(comparison, models, rows, out, fixed)
 
 
 def _start(
@@ -177,13 +174,13 @@ class _Once(Reporter):
 
 
 def _written(
-    comparison: Comparison, models: list[dict[str, Any]], rows: list[dict[str, Any]], out: Path
+    comparison: Comparison, models: list[dict[str, Any]], rows: list[dict[str, Any]], out: Path, fixed: bool
 ) -> dict[str, Any]:
     runs = {row.name: [out / folder for folder in row.folders(comparison.seeds)] for row in comparison.rows}
     published = comparison.published and comparison.published.to_dict()
     table: dict[str, Any] = {
         "rows": [*models, *rows],
-        "totals": totals(rows, runs, comparison.base),
+        "totals": totals(rows, runs, comparison.base, fixed=fixed),
         "grid": list(comparison.grid),
         "seeds": comparison.seeds,
         "published": published,
@@ -196,13 +193,13 @@ def _written(
 
 
 _STARTED = "started.json"
-"""The file that names the folders of runs that may have been started, and the digest of each run's settings: a folder that
-is gone was lost, and another run would be chosen with results known."""
+"""The file that names the folders of runs that may have been started (one that is gone was lost), the digest of each run's
+settings, and whether they were all fixed beforehand."""
 
 
 def _started(out: Path) -> dict[str, Any]:
     path = out / _STARTED
-    fields: dict[str, Check] = {"variants": list_of(string()), "runs": Later(record({}))}
+    fields: dict[str, Check] = {"variants": list_of(string()), "runs": Later(record({})), "fixed": Later(flag)}
     return read_json(path, fields, "restore it") if path.exists() else {"variants": []}
 
 
@@ -214,17 +211,15 @@ def _refuse_lost(out: Path) -> None:
             raise InputError("--resume", str(out / name), remedy)
 
 
-def _refuse_others(comparison: Comparison, out: Path) -> None:
-    """Raises: InputError for other runs than those that were fixed before the first was trained: the total composes those,
-    and one that is added with results known is not among them."""
-    planned: Mapping[str, str] | None = _started(out).get("runs")
-    if planned is None or not any(RunDir(out / name).played for name in planned):
-        return
-    asked = dict(comparison.runs(comparison.base))
-    for name in sorted({*planned, *asked}):
-        if name not in planned or name not in asked or asked[name].digest() != planned[name]:
-            remedy = "is not this one: rows are fixed before the first is trained; compare others in another folder"
-            raise InputError("--resume", name, remedy)
+def _plan(comparison: Comparison, out: Path) -> bool:
+    """Records the runs before any of them starts; returns whether none was added, changed or dropped since the first was
+    trained. Its total is that of runs fixed beforehand."""
+    known, planned = _started(out), {folder: run.digest() for folder, run in comparison.runs(comparison.base)}
+    earlier = known.get("runs", planned)
+    same = earlier == planned or not any(RunDir(out / name).played for name in known["variants"])
+    fixed = bool(known.get("fixed", True)) and same
+    write_json(out / _STARTED, {"variants": sorted({*known["variants"], *planned}), "runs": planned, "fixed": fixed})
+    return fixed
 
 
 def _same_base(base: RunConfig, path: Path) -> None:

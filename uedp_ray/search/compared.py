@@ -29,8 +29,8 @@ from uedp_ray.corpus.categories import common
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.guarantee import Guarantee, nothing
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
-from uedp_ray.search.comparison import Row, told
+from uedp_ray.search.comparison import Row
+from uedp_ray.search.told import shortened, told
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.training.rundir import RunDir
@@ -40,15 +40,10 @@ CONFIDENCE = 0.95
 _FEWEST = 3
 """Scores for an interval by Student's t: of two it is a hundred times as wide as they are apart."""
 _STATED = ("delta", "noise_multiplier", "rounds", "planned_rounds", "private")
-INTERVALS = {
-    "t": "intervals of the mean over seeds at 95 % (Student's t)",
-    "range": "intervals from the lower to the higher of two seeds",
-}
-"""What the ends of an interval are."""
 
 
 def interval(scores: Sequence[float], metric: Metric) -> tuple[str, float, float] | None:
-    """Returns a key of ``INTERVALS`` and the ends of the interval around ``metric.mean``; None for one score.
+    """Returns a key of ``told.INTERVALS`` and the ends of the interval around ``metric.mean``; None for one score.
 
     Where ratios count, it is one of logarithms. It covers seeds, which include sampling and noise, not other texts.
     """
@@ -114,13 +109,15 @@ def own(guarantees: Sequence[Mapping[str, Any]], unit: str) -> dict[str, Any]:
 
 
 def totals(
-    rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Path]], base: RunConfig
+    rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Path]], base: RunConfig, *, fixed: bool = True
 ) -> list[dict[str, Any]]:
     """What whoever sees all rows sees, by unit: of the runs that have a proven guarantee of it, all seeds of them.
 
     Args:
       rows: of private and other runs, as ``row_of``.
       runs: the run directories of each row by its name.
+      fixed: whether all runs were fixed before the first was trained: else results may have decided on them, and their
+        ledgers do not simply compose.
 
     Returns: unit, epsilon (None: no total), delta, rows (names that it covers), without (``shortened``: what it does not),
       categories (protected in all of them; None where they do not differ), why (there is no total).
@@ -138,29 +135,14 @@ def totals(
             "categories": None,
             "why": "",
         }
-        if unit in UNITS:
+        if not fixed:
+            total["why"] = "rows were changed after others were trained, whose results may have decided on that"
+        elif unit in UNITS:
             total |= _composed(unit, folders, base.privacy.delta)
         else:
             total["why"] = "each row mistakes words, or deals out sentences, in its own way: nothing here adds that up"
         found.append(total)
     return found
-
-
-def shortened(some: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of some of the rows; one name for all rows of a variant."""
-    others = {row["variant"] for row in rows if row not in some}
-    return [*dict.fromkeys(row["name"] if row["variant"] in others else row["variant"] for row in some)]
-
-
-def about_total(total: Mapping[str, Any]) -> str:
-    """A total in a sentence or two."""
-    together = f"Together, unit {narrowed(total['unit'], total['categories'], 'row')}: "
-    rows = f"{len(total['rows'])} row{'s' if len(total['rows']) > 1 else ''} with that guarantee"
-    left = f" Not in it: {', '.join(total['without'])}." if total["without"] else ""
-    if total["epsilon"] is None:
-        return f"{together}no ε for the {rows}{': ' + total['why'] if total['why'] else ''}.{left}"
-    epsilon, delta = show_epsilon(total["epsilon"]), show_delta(total["delta"])
-    return f"{together}ε = {epsilon} for all {rows}, every seed counted (δ = {delta}).{left}"
 
 
 def _promises(row: Mapping[str, Any], unit: str) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +33,11 @@ from uedp_ray.config.limits import at_least
 from uedp_ray.errors import InputError, within
 from uedp_ray.search.published import EPSILON, Published
 from uedp_ray.search.sections import MAX_SEEDS
+from uedp_ray.search.told import told
 from uedp_ray.training.checks import check_unshared, unused
 
 _KEYS = {"base", "variants", "grid", "seeds", "published"}
-_MOST_RUNS = 1_000
+_MOST_RUNS = 300
 MADE = frozenset(
     {"", "base.yaml", "started.json", "table.json", "table.csv", "report.html", "corpora", "pretrained", "tensorboard",
      "figures"}
@@ -158,19 +160,14 @@ class Comparison:
             yield folder, dataclasses.replace(config, name=folder, training=training)
 
 
-def told(value: Any) -> str:
-    """A value of a grid in words."""
-    if isinstance(value, list | tuple):
-        return " + ".join(map(told, value)) or "all"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _checked(grid: Any) -> dict[str, list[Any]]:
     if not isinstance(grid, dict):
         raise InputError("grid", grid, "expected settings, each with a list of values")
     for key, values in grid.items():
         if not isinstance(values, list) or not values or len(set(map(repr, values))) < len(values):
             raise InputError(f"grid.{key}", values, "expected a list of values, each once")
+    if (count := math.prod(map(len, grid.values()))) > _MOST_RUNS:
+        raise InputError("grid", f"{count} points", f"compare at most {_MOST_RUNS}: fewer values")
     return grid
 
 

@@ -1,0 +1,167 @@
+"""The page of a comparison: units apart, published points marked, and for others nothing that no epsilon pays for."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from tests.analysis.page import Page
+from uedp_ray.analysis.compared_figures import against
+from uedp_ray.analysis.comparisons import load_comparison
+from uedp_ray.analysis.report import report
+from uedp_ray.analysis.style import NothingToShow
+from uedp_ray.errors import InputError
+
+ROUNDS, EPSILON, KINDS = "training.num_rounds", "privacy.target_epsilon", "corpus.categories"
+
+
+def promise(unit, epsilon):
+    about = {"delta": 1e-5, "relation": "zero_out", "trust": "central", "accountant": "pld", "note": ""}
+    return {"unit": unit, "epsilon": epsilon, "sound": unit != "none", **about}
+
+
+def row(variant, perplexity, unit="none", epsilon=None, method="uedp", **settings):
+    settings = {{"T": ROUNDS, "e": EPSILON, "c": KINDS}[key]: value for key, value in settings.items()}
+    name = f"{variant} {settings}" if settings else variant
+    promised = promise(unit, epsilon)
+    return {
+        "name": name,
+        "variant": variant,
+        "method": method,
+        "settings": settings,
+        "perplexity": perplexity,
+        "bits_per_byte": 2.0,
+        "unk_share": 0.0,
+        "scores": [perplexity, perplexity + 2],
+        "interval": {"kind": "range", "low": perplexity - 1, "high": perplexity + 1},
+        "guarantee": promised,
+        "guarantees": [promised],
+        "private": unit != "none",
+        "rounds": 3,
+    }
+
+
+ROWS = [
+    row("public-only", 60.0, "user-entity", 0.0, method=None),
+    *(row("ours", 50.0 - 3 * e - T / 10, "user-entity", float(e), e=e, T=T) for e in (1, 2) for T in (10, 50)),
+    *(row("users <b>", 40.0 - e, "user", float(e), e=e, T=10) for e in (1, 2)),
+    row("bare", 30.0, T=10),
+    row("bare", 28.0, T=50),
+]
+NAMES = {
+    unit: [each["name"] for each in ROWS[1:] if each["guarantee"]["unit"] == unit] for unit in ("user-entity", "user")
+}
+TABLE = {
+    "rows": ROWS,
+    "totals": [
+        {"unit": unit, "epsilon": epsilon, "delta": 1e-5, "rows": names, "without": [], "categories": None, "why": ""}
+        for unit, epsilon, names in (
+            ("user-entity", 5.5, NAMES["user-entity"]),
+            ("user", 7.25, NAMES["user-entity"] + NAMES["user"]),
+        )
+    ],
+    "grid": [EPSILON, ROUNDS],
+    "seeds": 2,
+    "published": {
+        "figure": "2a",
+        "against": "epsilon",
+        "points": [{"corpus": "conll", "series": "<i>", "x": 0.18, "y": 35.1, "unit": "user", "source": "Fig. 2a"}],
+    },
+}
+
+
+def folder(tmp_path, **changed):
+    (tmp_path / "base.yaml").touch()
+    (tmp_path / "table.json").write_text(json.dumps(TABLE | changed))
+    return tmp_path
+
+
+def drawn(figure):
+    """Title and labels of each panel, with the places of its points."""
+    return {
+        axes.get_title(): {line.get_label(): [*map(tuple, line.get_xydata())] for line in axes.get_lines()}
+        for axes in figure.axes
+    }
+
+
+def test_units_have_panels_of_their_own_and_so_has_what_was_published(tmp_path):
+    panels = drawn(against(load_comparison(folder(tmp_path)), "epsilon"))
+    assert [*panels] == ["user-entity", "user", "user, as published"]
+    assert panels["user-entity"]["ours, T = 10 (user-entity)"] == [(1, 46), (2, 43)]
+    assert panels["user"]["users <b>, T = 10 (user)"] == [(1, 39), (2, 38)]
+    assert not any("users" in label for label in panels["user-entity"])
+    assert not any("ours" in label for label in panels["user"])
+    assert [*panels["user, as published"].values()] == [[(0.18, 35.1)]]
+    assert [*panels["user, as published"]] == ["as published: <i>, conll (Fig. 2a)"]
+    for unit in ("user-entity", "user"):
+        assert "30, bare, T = 10 (no guarantee)" in panels[unit]
+        assert "60, public text only: ε = 0" in panels[unit]
+
+
+def test_against_a_setting_every_other_one_makes_a_line(tmp_path):
+    panels = drawn(against(load_comparison(folder(tmp_path)), ROUNDS))
+    assert [*panels] == ["user-entity", "user"], "published points are against epsilon"
+    assert panels["user-entity"]["ours, ε = 1 (user-entity)"] == [(10, 46), (50, 42)]
+    assert panels["user-entity"]["bare (no guarantee)"] == panels["user"]["bare (no guarantee)"] == [(10, 30), (50, 28)]
+
+
+def test_words_are_in_no_order(tmp_path):
+    rows = [ROWS[0], *(row("ours", 40.0, "user-entity", 2.0, c=names) for names in (["org"], [], ["org", "person"]))]
+    compared = load_comparison(folder(tmp_path, rows=rows, grid=[KINDS]))
+    figure = against(compared, KINDS)
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["org", "all", "org + person"]
+    (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "ours (user-entity)")
+    assert (line.get_linestyle(), [*line.get_xdata()]) == ("None", [0, 1, 2])
+    with pytest.raises(NothingToShow, match="No two rows of one unit differ in ε"):
+        against(load_comparison(folder(tmp_path, rows=rows, published=None)), "epsilon")
+
+
+def test_a_page_states_the_total_first_and_is_private_with_a_row_that_has_no_guarantee(tmp_path):
+    path = report([folder(tmp_path)])
+    page = Page(path)
+    assert path == tmp_path / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert page.text.index("ε = 5.500 for all 4 rows") < page.text.index("Perplexity against ε")
+    assert "This page is private: it has figures of models without a guarantee (bare)" in page.text
+    assert "users <b>" in page.text, "escaped"
+    assert {"b", "i"}.isdisjoint(page.tags)
+    figures = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert figures == {"against-epsilon.svg", "against-num-rounds.svg"}
+    assert report([tmp_path]) == path, "a page of ours is replaced"
+
+
+def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp_path):
+    path = report([folder(tmp_path)], publish=True)
+    text = Page(path).text
+    assert "bare" not in text
+    assert "private" not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    alone = [TABLE["totals"][0]]
+    with pytest.raises(InputError, match="has no total that covers all of its private rows"):
+        report([folder(tmp_path, totals=alone)], publish=True)
+    with pytest.raises(InputError, match=r"vocabulary\.path.*names files"):
+        report([folder(tmp_path, grid=["vocabulary.path"])], publish=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": []}, "is not what a comparison writes"),
+        ({"rows": [ROWS[1] | {"perplexity": "<script>"}]}, "perplexity"),
+        ({"rows": [ROWS[1] | {"guarantee": promise("everybody", 1.0)}]}, "guarantee.unit"),
+        ({"rows": [ROWS[1] | {"interval": {"kind": "t", "low": 1.0}}]}, "interval"),
+        ({"totals": [{"unit": "user"}]}, "totals"),
+        ({"published": {"figure": "1", "against": "epsilon", "points": [{"x": "1"}]}}, "published"),
+    ],
+)
+def test_what_no_comparison_writes_is_refused(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        report([folder(tmp_path, **change)])
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_comparison_has_a_page_of_its_own(tmp_path):
+    with pytest.raises(InputError, match="name it alone"):
+        report([folder(tmp_path), tmp_path])
