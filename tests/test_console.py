@@ -123,7 +123,7 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
         "rounds": 0,
         "perplexity": 9.0,
     }
-    free["private"] = False
+    free |= {"private": False, "guarantee": {"unit": "none", "epsilon": None, "sound": False}}
     console.print_comparison(AROUND | {"rows": [start, ours, free]})
     shown = capsys.readouterr().out
     assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in shown

@@ -176,7 +176,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         protects += " (not proven)" * (promised["unit"] != "none" and not promised["sound"])
         table.add_row(row["variant"], *settings, *_scores(row, beside), *by_unit, protects)
     _print_table(table)
-    names = ", ".join(shortened([row for row in rows if not row["private"]], rows))
+    names = ", ".join(shortened([row for row in rows if row["guarantee"]["unit"] == "none"], rows))
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
     kinds = {row["interval"]["kind"] for row in rows if row["interval"]}
     seeds = "".join(f"Mean of {answer['seeds']} seeds; {INTERVALS[kind]}.\n" for kind in sorted(kinds))

@@ -124,7 +124,10 @@ def test_a_page_states_the_total_first_and_is_private_with_a_row_that_has_no_gua
     assert path == tmp_path / "report.html"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert page.text.index("ε = 5.500 for all 4 rows") < page.text.index("Perplexity against ε")
-    assert "This page is private: it has figures of models without a guarantee (bare)" in page.text
+    assert (
+        "This page is private: it has figures of models that guarantee nothing to a user or an entity (bare)"
+        in page.text
+    )
     assert "users <b>" in page.text, "escaped"
     assert {"b", "i"}.isdisjoint(page.tags)
     figures = {file.name for file in (tmp_path / "figures").iterdir()}

@@ -273,11 +273,11 @@ def ignored(config: RunConfig) -> Iterator[str]:
 
 def unused(config: RunConfig) -> frozenset[str]:
     """Keys of settings that change nothing of the run, whether or not they were given: runs that differ in them alone are
-    the same. Of those that matter to noise only, as far as a run without noise can tell."""
+    the same."""
     found = {f"{section}.{name}" for section, _, _, names, _ in _unused(config) for name in names}
     privacy = config.privacy
-    if privacy.noise == "none":
-        found |= {"privacy.target_epsilon", "privacy.noise_multiplier", "privacy.delta"}
+    if not config.guarded:
+        found |= {"privacy.target_epsilon", "privacy.delta"}
     if config.training.passes is not None:
         found.add("training.num_rounds")
     drawn_alike = privacy.entity_sampling_prob == 1.0 and privacy.extended_sampling_prob in (None, 1.0)
