@@ -16,7 +16,8 @@ from tests.analysis.page import Page
 from tests.analysis.sweeps import RELEASABLE, read_result, write_sweep
 from uedp_ray.analysis.cost import prices
 from uedp_ray.analysis.frames import load_sweep
-from uedp_ray.analysis.report import _write, report
+from uedp_ray.analysis.page import write
+from uedp_ray.analysis.report import report
 from uedp_ray.config import as_yaml, load_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import selection
@@ -300,7 +301,7 @@ def test_reports_of_one_sweep_at_once_leave_each_file_whole(tmp_path):
     """As one in a loop, and one by hand."""
     page, texts = tmp_path / "page.html", [f"{number}" * 1000 for number in range(200)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda text: _write(page, text, private=False, publish=False), texts))
+        list(pool.map(lambda text: write(page, text, private=False, publish=False), texts))
     assert page.read_text() in texts
     assert list(tmp_path.iterdir()) == [page]
 

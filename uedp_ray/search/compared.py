@@ -2,8 +2,9 @@
 
     >>> from uedp_ray.search.compared import interval
     >>> from uedp_ray.tasks.metric import ERROR_RATE
-    >>> interval([0.30, 0.32, 0.34], ERROR_RATE)    # Student's t, 95 %
-    ('t', 0.2703172445661..., 0.3696827554338...)
+    >>> kind, low, high = interval([0.30, 0.32, 0.34], ERROR_RATE)    # Student's t, 95 %
+    >>> kind, round(low, 4), round(high, 4)
+    ('t', 0.2703, 0.3697)
     >>> interval([0.30, 0.32], ERROR_RATE), interval([0.30], ERROR_RATE)    # two say nothing of others like them
     (('range', 0.3, 0.32), None)
 
