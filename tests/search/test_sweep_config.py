@@ -73,8 +73,8 @@ def test_a_bad_sweep_file_is_refused_with_its_field_and_a_remedy(corpora, tmp_pa
 
 def test_a_key_of_the_base_that_is_no_setting_is_named_with_the_file(corpora, tmp_path):
     """A sweep keeps several: its own, its base, and two of every trial."""
-    path = write_sweep(sweep_tree(corpora, base={"corpus": {"transform": {"words": 3}}}), tmp_path)
-    with pytest.raises(InputError, match=rf"base\.corpus\.transform\.words = 3: was removed: .* \(in {path}\)$"):
+    path = write_sweep(sweep_tree(corpora, base={"corpus": {"transform": {"word": 3}}}), tmp_path)
+    with pytest.raises(InputError, match=rf"base\.corpus\.transform\.word = 3: unknown key.* \(in {path}\)$"):
         load_sweep_config(path)
 
 

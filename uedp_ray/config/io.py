@@ -199,14 +199,13 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Builds ``cls`` from nested mappings. Texts are kept as written; callers that open one as a path use ``expand``.
 
-    A field's ``was``, in its metadata, is its key in files of earlier versions; ``cls.REMOVED`` names keys that they had
-    besides, and their defaults, at which they are ignored. Raises: InputError for unknown keys and wrong types, whatever
-    ``tree`` holds.
+    A field's ``was``, in its metadata, is its key in files of earlier versions.
+    Raises: InputError for unknown keys and wrong types, whatever ``tree`` holds.
     """
     if not isinstance(tree, Mapping):
         raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
     hints = typing.get_type_hints(cls)
-    tree = without_removed(cls, renamed(cls, tree, where), where)
+    tree = renamed(cls, tree, where)
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:
             name, known = key if isinstance(key, str) else shown(key), ", ".join(sorted(hints))
@@ -266,20 +265,8 @@ def renamed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return tree
 
 
-def without_removed(cls: Any, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Returns ``tree`` without the keys that earlier versions had. Raises: InputError if one asks for what is gone."""
-    removed: Mapping[str, Any] = getattr(cls, "REMOVED", {})
-    for key, default in removed.items():
-        if key in tree and tree[key] != default:
-            remedy = (
-                f"was removed: this version knows only what {default!r}, its default, meant. Leave it out, or use the"
-            )
-            raise _UnknownKey(f"{where}{key}", tree[key], f"{remedy} version that wrote it")
-    return {key: value for key, value in tree.items() if key not in removed}
-
-
 class _UnknownKey(InputError):
-    """A key that is no setting, or none any more: it has to be mended where it stands."""
+    """A key that is no setting: it has to be mended where it stands."""
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 from uedp_ray.config.choices import (
     ADDED,
     GENERATED,
     WORDS,
+    MaskStyle,
     SourceFormat,
     TextFormat,
     TransformKind,
@@ -31,6 +31,9 @@ from uedp_ray.errors import InputError
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 _CUT = {"of": {"format": ("pseudo-users",)}}
+_TRANSFORMED = ADDED | {"of": {"kind": typing.get_args(TransformKind)[1:]}}
+_MASKED = ADDED | {"of": {"kind": ("mask",)}}
+_CUT_UP = ADDED | {"of": {"kind": ("fragments",)}}
 _REPLACED = ADDED | {"of": {"kind": ("replace_words",)}}
 _METRIC = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext", "santext", "fbdd", "vickrey")}}
 _CUSTEXT = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext",)}}
@@ -99,7 +102,17 @@ class TransformConfig:
     """What is done to each private sentence after its entities were found, and before it is tokenised."""
 
     kind: TransformKind = "none"
-    """``mask``: mentions of protected entities are replaced by their category. Evaluation text stays as it is."""
+    """The transform of that name (``corpus.transforms``)."""
+    apply_to_evaluation: bool = field(default=False, metadata=_TRANSFORMED)
+    """Whether the model is scored on the evaluation text as transformed, too, beside the score on it as it is."""
+
+    style: MaskStyle = field(default="category", metadata=_MASKED)
+    """``mask`` only: what takes a mention's place: its category, the same word for every mention, or nothing."""
+
+    words: int = field(default=4, metadata=_CUT_UP)
+    """``fragments`` only: of a piece."""
+    share: float = field(default=0.5, metadata=_CUT_UP)
+    """``fragments`` only: the probability that a piece is kept."""
 
     mechanism: WordMechanism = field(default="custext", metadata=_REPLACED)
     """``replace_words`` only: how a word's replacement is drawn (``corpus.word_mechanisms``)."""
@@ -131,13 +144,13 @@ class TransformConfig:
     category_list: str = field(default="", metadata=_REPLACED)
     """``replace_words`` only: a file of public names, each with its category, for ``unknown: category_list``."""
 
-    REMOVED = MappingProxyType({"words": 4, "share": 0.5})  # of ``fragments``
-
     def __post_init__(self) -> None:
         if self.draw == "dataset":
             remedy = "one draw for everybody would show what one user's words became in other users' texts: use user"
             raise InputError("corpus.transform.draw", self.draw, remedy)
         check_choices(self, "corpus.transform")
+        at_least("corpus.transform.words", self.words, 1)
+        probability("corpus.transform.share", self.share)
         positive("corpus.transform.epsilon", self.epsilon)
         at_least("corpus.transform.num_neighbours", self.num_neighbours, 1)
         probability("corpus.transform.selection", self.selection)

@@ -169,9 +169,9 @@ class Corpus:
 
     def protected(self, sentence: Sentence) -> Sentence:
         """The sentence with its protected mentions alone."""
-        if self._kept is None:
+        if self.categories is None:
             return sentence
-        kept = {*(self.categories or ()), LISTED}
+        kept = {*self.categories, LISTED}
         return replace(sentence, mentions=tuple(each for each in sentence.mentions if each.category in kept))
 
     def pairs(

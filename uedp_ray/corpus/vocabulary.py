@@ -23,13 +23,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.config.texts import FEWEST_SUBWORDS
@@ -191,8 +192,9 @@ def build_vocabulary(
     private_texts: Iterable[Sequence[str]] = (),
     max_holders: int = 0,
     noise: Noise | None = None,
+    added: Sequence[str] = (),
 ) -> Vocabulary:
-    """The vocabulary a config asks for. ``max_size`` counts the special tokens; ``tokenizer`` ignores it.
+    """The vocabulary a config asks for. ``max_size`` counts all its tokens; ``tokenizer`` ignores it.
 
     Args:
       public_text: opens the public sentences; for ``public-words`` and ``public-subwords``.
@@ -200,21 +202,24 @@ def build_vocabulary(
         below 1 (so that an entity occurs with at most ``max_holders`` users).
       max_holders: K, for ``noisy-threshold``; 0 protects users only.
       noise: for ``noisy-threshold``; see there.
+      added: for ``public-words`` and ``public-subwords``, public words each of which is one token wherever it stands, in
+        these very letters.
 
-    Raises: InputError if the tokenizer cannot be opened, or there is no public word. Releasing no private word is a release
-    too, of a vocabulary without words.
+    Raises: InputError if ``max_size`` has no room for them, the tokenizer cannot be opened, or there is no public word.
+    Releasing no private word is a release too, of a vocabulary without words.
     """
     if config.kind == "tokenizer":
         return Vocabulary.load(config.path)
     if config.kind == "public-subwords":
-        return _subword_vocabulary(public_text(), config)
+        return _with_words(_subword_vocabulary(public_text(), _room_beside(added, config)), added)
     normalize = _normalizer(config)
     if config.kind in (None, "public-words"):
         counts = Counter(word for text in public_text() for word in _words(normalize, text))
         if not counts:
             raise InputError("vocabulary.public_text", "no words", "name public text to count words in")
         frequent = (word for word, count in counts.items() if count >= config.min_count)
-        return _word_vocabulary(sorted(frequent, key=lambda word: (-counts[word], word)), config)
+        words = sorted(frequent, key=lambda word: (-counts[word], word))
+        return _with_words(_word_vocabulary(words, _room_beside(added, config)), added)
     if noise is None:
         raise InputError("vocabulary.kind", config.kind, "needs private text and a noise source")
     words = noisy_threshold_words(
@@ -340,6 +345,20 @@ def _subword_vocabulary(texts: Iterable[str], config: VocabularyConfig) -> Vocab
         remedy = "name public text to learn tokens from, or lower vocabulary.min_count"
         raise InputError("vocabulary.public_text", "no pair of letters", remedy)
     return _with_ends(tokenizer)
+
+
+def _room_beside(added: Sequence[str], config: VocabularyConfig) -> VocabularyConfig:
+    try:
+        return replace(config, max_size=config.max_size - len(added))
+    except InputError as error:
+        remedy = f"has no room for the {len(added)} words that corpus.transform writes: raise it"
+        raise InputError(error.field, config.max_size, remedy) from None
+
+
+def _with_words(vocabulary: Vocabulary, words: Sequence[str]) -> Vocabulary:
+    tokens = [AddedToken(word, lstrip=True, normalized=False) for word in words]
+    vocabulary.tokenizer.backend_tokenizer.add_tokens(tokens)
+    return vocabulary
 
 
 def _with_ends(tokenizer: Tokenizer, **special: str) -> Vocabulary:

@@ -116,8 +116,9 @@ def _start(
     reporter.say("preparing the corpora")
     untrained = prepare_corpora(comparison.base, out / "corpora", fixed=fixed)
     used, source = for_use(untrained).corpus, comparison.base.corpus.evaluation
-    for row in comparison.rows:  # before hours of work
-        open_corpus(used.source.path, row.config(untrained).corpus.categories)
+    configs = [row.config(untrained) for row in comparison.rows]
+    for config in configs:  # before hours of work
+        open_corpus(used.source.path, config.corpus.categories)
     assert used.evaluation is not None  # prepare_corpora refuses it
     assert source is not None
     private = open_corpus(used.source.path) if untrained.guarded else None
@@ -125,7 +126,7 @@ def _start(
     if not (out / "pretrained" / "model").exists():
         check_public_text(comparison.base, None if private is None else private.text_sketch, evaluation)
     reporter.say("pre-training on public text")
-    config = warm_started(untrained, out / "pretrained", reporter=reporter)
+    config = warm_started(untrained, out / "pretrained", sharing=configs, reporter=reporter)
     start = config.model.warm_start
     check_unseen(evaluation, source, start)
     if private is not None:

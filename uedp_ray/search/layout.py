@@ -23,6 +23,7 @@ from uedp_ray.storage.base import IN_PLACE, Storage
 from uedp_ray.storage.files import make_folder
 from uedp_ray.storage.locks import locked
 from uedp_ray.training.paths import TEXT
+from uedp_ray.training.run_vocabulary import written
 from uedp_ray.training.rundir import RunDir
 
 _WAIT = 5.0
@@ -180,7 +181,10 @@ class SweepDir:
         """Returns the path of the public model of this shape, vocabulary and public text."""
         tree = to_dict(config)
         model = {key: value for key, value in tree["model"].items() if key not in _NOT_PRETRAINED}
-        key = json.dumps([model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]], sort_keys=True)
+        parts = [model, tree["vocabulary"], tree["pretrain"], tree["training"]["precision"]]
+        if words := written(config):  # without any, the name is the one that it always had
+            parts.append(words)
+        key = json.dumps(parts, sort_keys=True)
         return self.root / "pretrained" / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,15 +125,20 @@ def _on_evaluation(config: RunConfig, start: str, reporter: Reporter) -> dict[st
     return {score.on("evaluation"): row[score.name] for score in told}
 
 
-def pretrain_into(config: RunConfig, out: Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
-    """``pretrain`` for callers that hold the lock of ``out``; its ``model`` is replaced as a whole."""
+def pretrain_into(
+    config: RunConfig, out: Path, *, sharing: Sequence[RunConfig] = (), reporter: Reporter = SILENT
+) -> dict[str, Any]:
+    """``pretrain`` for callers that hold the lock of ``out``; its ``model`` is replaced as a whole.
+
+    ``sharing``: as in ``make_vocabulary``.
+    """
     check_pretraining(config)
     config = for_use(config)
     check_start(config)
     settings = config.pretrain
     make_folder(out)  # fail now, not after hours of training
     sketch = Sketch()
-    vocabulary = make_vocabulary(config, sketch=sketch, reporter=reporter)
+    vocabulary = make_vocabulary(config, sketch=sketch, sharing=sharing, reporter=reporter)
     head = pretraining_head(config.model)
     masked = head.kind == "masked-lm"
     if masked or config.task.kind != "next_word":
@@ -251,13 +256,18 @@ def _batches(sentences: list[np.ndarray], size: int, generator: np.random.Genera
         yield from shuffled(lengths, size, generator)
 
 
-def warm_started(config: RunConfig, folder: Path, *, reporter: Reporter = SILENT) -> RunConfig:
-    """The config that starts from the model in ``folder``, which is pre-trained on public text if it does not exist yet."""
+def warm_started(
+    config: RunConfig, folder: Path, *, sharing: Sequence[RunConfig] = (), reporter: Reporter = SILENT
+) -> RunConfig:
+    """The config that starts from the model in ``folder``, which is pre-trained on public text if it does not exist yet.
+
+    ``sharing``: others that are to start from it, as in ``make_vocabulary``.
+    """
     busy = InputError("--out", str(folder), "another process is pre-training there: wait for it")
     folder = folder.resolve()
     with folder_locked(folder, wait=_PRETRAIN_WAIT, busy=busy):
         settle(folder)
         if not (folder / "model").exists():
-            pretrain_into(config, folder, reporter=reporter)
+            pretrain_into(config, folder, sharing=sharing, reporter=reporter)
     start = str((folder / "model").resolve())
     return dataclasses.replace(config, model=dataclasses.replace(config.model, warm_start=start))

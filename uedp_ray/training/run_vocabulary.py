@@ -19,7 +19,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ import numpy as np
 from uedp_ray.calibration import vocabulary_holders
 from uedp_ray.config import RunConfig, SourceConfig
 from uedp_ray.corpus import readers
+from uedp_ray.corpus.categories import KNOWN, LISTED, expand
 from uedp_ray.corpus.overlap import Sketch
-from uedp_ray.corpus.transforms.base import Text
+from uedp_ray.corpus.transforms.base import Text, transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
 from uedp_ray.privacy.noise import GaussianNoise
@@ -59,10 +60,26 @@ def public_sentences(
                     return
 
 
-def make_vocabulary(config: RunConfig, sketch: Sketch | None = None, *, reporter: Reporter = SILENT) -> Vocabulary:
+def written(config: RunConfig) -> tuple[str, ...]:
+    """The words that the run's transform puts into texts, as far as the protected categories are known in public: those that
+    the config names, or else all that have a name of ours."""
+    named = config.corpus.categories or config.corpus.source.categories
+    transform = transform_of(config.corpus.transform)
+    return () if transform is None else transform.writes(expand(named, named) | {LISTED} if named else KNOWN)
+
+
+def make_vocabulary(
+    config: RunConfig,
+    sketch: Sketch | None = None,
+    *,
+    sharing: Sequence[RunConfig] = (),
+    reporter: Reporter = SILENT,
+) -> Vocabulary:
     """A vocabulary that reads no private text: the warm start's if there is one, else as configured (``RunConfig.words``).
 
-    The public text that was read is added to ``sketch``; ``reporter`` is told if it gives fewer pieces of words than asked.
+    What the transforms of ``config``, and of the configs that are to be ``sharing`` it, write is in a vocabulary that is
+    made here. The public text that was read is added to ``sketch``; ``reporter`` is told if it gives fewer pieces of words
+    than asked.
     Raises: InputError if it should come from the private text.
     """
     if config.model.warm_start:
@@ -74,7 +91,9 @@ def make_vocabulary(config: RunConfig, sketch: Sketch | None = None, *, reporter
         raise InputError("vocabulary.kind", settings.kind, "pre-training reads no private text: use public-subwords")
     field, text = public_text(config)
     vocabulary = build_vocabulary(
-        settings, public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field)
+        settings,
+        public_text=lambda: public_sentences(text, config.pretrain.max_words, sketch, field=field),
+        added=sorted({word for each in (config, *sharing) for word in written(each)}),
     )
     if settings.kind == "public-subwords" and vocabulary.size < settings.max_size:
         size = f"vocabulary.max_size = {settings.max_size}"

@@ -6,7 +6,7 @@
 
 A transformed sentence keeps its place, and the entities that were found in it, whether or not its text still shows them. So
 bounds, weights and draws are those of the text as it was found, and so is what epsilon is about: docs/accounting.md,
-"Transforms". Public and evaluation text is not transformed.
+"Transforms". Public text is not transformed, and evaluation text only to be scored both ways.
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ class Transform(ABC):
         """What the owner of the text should know of it, in a line; ``users``: everyone's sentences. Read off the text."""
         return None
 
+    def writes(self, categories: Iterable[str]) -> tuple[str, ...]:
+        """Words of its own that it puts into texts; ``categories``: the protected ones, as far as they are known in public.
+        Each is one token of a vocabulary that is made of public text. None, as here: they are words like others."""
+        return ()
+
     @abstractmethod
     def text_of(self, sentence: Sentence, generators: Generators) -> str:
         """The text to train on.
@@ -123,20 +128,24 @@ class Text(Protocol):
 
 
 class Transformed:
-    """The texts of a corpus, transformed; what else the corpus holds stays as it is. ``key``: secret, of one run.
+    """The texts of a corpus, transformed; what else the corpus holds stays as it is.
+
+    Args:
+      key: secret, of one run and one text.
+      like: the corpus whose protected categories are protected here too; by default ``corpus``.
 
     Attributes:
       digest: differs for another corpus, choice of categories, kind, settings, files that these name and version of the
         transform and, if it draws, key. It does not cover the transform's code: see ``Transform.version``.
     """
 
-    def __init__(self, corpus: Corpus, transform: Transform, key: bytes):
-        self._corpus, self._transform = corpus, transform
+    def __init__(self, corpus: Corpus, transform: Transform, key: bytes, like: Corpus | None = None):
+        self._corpus, self._transform, self._like = corpus, transform, like or corpus
         self._key = hashlib.blake2b(key, person=b"transform", digest_size=32).digest()
         drawn = hashlib.sha256(self._key).hexdigest() if transform.draws else None
         version = [transform.version] if transform.version else []  # so that digests of before there were any stay
         settings = map_files(transform.config, lambda key, path, _: checksum(Path(expand(key, path))), _SECTION)
-        parts = [corpus.digest, corpus.categories, to_digest(settings), drawn, *version]
+        parts = [corpus.digest, self._like.categories, to_digest(settings), drawn, *version]
         self.digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
@@ -157,7 +166,7 @@ class Transformed:
     ) -> Iterator[tuple[int, list[tuple[Sentence, str]]]]:
         """As ``Corpus.pairs``."""
         for user, sentences in self._corpus.sentences(users, every=True):
-            first, protected = int(self._corpus.user_offsets[user]), map(self._corpus.protected, sentences)
+            first, protected = int(self._corpus.user_offsets[user]), map(self.protected, sentences)
             texts = [self._text(sentence, user, first + place) for place, sentence in enumerate(protected)]
             yield user, list(zip(sentences, texts, strict=True))
 
@@ -166,6 +175,10 @@ class Transformed:
             return ""
         transform = type(self._transform)(self._transform.config)
         return transform.text_of(sentence, Generators(self._key, user, number))
+
+    def protected(self, sentence: Sentence) -> Sentence:
+        """As ``Corpus.protected``."""
+        return self._like.protected(sentence)
 
     def told(self) -> str | None:
         """What the owner should know of the text: private."""
