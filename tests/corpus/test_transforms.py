@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from uedp_ray.config import SourceConfig, TransformConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.records import Mention, Sentence
+from uedp_ray.corpus.retention import retention
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transforms.base import Generators, Transform, Transformed, transform_of
 from uedp_ray.corpus.transforms.mask import Mask
@@ -36,6 +38,29 @@ def test_nothing_of_mentions_that_overlap_is_left():
     assert masked("AnnOslo", ("person", 0, 3), ("gpe", 3, 7)) == "[person][gpe]"
 
 
+def test_neighbours_of_one_category_get_one_mask():
+    assert masked("Ann  Lee, Bo Oslo", ("person", 5, 8), ("person", 0, 3), ("person", 10, 12), ("gpe", 13, 17)) == (
+        "[person], [person] [gpe]"
+    )
+    assert masked("Ann Lee Oslo", ("person", 0, 3), ("person", 4, 7), ("gpe", 4, 12)) == "[person] [gpe]"
+    assert masked("Bank of Oslo AS", ("org", 0, 12), ("gpe", 8, 12), ("org", 13, 15)) == "[org]"
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "words"),
+    [
+        ("category", "[person] met [gpe] ", ("[gpe]", "[person]")),
+        ("token", "[entity] met [entity] ", ("[entity]",)),
+        ("remove", " met  ", ()),
+    ],
+)
+def test_a_style_says_what_takes_a_mentions_place(style, text, words):
+    transform = transform_of(TransformConfig(kind="mask", style=style))
+    sentence = Sentence("u", "Ann met Oslo ", mentions=(Mention("person", 0, 3), Mention("gpe", 8, 12)))
+    assert transform.text_of(sentence, Generators(b"key", 0, 0)) == text
+    assert transform.writes({"person", "gpe"}) == words
+
+
 class Shuffled(Transform):
     """Words in an order that is drawn."""
 
@@ -54,12 +79,60 @@ def texts(text):
     return [one for _, said in text.texts() for one in said]
 
 
-def test_no_protected_form_is_left_in_any_text(corpus):
-    kept = texts(Transformed(corpus, Mask(MASK), b"key"))
+@pytest.mark.parametrize("style", ["category", "token", "remove"])
+def test_no_protected_form_is_left_in_any_text_and_masks_are_as_many_as_mentions(corpus, style):
+    text = Transformed(corpus, Mask(TransformConfig(kind="mask", style=style)), b"key")
+    kept = texts(text)
     mentions = [[each.text[m.start : m.end] for m in each.mentions] for _, said in corpus.sentences() for each in said]
     assert len(kept) == len(mentions) == corpus.num_sentences
     assert any(mentions)
-    assert not [form for text, forms in zip(kept, mentions, strict=True) for form in forms if form in text]
+    lowered = [said.lower() for said in kept]
+    assert not [form for said, forms in zip(lowered, mentions, strict=True) for form in forms if form.lower() in said]
+    apart = sum(map(len, mentions)) - sum(map(_neighbours, (each for _, said in corpus.sentences() for each in said)))
+    assert sum(said.count("[") for said in kept) == (0 if style == "remove" else apart)
+
+
+def _neighbours(sentence):
+    """Mentions that only blanks part from the one before, of the same category; those of this corpus do not overlap."""
+    ordered = sorted(sentence.mentions, key=lambda each: each.start)
+    pairs = [(one, other) for one, other in itertools.pairwise(ordered) if one.category == other.category]
+    return sum(not sentence.text[one.end : other.start].strip() for one, other in pairs)
+
+
+def test_what_a_mask_left_is_counted_by_category(corpus):
+    """A mask of persons alone leaves every mention of the rest; what it keeps of a person is said twice."""
+    narrow = Transformed(corpus, Mask(MASK), b"key", like=open_corpus(corpus.path, ["person"]))
+    pairs = [(sentence, text) for _, found in narrow.pairs() for sentence, text in found]
+    found = retention(pairs)
+    mentions = [each.category for sentence, _ in pairs for each in sentence.mentions]
+    assert found["by_category"] == {each: float(each != "person") for each in sorted(set(mentions))}
+    assert found["all"] == pytest.approx(1 - mentions.count("person") / len(mentions))
+    assert retention([(Sentence("u", "nobody"), "nobody")]) == {"all": None, "by_category": {}}
+    cut = Sentence("u", "Bank  of OSLO", mentions=(Mention("org", 0, 13),))
+    assert [retention([(cut, text)])["all"] for text in ("the bank of oslo.", "of OSLO Bank")] == [1.0, 0.0]
+
+
+def test_fragments_are_pieces_of_their_sentence_some_of_them_dropped():
+    config = TransformConfig(kind="fragments", words=4, share=0.3)
+    words = [str(number) for number in range(400)]
+    pieces, drawn = [" ".join(words[first : first + 4]) for first in range(0, 400, 4)], set()
+    kept = 0
+    for number in range(50):
+        transform = transform_of(config)
+        text = transform.text_of(Sentence("u", " ".join(words)), Generators(b"key", 0, number)).split()
+        found = [" ".join(text[first : first + 4]) for first in range(0, len(text), 4)]
+        assert len(set(found)) == len(found)
+        assert set(found) <= set(pieces)
+        assert found != sorted(found, key=pieces.index)
+        kept += len(found)
+        drawn.add(tuple(found))
+    assert len(drawn) == 50
+    assert abs(kept / 5000 - 0.3) < 0.04  # six standard errors: a false alarm in 10^9
+    whole = transform_of(TransformConfig(kind="fragments", words=5, share=1.0))
+    assert (
+        whole.text_of(Sentence("u", " four words,  they  stay "), Generators(b"key", 0, 0)) == "four words, they stay"
+    )
+    assert transform_of(TransformConfig(kind="fragments")).draws
 
 
 def test_only_chosen_categories_are_masked(corpus):
@@ -125,8 +198,13 @@ def test_tokens_are_of_one_version_of_a_transform(corpus):
     before = Transformed(corpus, Mask(MASK), b"key").digest
     assert Transformed(corpus, Changed(MASK), b"key").digest != before
     assert Transformed(corpus, Same(MASK), b"key").digest == before
+
+    class First(Mask):
+        draws, version = False, 0
+
     parts = [corpus.digest, corpus.categories, {"kind": "mask"}, None]
-    assert before == hashlib.sha256(json.dumps(parts).encode()).hexdigest(), "as before there were versions"
+    first = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    assert Transformed(corpus, First(MASK), b"key").digest == first, "as before there were versions"
 
 
 @pytest.mark.parametrize("kept_in", ["an attribute", "a dictionary"])

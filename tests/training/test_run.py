@@ -151,7 +151,7 @@ def test_the_speed_is_that_of_training(corpora, tmp_path, monkeypatch):
 
 def test_the_result_agrees_with_ledger_and_rounds(private_run):
     result, rows = private_run.result, pq.read_table(private_run.out / "rounds.parquet").to_pylist()
-    owners = {"run_dir": str(private_run.out), "tokens_per_second": result["tokens_per_second"]}
+    owners = {"run_dir": str(private_run.out), **{key: result[key] for key in ("tokens_per_second", "retention")}}
     assert json.loads((private_run.out / "result.json").read_text()) | owners == result
     assert result["perplexity"] == rows[-1]["perplexity"]
     assert result["initial_perplexity"] == rows[0]["perplexity"]

@@ -7,20 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from tests.conftest import Done
 from tests.told import Told
-from tests.training.runs import crash, run_config
+from tests.training.runs import TEST_NOISE, crash, events, run_config
+from uedp_ray import methods
 from uedp_ray.config import as_yaml, load_config
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.vectors import WORD
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.models.saved import load_model
 from uedp_ray.search.compare import compare
 from uedp_ray.search.comparison import Comparison
 from uedp_ray.training.checks import check_run, ignored
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
+from uedp_ray.training.run_vocabulary import make_vocabulary
 from uedp_ray.training.rundir import RunDir
 
 MASK = {"transform": {"kind": "mask"}}
@@ -72,6 +78,94 @@ def test_variants_of_a_comparison_may_differ_in_their_transform(corpora, tmp_pat
     assert not np.array_equal(*tokens)
     setups = [json.loads((tmp_path / "out" / name / "private/setup.json").read_text()) for name in ("plain", "masked")]
     assert setups[0]["corpus_digest"] == setups[1]["corpus_digest"], "one prepared corpus serves both"
+    words = Vocabulary.load(tmp_path / "out" / "pretrained" / "model")
+    assert words.tokenizer.convert_ids_to_tokens(words.encode_batch(["[Person] [person], [loc]"])[0]) == (
+        ["<unk>", "[person]", ",", "[loc]"]
+    ), "a mask is one token of the vocabulary that all share, whatever the base does"
+
+
+@pytest.mark.parametrize("kind", ["public-words", "public-subwords"])
+def test_a_mask_is_one_token_of_a_vocabulary_made_of_public_text(corpora, kind):
+    sections = {"vocabulary": {"kind": kind, "max_size": 300, "strip_punctuation": True, "lowercase": True}}
+    plain = make_vocabulary(run_config(corpora, **sections))
+    masking = run_config(corpora, **sections, corpus=MASK | {"categories": ["person", "protein"]})
+    vocabulary = make_vocabulary(masking)
+    tokens = vocabulary.tokenizer.convert_ids_to_tokens(vocabulary.encode_batch(["the [person][protein], [loc]"])[0])
+    assert [token for token in tokens if "[" in token] == ["[person]", "[protein]"], "of the categories that are named"
+    assert vocabulary.size == plain.size == 300
+    assert "[person]" not in plain.tokenizer.get_vocab()
+    unnamed = make_vocabulary(run_config(corpora, **sections, corpus={"transform": {"kind": "mask", "style": "token"}}))
+    assert sorted(unnamed.tokenizer.get_added_vocab())[-1] == "[entity]"
+    small = sections["vocabulary"] | {"max_size": 258 if kind == "public-subwords" else 5}
+    with pytest.raises(
+        InputError, match=r"vocabulary\.max_size = \d+: has no room for the 3 words that corpus\.transform"
+    ):
+        make_vocabulary(run_config(corpora, vocabulary=small, corpus=MASK | {"categories": ["person", "protein"]}))
+
+
+def masked_by_hand(corpora):
+    for _, sentences in open_corpus(corpora / "held_out").sentences():
+        for sentence in sentences:
+            text = sentence.text
+            for each in sorted(sentence.mentions, key=lambda each: -each.start):
+                text = f"{text[: each.start]}[{each.category}]{text[each.end :]}"
+            yield text
+
+
+@pytest.fixture(scope="module")
+def masked_run(corpora, tmp_path_factory):
+    out = tmp_path_factory.mktemp("masked") / "run"
+    return Done(out, train(run_config(corpora, corpus=MASK, privacy=TEST_NOISE), out, workers=0))
+
+
+def test_a_run_is_scored_on_transformed_text_beside_the_text_as_it_is(corpora, masked_run, tmp_path):
+    """The model is the same, and so is its metric; the second score is the hand computation on text masked by hand."""
+    out, plain, told = tmp_path / "run", masked_run.result, list[str]()
+    section = {"transform": {"kind": "mask", "apply_to_evaluation": True}}
+    config = run_config(corpora, corpus=section, privacy=TEST_NOISE)
+    both = train(config, out, workers=0, reporter=Told(say=told.append))
+    second = both["transformed_evaluation"]
+    scores = ("perplexity", "bits_per_byte", "unk_share")
+    assert [both[name] for name in scores] == [plain[name] for name in scores]
+    assert set(second) == set(scores)
+    model, words = load_model(out / "model"), Vocabulary.load(out / "vocabulary")
+    total = count = 0.0
+    for ids in words.encode_batch(list(masked_by_hand(corpora))):
+        if len(ids):
+            whole = [words.bos_id, *ids.tolist(), words.eos_id][:13]  # max_length = 12: what is beyond is not predicted
+            inputs = torch.tensor([whole[:-1]])
+            losses = model(inputs).logits[0].detach().double().log_softmax(-1)[range(len(whole) - 1), whole[1:]]
+            total, count = total - float(losses.sum()), count + len(whole) - 1
+    assert second["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
+    assert json.loads((out / "result.json").read_text())["transformed_evaluation"] == second
+    assert "transformed_evaluation" not in plain
+    (line,) = {line for line in told if "still found" in line}
+    assert line.endswith("(private: read off the text)")
+
+
+def test_what_a_transform_left_of_the_mentions_is_private(private_run, masked_run):
+    found = masked_run.result["retention"]
+    assert found["all"] == 0.0
+    assert set(found["by_category"].values()) == {0.0}
+    assert private_run.result["retention"] == {"all": 1.0, "by_category": {}}
+    public = [path for path in masked_run.out.rglob("*") if path.is_file() and "private" not in path.parts]
+    assert len(public) > 5
+    assert not [path.name for path in public if b"retention" in path.read_bytes()]
+
+
+def test_transformed_text_without_a_word_to_score_is_refused_before_a_round_is_charged(corpora, tmp_path):
+    section = {"transform": {"kind": "fragments", "share": 0.0, "apply_to_evaluation": True}}
+    with pytest.raises(InputError, match=r"corpus\.evaluation"):
+        train(run_config(corpora, corpus=section), tmp_path / "run", workers=0)
+    assert not events(tmp_path / "run")
+
+
+def test_de_identification_trains_ordinarily_on_masked_text(corpora, tmp_path):
+    settings = {"training.num_rounds": 1, "training.server_learning_rate": 1e-3}
+    config = methods.apply(run_config(corpora), "de_identification", settings)
+    result = train(config, tmp_path / "run", workers=0)
+    assert (result["private"], result["retention"]["all"]) == (False, 0.0)
+    assert result["transformed_evaluation"]["perplexity"] != result["perplexity"]
 
 
 @pytest.fixture
@@ -127,4 +221,4 @@ def test_vectors_that_are_missing_are_told_before_text_is_read_and_settings_in_v
     config = run_config(corpora, corpus={"transform": {"kind": "mask", "epsilon": 2.0}})
     assert "corpus.transform.epsilon is ignored: corpus.transform.kind is mask" in list(ignored(config))
     shown = yaml.safe_load(as_yaml(run_config(corpora, corpus={"transform": {"kind": "mask"}})))
-    assert shown["corpus"]["transform"] == {"kind": "mask"}
+    assert shown["corpus"]["transform"] == {"kind": "mask", "apply_to_evaluation": False, "style": "category"}

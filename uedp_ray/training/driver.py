@@ -40,6 +40,8 @@ class Scored(NamedTuple):
 
     scores: Mapping[str, float | None]
     by_category: Mapping[str, Mapping[str, float]]
+    transformed: Mapping[str, float | None] | None = None
+    """The scores on the evaluation text as transformed, if they are asked for."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class RunDriver:
         self._noise = GaussianNoise(config.privacy.test_noise_seed)
         self._started, self._first, self._evaluating = time.monotonic(), 0, 0.0
         self._left = 0
-        self._by_category: Mapping[str, Mapping[str, float]] | None = None
+        self._scored: Scored | None = None
         self._unsaved = 0
         """Rounds since the last checkpoint, or since this start."""
         self._stepped: int | None = 0
@@ -207,12 +209,12 @@ class RunDriver:
 
     def _record(self) -> None:
         began = time.monotonic()
-        scores, self._by_category = self.evaluate()
+        self._scored = self.evaluate()
         self._evaluating += time.monotonic() - began
         self.rows.append(
             {
                 "round": self.state.next_round,
-                **scores,
+                **self._scored.scores,
                 "noise_std": self.plan.noise_std,
                 **{f"epsilon_{name}": value for name, value in self.spent().items()},
             }
@@ -271,8 +273,8 @@ class RunDriver:
             self._write_rows()
         elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
-        if self._by_category is None:  # an earlier start scored the last round, and rows do not tell of categories
-            self._by_category = self.evaluate().by_category
+        # An earlier start may have scored the last round: its row tells of one text's scores alone.
+        scored = self._scored or self.evaluate()
         spent, config, metric = self.spent(), self.plan.config, self._metric
         setup = self.run.load_setup()
         size = setup["evaluation_size"]
@@ -280,8 +282,9 @@ class RunDriver:
             metric.name: self.rows[-1][metric.name],
             **{each.initial: self.rows[0][each.name] for each in metric.metrics},
             **{score.name: self.rows[-1][score.name] for score in metric.beside},
-            **({"by_category": by_category} if (by_category := self._by_category) else {}),
+            **({"by_category": scored.by_category} if scored.by_category else {}),
             **metric.yardstick_of(None if size is None else TextSize(**size)),
+            **({} if scored.transformed is None else {"transformed_evaluation": scored.transformed}),
             "epsilon": spent,
             "delta": config.privacy.delta,
             "unit": config.privacy.unit,
@@ -303,7 +306,8 @@ class RunDriver:
             categories=setup["categories"],
             compared=setup["compared"],
         )
-        write_json(self.run.speed, {"tokens_per_second": self._tokens_per_second()}, private=True)
+        speed = {"tokens_per_second": self._tokens_per_second(), "retention": setup.get("retention")}
+        write_json(self.run.speed, speed, private=True)
         write_json(self.run.result, result)
         run, storage = self.run, self.run.storage
         storage.publish(run.config, run.ledger, run.rounds, run.vocabulary, run.model, run.statement)

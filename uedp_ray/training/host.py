@@ -26,7 +26,7 @@ from typing import Any
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import DeviceError, InputError, no_thread_no_blame, one_line
-from uedp_ray.fields import Check, anything, flag, number, string
+from uedp_ray.fields import Check, Later, anything, flag, number, record, string
 from uedp_ray.interrupts import handlers_kept, ray_started
 from uedp_ray.models.saved import check_whole
 from uedp_ray.privacy.cautions import weakness
@@ -44,6 +44,10 @@ from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.worker import run_worker
 
+_SPEED: dict[str, Check] = {
+    "tokens_per_second": number(0.0, nothing=True),
+    "retention": Later(record({"all": number(0.0, 1.0, nothing=True)}, nothing=True)),
+}
 _PROGRESS: dict[str, Check] = {
     **dict.fromkeys(("round", "num_rounds", "evaluated"), number(0, whole=True)),
     **dict.fromkeys(("rounds_per_second", "seconds_left"), number()),
@@ -66,7 +70,8 @@ def train(
     public_source: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Trains one model and returns ``result.json``, with what only its owner sees: ``run_dir``, ``tokens_per_second``.
+    """Trains one model and returns ``result.json``, with what only its owner sees: ``run_dir``, ``tokens_per_second`` and
+    ``retention`` (``corpus.retention``).
 
     Args:
       config: the run.
@@ -122,9 +127,9 @@ def train(
         run.progress.unlink(missing_ok=True)  # it shows speeds, and remains where Ray itself was killed
         shutil.rmtree(run.ray, ignore_errors=True)
         run.storage.get(run.speed)
-        speed: dict[str, Any] = {"tokens_per_second": None}
+        speed: dict[str, Any] = {"tokens_per_second": None, "retention": None}
         with suppress(InputError):  # of this machine only; nothing depends on it
-            speed = read_json(run.speed, {"tokens_per_second": number(0.0, nothing=True)}, "delete it")
+            speed |= read_json(run.speed, _SPEED, "delete it")
         result = run.load_result(metric)
         return result | speed | {"run_dir": run.address}
 

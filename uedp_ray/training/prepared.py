@@ -14,7 +14,7 @@ import numpy as np
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.config.files import files_of
 from uedp_ray.corpus.store import Corpus, open_corpus
-from uedp_ray.corpus.textsize import TextSize
+from uedp_ray.corpus.textsize import TextSize, text_size
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
 from uedp_ray.corpus.transforms.base import Text, Transformed, transform_of
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
@@ -49,6 +49,8 @@ class Prepared:
     sentence_weight: np.ndarray
     evaluation: TokenStore | None
     evaluation_size: TextSize | None
+    transformed: Transformed | None
+    """The evaluation text as transformed, if it is to be scored so, too; its tokens are in the folder of ``tokens``."""
     vocabulary: Vocabulary
     public_source: bool
     """As in ``host.train``."""
@@ -62,7 +64,8 @@ class Prepared:
         _check_starts(used, setup.get("starts") or {})
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = unchanged(run, setup, "corpus", config.corpus.categories)
-        tokens, evaluation = run.root / setup["tokens"], setup["evaluation"]
+        tokens = run.root / setup["tokens"]
+        evaluation = None if setup["evaluation"] is None else unchanged(run, setup, "evaluation")
         return cls(
             config=config,
             used=used,
@@ -70,13 +73,24 @@ class Prepared:
             corpus=corpus,
             tokens=encode(tokens, trained_text(run, config, corpus), vocabulary, config),
             sentence_weight=_load_weights(run, corpus.num_sentences, setup["sentence_weight"]),
-            evaluation=None
-            if evaluation is None
-            else encode(tokens, unchanged(run, setup, "evaluation"), vocabulary, config),
+            evaluation=None if evaluation is None else encode(tokens, evaluation, vocabulary, config),
             evaluation_size=None if evaluation is None else TextSize(**setup["evaluation_size"]),
+            transformed=None if evaluation is None else _to_score(run, config, evaluation, corpus),
             vocabulary=vocabulary,
             public_source=setup.get("public_source") is True,
         )
+
+    def to_score(self) -> list[tuple[list[np.ndarray], TextSize]]:
+        """(sentences as ``Task.annotated``, size) of each text to score on: the evaluation text as it is and, if asked for,
+        as transformed; none without evaluation text."""
+        if self.evaluation is None or self.evaluation_size is None:
+            return []
+        texts = [(self.evaluation, self.evaluation_size)]
+        if self.transformed is not None:
+            tokens = encode(self.tokens.path.parent, self.transformed, self.vocabulary, self.config)
+            said = (text for _, found in self.transformed.texts() for text in found)
+            texts.append((tokens, text_size(said, self.vocabulary, self.config.model.max_length)))
+        return [([store.sentence(i) for i in range(store.num_sentences)], size) for store, size in texts]
 
 
 def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:
@@ -130,6 +144,14 @@ def trained_text(run: RunDir, config: RunConfig, corpus: Corpus) -> Text:
     """The private text as it is trained on: transformed, if it is to be."""
     transform = transform_of(config.corpus.transform)
     return corpus if transform is None else Transformed(corpus, transform, sampling_key(run, config))
+
+
+def _to_score(run: RunDir, config: RunConfig, evaluation: Corpus, corpus: Corpus) -> Transformed | None:
+    """The evaluation text, transformed as the private text is, if that is to be scored; it shares no draw with it."""
+    transform = transform_of(config.corpus.transform)
+    if transform is None or not config.corpus.transform.apply_to_evaluation:
+        return None
+    return Transformed(evaluation, transform, sampling_key(run, config) + b"evaluation", like=corpus)
 
 
 def encode(folder: str | Path, corpus: Text, vocabulary: Vocabulary, config: RunConfig) -> TokenStore:

@@ -14,16 +14,17 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
 from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
+from uedp_ray.corpus.retention import tell_retention
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, tell_cut, text_size
-from uedp_ray.corpus.transforms.base import Text, Transformed
+from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions_of
@@ -31,14 +32,7 @@ from uedp_ray.privacy import statement
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
-from uedp_ray.storage.files import (
-    check_regular,
-    checksum,
-    make_folder,
-    replacing,
-    write_atomically,
-    write_json,
-)
+from uedp_ray.storage.files import check_regular, checksum, make_folder, replacing, write_atomically, write_json
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metric import UNKNOWN, metric_of
 from uedp_ray.training.checks import check_run
@@ -243,7 +237,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
         raise InputError("vocabulary.noise_multiplier", config.vocabulary.noise_multiplier, remedy)
     reporter.say("tokenising")
     tokens = (asked.tokens or run.tokens).resolve()
-    size = _tokenise(run, config, text, tokens, reporter)
+    size, retained = _tokenise(run, config, text, tokens, reporter)
     write_json(
         run.setup,
         {
@@ -263,6 +257,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "detectors": text.corpus.detectors,
             "categories": text.corpus.categories,
             "dropped_share": float(bounded.dropped_share),
+            "retention": retained,
         },
         private=True,
     )
@@ -327,23 +322,24 @@ def _make_vocabulary(
         vocabulary.save(new)
 
 
-def _tokenise(run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter) -> TextSize | None:
-    """Writes the tokens of both texts; returns the size of the evaluation text, if there is one."""
+def _tokenise(
+    run: RunDir, config: RunConfig, text: _Text, tokens: Path, reporter: Reporter
+) -> tuple[TextSize | None, dict[str, Any]]:
+    """Writes the tokens of both texts; returns the size of the evaluation text, if there is one, and the retention."""
     vocabulary = Vocabulary.load(run.vocabulary)
     trained = trained_text(run, config, text.corpus)
     cut = encode(tokens, trained, vocabulary, config).share_cut
-    if isinstance(trained, Transformed) and (told := trained.told()):
-        reporter.say(told)
+    retained = tell_retention(trained, reporter)
     tell_cut(cut, config.model.max_length, reporter, "private: read off the text")
     if text.evaluation is None:
-        return None
+        return None, retained
     encode(tokens, text.evaluation, vocabulary, config)
     texts = (one for _, said in text.evaluation.texts() for one in said)
     size = text_size(texts, vocabulary, config.model.max_length)
     size.warn(reporter)
     if unknown := metric_of(config).caution({UNKNOWN.name: size.unk_share}):
         reporter.say(f"caution: {unknown}")
-    return size
+    return size, retained
 
 
 def _release_words(run: RunDir, config: RunConfig, text: Text, sentence_weight: np.ndarray, ledger: Ledger) -> None:

@@ -86,17 +86,17 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
 
     driver = None
     if reducer.is_driver:
-        evaluation, size = prepared.evaluation, prepared.evaluation_size
-        sentences = [] if evaluation is None else [evaluation.sentence(i) for i in range(evaluation.num_sentences)]
+        texts = prepared.to_score()
 
         def evaluate() -> Scored:
             params.set(state.parameters)
-            if size is None:
+            if not texts:
                 return Scored(dict.fromkeys(metric_of(config).names), {})
             batch_tokens = config.training.batch_tokens
             with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
-                found = score(model, task, sentences, device=device, batch_tokens=batch_tokens)
-                return Scored(task.scores(found, size), task.by_category(found))
+                sums = [score(model, task, said, device=device, batch_tokens=batch_tokens) for said, _ in texts]
+            scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
+            return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
 
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         driver.resume()
