@@ -98,6 +98,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     },
     "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
     "ordinary": _ORDINARY,
+    "de_identification": {
+        **_ORDINARY,
+        "corpus.transform.kind": "mask",
+        "corpus.transform.apply_to_evaluation": True,
+    },
     "dpnr": _of_vectors("laplace", 8.0),
     "dpnr_as_published": _of_vectors("laplace_published", 0.05),  # a coordinate's, as Lyu et al. print it
     "gaudp": _of_vectors("gaussian", 8.0),
@@ -105,8 +110,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "noiseless": _UNPROTECTED,
 }
 """UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, averages
-of what each user noised for its sentences, clipping without noise, the same rounds without privacy, and ordinary training.
-The two published ones claim nothing."""
+of what each user noised for its sentences, clipping without noise, ordinary training, the same on masked text, and the same
+rounds without privacy. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
