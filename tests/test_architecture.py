@@ -31,7 +31,7 @@ FLOORS = (
     ("analysis",),
     ("console",),
     ("screens",),
-    ("cli",),
+    ("cli", "serve"),
     ("__init__", "__main__"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -30,6 +30,9 @@ class Reporter:
     def step(self, step: int, steps: int, loss: float) -> None:
         """Steps of pre-training so far, and the mean loss of those since the report before."""
 
+    def answered(self, done: int, total: int) -> None:
+        """Texts of a file that a model has answered so far."""
+
     def round(self, row: dict[str, Any]) -> None:
         """The content of ``progress.json``, as rounds go by."""
 

@@ -29,6 +29,9 @@ class Screen(Lines):
     def prepared(self, stage: str, done: int, total: int | None) -> None:
         self._show(done, total, f"preparing: {stage} {done}{f'/{total}' if total else ''}")
 
+    def answered(self, done: int, total: int) -> None:
+        self._show(done, total, f"answered {done}/{total} texts")
+
     def step(self, step: int, steps: int, loss: float) -> None:
         if step <= self._began[0] or not self._began[0]:
             self._began = step, time.monotonic()

@@ -32,6 +32,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.odometer import SETTLED_BY_RESULTS
 from uedp_ray.privacy.selection import PRICING_POINTS, UNCHECKED
 from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.search.export import best_run
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.selection_cost import announced
 from uedp_ray.training import rundir
@@ -96,6 +97,17 @@ def test_the_total_comes_first_and_follows_from_the_files(done, handed_on):
         assert UNCHECKED.get(done.rule, "") in text
         assert ("Only the owner can check" in text) == (done.rule != "public")
     assert predict(out, ["the"])
+
+
+def test_the_best_run_is_told_with_the_total_that_an_export_states(done, handed_on):
+    _, told = handed_on
+    found = best_run(done.out)
+    assert {key: found[key] for key in ("epsilon", "rule", "delta", "unit")} == {
+        key: told[key] for key in ("epsilon", "rule", "delta", "unit")
+    }
+    trial = done.out / "trials" / done.answer["best"]["trial"]
+    assert Path(found["run_dir"]) == (trial if done.rule == "composition" else done.out / "winner")
+    assert predict(Path(found["run_dir"]), ["the"]) == predict(handed_on[0], ["the"])
 
 
 def test_pricing_that_takes_long_is_told(done, tmp_path):

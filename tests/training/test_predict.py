@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 from typing import Any
@@ -15,11 +16,13 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.models.helpers import VOCABULARY, tiny, tiny_llama
-from uedp_ray.config import VocabularyConfig
+from tests.told import Told
+from uedp_ray.config import RunConfig, VocabularyConfig, as_yaml, from_dict
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.models.saved import save_model
-from uedp_ray.training.predict import predict
+from uedp_ray.models.saved import load_model, save_model
+from uedp_ray.training.network import initial_model
+from uedp_ray.training.predict import Predictor, predict
 
 
 def test_the_best_next_words_with_their_probabilities(pretrained):
@@ -96,7 +99,7 @@ def test_that_words_are_unknown_is_said(small, command):
 def test_a_folder_without_a_model_and_no_words_at_all_are_refused(pretrained, tmp_path):
     with pytest.raises(InputError, match="finished run"):
         predict(tmp_path, ["the"])
-    with pytest.raises(InputError, match="--top"):
+    with pytest.raises(InputError, match=r"top = 0"):
         predict(pretrained.out, ["the"], top=0)
 
 
@@ -218,3 +221,70 @@ def test_a_file_larger_than_a_model_has_is_not_read(small, tmp_path):
         os.truncate(folder / name, 40 << 30)
         with pytest.raises(InputError, match=rf"{name} is damaged"):
             predict(folder, ["w1"])
+
+
+@pytest.fixture(scope="module", params=["bert", "awd_lstm"])
+def classifier(request, tmp_path_factory):
+    """A run directory, as far as prediction reads it, of an untrained model that classifies; and the settings."""
+    folder = tmp_path_factory.mktemp("classifier") / request.param
+    tree = {
+        "corpus": {"declared_num_users": 10},
+        "privacy": {"noise_multiplier": 1.0},
+        "task": {"kind": "classify", "labels": ["sport", "travel", "food"]},
+        "model": {"architecture": request.param, "max_length": 8, "num_layers": 1, "hidden_size": 8, "num_heads": 2},
+    }
+    config = from_dict(RunConfig, tree)
+    vocabulary = build_vocabulary(VocabularyConfig(kind="public-words"), public_text=lambda: ["the nurse left rome"])
+    (folder / "model").mkdir(parents=True)
+    save_model(initial_model(config, vocabulary), folder / "model")
+    vocabulary.save(folder / "model")
+    (folder / "config.yaml").write_text(as_yaml(config))
+    return folder, config
+
+
+def test_a_run_that_classifies_answers_with_its_labels(classifier):
+    folder, config = classifier
+    model, tokenizer = load_model(folder / "model"), AutoTokenizer.from_pretrained(folder / "model")
+    texts = ["the nurse", "left", "rome the nurse left the"]
+    found = predict(folder, texts, top=3)
+    for text, each in zip(texts, found, strict=True):
+        end = tokenizer.eos_token_id
+        ids = [end, *tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits
+        row = logits[0] if logits.dim() == 2 else logits[0, -1]
+        by_label = dict(zip(config.task.labels, row.softmax(-1).tolist(), strict=True))
+        best = sorted(by_label, key=lambda label: -by_label[label])
+        assert [one["label"] for one in each["labels"]] == best
+        assert [one["probability"] for one in each["labels"]] == pytest.approx([by_label[b] for b in best], abs=1e-6)
+    assert predict(folder / "model", texts, top=3) == found, "the settings are beside the model's folder"
+
+
+def test_a_text_of_which_the_end_is_left_out_says_so(classifier):
+    said: list[str] = []
+    predict(classifier[0], ["the nurse left rome the nurse left"], reporter=Told(say=said.append))
+    assert said == ["note: the text is longer than the 6 tokens that the model reads: the end is left out"]
+
+
+def test_a_model_that_is_not_of_the_task_is_refused(classifier, small, tmp_path):
+    shutil.copytree(classifier[0] / "model", tmp_path / "alone")  # nothing says what it was trained for
+    with pytest.raises(InputError, match=r"not of task\.kind next_word: name the run directory"):
+        predict(tmp_path / "alone", ["the"])
+    shutil.copytree(small, tmp_path / "run" / "model")
+    shutil.copy(classifier[0] / "config.yaml", tmp_path / "run")
+    with pytest.raises(InputError, match=r"not of task\.kind classify"):
+        predict(tmp_path / "run", ["the"])
+
+
+def test_one_load_answers_many_batches_in_any_process(small):
+    predictor = pickle.loads(pickle.dumps(Predictor(small)))
+    texts = ["w1", "w2 w3 w4 w5", "w1 w6"]
+    assert predictor.predict(texts[:1]) == predict(small, texts[:1])
+    together = predictor.predict(texts, top=2)
+    assert [each["text"] for each in together] == texts
+    for text, each in zip(texts, together, strict=True):
+        (alone,) = predictor.predict([text], top=2)
+        assert [one["token"] for one in each["next"]] == [one["token"] for one in alone["next"]]
+        for one, other in zip(each["next"], alone["next"], strict=True):
+            assert one["probability"] == pytest.approx(other["probability"], abs=2e-6)
+    assert predictor.predict([]) == []

@@ -232,15 +232,33 @@ def export(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run directory or its model folder.")],
-    text: Annotated[list[str], typer.Option(help="Text to continue. Repeatable.")],
-    top: Annotated[int, typer.Option(help="Next words to show.")] = 5,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN|SWEEP", help="A run directory, an export, its model, or a sweep.")
+    ],
+    text: Annotated[list[str], typer.Option(help="Text to answer. Repeatable.")] = NONE,
+    source: Annotated[Path | None, typer.Option("--input", help="File of texts: .jsonl or .parquet.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write the answers to: .jsonl or .parquet.")] = None,
+    top: Annotated[int, typer.Option(help="Next words, or labels, of each text.")] = 5,
+    workers: Annotated[int, typer.Option(min=0, help="Ray Data workers for --input; 0 runs without Ray.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """The most likely next words after a text."""
-    from uedp_ray.training.predict import predict as predict_next
+    """What a model says of a text: next words, labels, tags or entities, by its task."""
+    from uedp_ray.search.export import best_run
+    from uedp_ray.search.layout import SweepDir, check_apart
+    from uedp_ray.training.predict import predict as answers
+    from uedp_ray.training.predict_file import predict_file
 
-    emit({"predictions": predict_next(run, text, top=top, reporter=Lines())}, as_json)
+    if bool(text) == bool(source) or bool(source) != bool(output):
+        raise InputError("--text", text, "give texts by --text, or a file of them by --input, and then --output")
+    with as_flags(path="--input", RUN="RUN", model="model"), screen() as reporter:
+        best = best_run(run, reporter=reporter) if SweepDir(run).is_sweep else {}
+        run = Path(best.get("run_dir", run))
+        if source and output:
+            check_apart(output, field="--output")
+            answer = predict_file(run, source, output, top=top, workers=workers, reporter=reporter)
+        else:
+            answer = {"predictions": answers(run, text, top=top, reporter=reporter)}
+    emit(best | answer, as_json)
 
 
 def _target(out: Path) -> Path:

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,18 @@ _OBJECT = json.JSONDecoder(object_pairs_hook=_once)
 
 def read_jsonl(path: Path) -> Iterator[Sentence]:
     """Reads one JSON object per line; blank lines are skipped."""
+    for row, where in _objects(path):
+        yield checked_row(row, where)
+
+
+def read_jsonl_texts(path: Path) -> Iterator[str]:
+    """Reads the ``text`` of each, as it stands."""
+    for row, where in _objects(path):
+        yield _checked_text(row, where)
+
+
+def _objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the object of each line, and its place."""
     lines = Lines(path)
     for line in lines:
         if not line.strip():
@@ -60,23 +72,35 @@ def read_jsonl(path: Path) -> Iterator[Sentence]:
             raise InputError("path", lines.where, "not JSON: write one object per line") from None
         if not isinstance(row, dict):
             raise InputError("path", lines.where, 'not a JSON object: write {"user": ..., "text": ...}')
-        yield checked_row(row, lines.where)
+        yield row, lines.where
 
 
 def read_parquet(path: Path) -> Iterator[Sentence]:
-    """Reads the same columns of a Parquet file, batch by batch.
+    """Reads the same columns of a Parquet file, batch by batch; see ``_of_parquet``."""
+    for row, where in _of_parquet(path, ("user", "text"), _COLUMNS):
+        yield checked_row(row, where)
+
+
+def read_parquet_texts(path: Path) -> Iterator[str]:
+    """Reads the column ``text``, as it stands; see ``_of_parquet``."""
+    for row, where in _of_parquet(path, ("text",), ("text",)):
+        yield _checked_text(row, where)
+
+
+def _of_parquet(path: Path, needed: Sequence[str], read: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields each row of these columns, and its place.
 
     Text repeats itself only so much: what unpacks to more than 64 MiB and a thousand times the file is refused, by what
     the file declares before anything is unpacked, and again as it is read.
     """
     try:
         with refusing_damage(InputError("path", str(path), "not a readable Parquet file")):
-            yield from _parquet_rows(path)
+            yield from _parquet_rows(path, needed, read)
     except OSError as error:
         raise unreadable(error, "path", str(path)) from None
 
 
-def _parquet_rows(path: Path) -> Iterator[Sentence]:
+def _parquet_rows(path: Path, needed: Sequence[str], read: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
     most = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
     bomb = InputError("path", str(path), f"unpacks to more than {_UNPACKED[1]:,} times its size: not text")
     _check_parts(path)
@@ -85,15 +109,15 @@ def _parquet_rows(path: Path) -> Iterator[Sentence]:
         names = set(file.schema_arrow.names)
         if len(names) < len(file.schema_arrow.names):
             raise InputError("path", str(path), "has two columns of one name: keep one")
-        missing = sorted({"user", "text"} - names)
+        missing = sorted(set(needed) - names)
         if missing:
-            raise InputError("path", str(path), f"no column {missing[0]}: a row needs user and text")
+            raise InputError("path", str(path), f"no column {missing[0]}: a row needs {' and '.join(needed)}")
         declared = _declared(file.metadata)
         if sum(declared) > most:
             raise bomb
         rows = max(1, min(_BATCH[0], _BATCH[1] // max(*declared, 1)))
-        inside = {name.partition(".")[0] for name in listed} & set(_COLUMNS)
-        plain = [name for name in _COLUMNS if name in names - inside]
+        inside = {name.partition(".")[0] for name in listed} & set(read)
+        plain = [name for name in read if name in names - inside]
         number = 0
         for group in range(file.num_row_groups):  # Arrow cannot join lists whose dictionaries differ
 
@@ -110,7 +134,7 @@ def _parquet_rows(path: Path) -> Iterator[Sentence]:
             last = number + file.metadata.row_group(group).num_rows
             for _, cell, others in zip(range(number, last), cells, lists, strict=False):
                 number += 1
-                yield checked_row(cell | others, f"{path}:row {number}")
+                yield cell | others, f"{path}:row {number}"
             if number < last:
                 raise pa.ArrowInvalid("a column ends before the others")
 
@@ -228,7 +252,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
 
     A NUL character counts as a blank. Raises: InputError naming ``where`` and the key that is missing or wrong.
     """
-    user, text = row.get("user"), row.get("text")
+    user = row.get("user")
     if isinstance(user, int) and not isinstance(user, bool):
         user = str(user)
     if user is not None and not isinstance(user, str):
@@ -240,11 +264,7 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
             "user is missing or empty: every row needs its owner under the name user, and its text under the name text",
         )
     _check_name("user", user, where)
-    if not isinstance(text, str):
-        raise InputError("path", where, "text is missing or not a string: every row needs it under the name text")
-    if len(text) > LONGEST:
-        raise InputError("path", where, f"a text of more than {LONGEST:,} characters: split it")
-    text = text.replace("\0", " ")
+    text = _checked_text(row, where).replace("\0", " ")
     label, tags = row.get("label"), row.get("tags")
     if label is not None and not isinstance(label, str | int):
         raise InputError("path", where, "label must be a string or a whole number")
@@ -258,12 +278,26 @@ def checked_row(row: Mapping[str, Any], where: str) -> Sentence:
     else:
         text = join_lines(text)
     mentions = tuple(_mentions(row.get("entities"), text, where))
-    try:
-        "".join([user, text, str(label), *(tags or ()), *(mention.category for mention in mentions)]).encode()
-    except UnicodeEncodeError:
-        raise InputError("path", where, "holds half a surrogate pair: repair the escapes") from None
+    _check_pairs([user, str(label), *(tags or ()), *(mention.category for mention in mentions)], where)
     whole = None if label is None else str(label)
     return Sentence(user, text, whole, None if tags is None else tuple(tags), mentions, label is None and tags is None)
+
+
+def _checked_text(row: Mapping[str, Any], where: str) -> str:
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise InputError("path", where, "text is missing or not a string: every row needs it under the name text")
+    if len(text) > LONGEST:
+        raise InputError("path", where, f"a text of more than {LONGEST:,} characters: split it")
+    _check_pairs([text], where)
+    return text
+
+
+def _check_pairs(texts: Iterable[str], where: str) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise InputError("path", where, "holds half a surrogate pair: repair the escapes") from None
 
 
 def _check_name(key: str, name: str, where: str) -> None:

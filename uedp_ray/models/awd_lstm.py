@@ -127,6 +127,9 @@ class AWDLSTM(PerSentenceMasks):
         if config.tie_embeddings and not config.num_labels:
             self.decoder.weight = self.embedding.weight
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
     def get_output_embeddings(self) -> nn.Module | None:
         """The layer whose outputs are words; None of a classifier."""
         return None if self.settings.num_labels else self.decoder

@@ -69,6 +69,30 @@ def export(path: str | Path, out: str | Path, *, reporter: Reporter = SILENT) ->
         return export_run(found, out, own_total(found), {})
 
 
+def best_run(path: str | Path, *, reporter: Reporter = SILENT) -> dict[str, Any]:
+    """The run of a finished sweep that ``export`` would write, and what it costs. ``path``, ``reporter``: as there.
+
+    Returns: run_dir, epsilon (of training and choosing together, as an export states it), delta, unit, rule,
+    settled_by_results (``privacy.odometer.SETTLED_BY_RESULTS``: ``epsilon`` is no guarantee then).
+    Raises: as ``export``.
+    """
+    storage = open_storage(path, "path")
+    with storage.exclusive():
+        folder = SweepDir(storage.root, storage)
+        config, rows, run = _chosen(folder, None)
+        found = Finished.open(RunDir(run, storage.child(run)))
+        total = _total(config, found, cost_of_selection(config, folder, rows, reporter))
+    # Under repeat_and_select, which trial it is may not be told: the winner is a copy of it.
+    return {
+        "run_dir": str(folder.winner if folder.winner.is_dir() else run),
+        "epsilon": total.epsilon,
+        "delta": config.budget.delta,
+        "unit": total.unit,
+        "rule": total.rule,
+        "settled_by_results": total.settled_by_results,
+    }
+
+
 def export_best(
     config: SweepConfig,
     folder: SweepDir,
@@ -80,14 +104,18 @@ def export_best(
 ) -> dict[str, Any]:
     """Exports one run of a sweep at the price of choosing (``cost_of_selection`` of ``rows``)."""
     found = Finished.open(RunDir(run, folder.storage.child(run)))
+    total = _total(config, found, priced)
+    terms, ledgers = _terms(config, folder, rows, total.rule)
+    return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
+
+
+def _total(config: SweepConfig, found: Finished, priced: Mapping[str, Any]) -> Total:
     rule = priced["rule"]
-    terms, ledgers = _terms(config, folder, rows, rule)
     epsilon = found.epsilon if rule == "public" else priced["epsilon"]
     if epsilon is None or not epsilon < math.inf:
         raise InputError("selection.epsilon", epsilon, "is no bound: the sweep cannot be priced, and nothing handed on")
     text = " ".join(("The total:", priced["text"], _RECOMPUTE[rule], UNCHECKED.get(rule, ""))).rstrip()
-    total = Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
-    return export_run(found, out, total, terms, ledgers=ledgers, name=config.base.name, **how)
+    return Total(max(found.epsilon, epsilon), config.unit, rule, text, priced["settled_by_results"])
 
 
 _RECOMPUTE = {
@@ -104,6 +132,15 @@ _RECOMPUTE = {
 
 
 def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter) -> dict[str, Any]:
+    config, rows, run = _chosen(folder, run)
+    return export_best(config, folder, rows, cost_of_selection(config, folder, rows, reporter), run, out)
+
+
+def _chosen(folder: SweepDir, run: Path | None) -> tuple[SweepConfig, list[Row], Path]:
+    """A finished sweep's settings and trials, and the run of it that is paid for: the best one, or ``run`` itself.
+
+    Raises: InputError if the rule does not pay for ``run``.
+    """
     config = load_kept(folder.config, folder.terms)
     rows = _ended_rows(config, folder)
     folder.storage.get(folder.pool)
@@ -113,20 +150,20 @@ def _of_sweep(folder: SweepDir, run: Path | None, out: Path, reporter: Reporter)
     chosen = best(rows, config.metric)
     if chosen is None:
         raise InputError("SWEEP", folder.address, "chose nothing: no trial was trained to its end")
-    best_run = folder.root / min(chosen["run_dirs"])
+    found = folder.root / min(chosen["run_dirs"])
     rule = config.search.rule
     if rule in ("composition", "pilots"):
         runs = {folder.root / name for row in rows for name in row["run_dirs"]}
         runs |= {folder.winner} if rule == "pilots" else set()
-        run = run or (folder.winner if rule == "pilots" else best_run)
+        run = run or (folder.winner if rule == "pilots" else found)
         if run not in runs:
             raise InputError("RUN", str(run), "is inside a sweep but not one of its trials: it has no price of its own")
     elif run not in (None, folder.winner):
         remedy = f"rule {rule} pays for the winner alone: export the sweep, {folder.root}"
         raise InputError("RUN", str(run), remedy)
     else:
-        run = folder.winner if rule in TRAINS_ANEW else best_run
-    return export_best(config, folder, rows, cost_of_selection(config, folder, rows, reporter), run, out)
+        run = folder.winner if rule in TRAINS_ANEW else found
+    return config, rows, run
 
 
 def _ended_rows(config: SweepConfig, folder: SweepDir) -> list[Row]:

@@ -198,7 +198,7 @@ def sweep_above(path: Path) -> Path | None:
     return next((folder for folder in path.resolve().parents if SweepDir(folder).is_sweep), None)
 
 
-def check_apart(out: Path) -> Path:
+def check_apart(out: Path, *, field: str = "--out") -> Path:
     """Returns ``out`` if a command may write there. Raises: InputError inside a run, a comparison or a sweep, which would
     take what is written for its own: another text for the private one, or a stranger for a trial; and inside a prepared
     corpus, which could not be prepared again.
@@ -206,7 +206,7 @@ def check_apart(out: Path) -> Path:
     for folder in out.resolve().parents:
         if all((folder / name).exists() for name in ("corpus.json", "shards")):
             remedy = f"is inside {folder}, which is a prepared corpus: name a folder outside"
-            raise InputError("--out", str(out), remedy)
+            raise InputError(field, str(out), remedy)
         run, comparison = RunDir(folder), corpora_at(folder / "corpora")
         if (
             (run.config.exists() and run.key.exists())
@@ -214,7 +214,7 @@ def check_apart(out: Path) -> Path:
             or all(map(Path.exists, comparison[:2]))
         ):
             remedy = f"is inside {folder}, which holds a run, a comparison or a sweep: name a folder outside"
-            raise InputError("--out", str(out), remedy)
+            raise InputError(field, str(out), remedy)
     return out
 
 

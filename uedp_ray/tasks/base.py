@@ -23,9 +23,9 @@ Shape legend: B sentences, T positions, V vocabulary, C labels. The sentences ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -58,6 +58,14 @@ NEXT_WORD = Head()
 """The head of a causal language model."""
 
 
+class Answer(NamedTuple):
+    """What is said of a text: a list of records, which a file of answers has as the column ``key``."""
+
+    key: str
+    fields: Mapping[str, type]
+    """The type of each value of a record: str, int (characters) or float (probabilities)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """``input_ids`` (B, T) int64; ``targets`` int64, ``IGNORED`` where nothing is predicted: (B, T) for one per token, (B,)
@@ -73,6 +81,10 @@ class Batch:
     def __getitem__(self, rows: slice) -> Batch:
         return Batch(self.input_ids[rows], self.targets[rows], self.lengths[rows])
 
+    def last(self, logits: Tensor) -> Tensor:
+        """(B, T, C) -> (B, C): those at the last position of each sentence."""
+        return logits[torch.arange(len(self), device=logits.device), self.lengths - 1]
+
     def to(self, device: torch.device | str) -> Batch:
         return Batch(self.input_ids.to(device), self.targets.to(device), self.lengths.to(device))
 
@@ -85,6 +97,10 @@ class Task(ABC):
 
     labelled: ClassVar[bool] = False
     """Whether it reads the label, the tags or the mentions of a sentence (``annotated``)."""
+    answer: ClassVar[Answer | None] = None
+    """What ``answers`` gives; None of a task that answers nothing."""
+    left_out: ClassVar[Literal["beginning", "end"]] = "end"
+    """Which part of a text that is too long is not read when it is answered."""
     only_positions: ClassVar[bool] = False
     """Whether every function but sums and quotients, its own and its head's, is of tensors with as many numbers for each
     position. A sentence's numbers may else end in a part of a vector, which CPU kernels compute by other code: batches then
@@ -155,6 +171,25 @@ class Task(ABC):
         """The metric and the figures beside it (``Metric.names``), from the ``sums`` over a text of this size, of 1
         prediction or more."""
 
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Tokens of a text that is to be answered -> those that are read."""
+        return ids[: self.longest_text]
+
+    def unlabelled(self, ids: np.ndarray) -> np.ndarray:
+        """What is known of a text of which there are the tokens alone, as ``read`` gives them: as ``annotated``."""
+        return ids
+
+    def answers(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary, *, top: int
+    ) -> list[list[dict[str, Any]]]:
+        """What the network says of each text, as ``answer`` has it; without gradients.
+
+        Args:
+          batch: of the texts as ``read`` and ``unlabelled``.
+          top: how many words or labels to give of a text, where that is a choice: the most likely, best first.
+        """
+        raise NotImplementedError
+
     def by_category(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
         """Scores of parts of the text, by the name of each; none, unless a task has them."""
         return {}
@@ -185,6 +220,15 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
         position_ids=position_ids + _first_position(model),
         attention_mask=mask[:, None, None],
     ).logits
+
+
+def most_likely(logits: Tensor, top: int) -> list[list[tuple[int, float]]]:
+    """(N, C) -> of each row the ``top`` most likely outputs by number, best first, with their probabilities (6 decimals)."""
+    best = logits.softmax(-1).topk(min(top, logits.shape[-1]))
+    return [
+        [(number, round(probability, 6)) for number, probability in zip(*row, strict=True)]
+        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def reads_both_ways(model: nn.Module) -> bool:

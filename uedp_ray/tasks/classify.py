@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,13 +34,15 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.tasks.base import IGNORED, Batch, Head, forward_logits
+from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head, forward_logits, most_likely
 from uedp_ray.tasks.labels import Labelled
 
 
 @dataclass(frozen=True, slots=True)
 class Classify(Labelled):
     """One label for each sentence. Known of it: its tokens, then the number of its label."""
+
+    answer: ClassVar[Answer] = Answer("labels", {"label": str, "probability": float})
 
     @classmethod
     def head(cls, config: TaskConfig) -> Head:
@@ -68,9 +71,7 @@ class Classify(Labelled):
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = forward_logits(model, batch)
-        if logits.dim() == 2:
-            return logits
-        return logits[torch.arange(len(batch), device=logits.device), batch.lengths - 1]
+        return logits if logits.dim() == 2 else batch.last(logits)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
@@ -83,6 +84,19 @@ class Classify(Labelled):
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         errors, count = sums
         return {"error_rate": errors / count, "unk_share": size.unk_share}
+
+    def unlabelled(self, ids: np.ndarray) -> np.ndarray:
+        return np.append(ids, np.int32(0))
+
+    @torch.no_grad()
+    def answers(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary, *, top: int
+    ) -> list[list[dict[str, Any]]]:
+        """The most likely labels of each text, with their probabilities."""
+        return [
+            [{"label": self.labels[number], "probability": probability} for number, probability in row]
+            for row in most_likely(self.logits(model, batch), top)
+        ]
 
 
 TASK = Classify

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.tasks.base import IGNORED, Batch, Head, Task, forward_logits
+from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head, Task, forward_logits, most_likely
 from uedp_ray.tasks.loss import cross_entropy
 
 
@@ -57,6 +57,8 @@ class NextWord(Task):
     """
 
     only_positions: ClassVar[bool] = True
+    answer: ClassVar[Answer] = Answer("next", {"token": str, "probability": float})
+    left_out: ClassVar[Literal["beginning", "end"]] = "beginning"
 
     bos_id: int
     eos_id: int
@@ -123,8 +125,31 @@ class NextWord(Task):
         bits_per_byte = (bits + 8 * size.unknown_bytes) / max(size.num_bytes, 1)
         return {"perplexity": value, "bits_per_byte": bits_per_byte, "unk_share": size.unk_share}
 
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """The last that fit behind ``bos``."""
+        return ids[max(0, len(ids) + 1 - self.max_length) :]
+
+    @torch.no_grad()
+    def answers(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary, *, top: int
+    ) -> list[list[dict[str, Any]]]:
+        """The most likely next tokens of each text, with their probabilities."""
+        last = batch.last(forward_logits(model, batch))
+        return [
+            [{"token": _shown(vocabulary, token), "probability": probability} for token, probability in row]
+            for row in most_likely(last, top)
+        ]
+
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         return cross_entropy(forward_logits(model, batch), batch.targets)
+
+
+def _shown(vocabulary: Vocabulary, token: int) -> str:
+    """A token as text. What SentencePiece begins a word with is a space; decoding a single token drops it."""
+    piece = vocabulary.tokenizer.convert_ids_to_tokens(token)
+    if piece is None:  # the model has more outputs than its tokenizer has tokens
+        return f"(token {token})"
+    return piece.replace("▁", " ") if piece.startswith("▁") else vocabulary.decode([token])
 
 
 TASK = NextWord

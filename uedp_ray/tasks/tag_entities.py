@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
-from uedp_ray.tasks.base import IGNORED, Batch, Head
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head
 from uedp_ray.tasks.tags import WORD, Tagging
 
 
@@ -47,6 +48,7 @@ class TagEntities(Tagging):
     """Categories by span. Output 0 is O; category k has outputs 1 + 2k (B) and 2 + 2k (I)."""
 
     only_positions: ClassVar[bool] = True
+    answer: ClassVar[Answer] = Answer("entities", {"category": str, "text": str, "start": int, "end": int})
 
     @classmethod
     def head(cls, config: TaskConfig) -> Head:
@@ -96,6 +98,22 @@ class TagEntities(Tagging):
 
     def by_category(self, sums: Sequence[float]) -> dict[str, dict[str, float]]:
         return {label: _prf(*row) for label, row in zip(self.labels, np.reshape(sums[:-1], (-1, 3)), strict=True)}
+
+    def answers(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary, *, top: int
+    ) -> list[list[dict[str, Any]]]:
+        """The entities of each text, by whole words: characters from ``start``, ``end`` exclusive, as corpora have them."""
+        found = []
+        for text, outputs in zip(texts, self.likely_outputs(model, batch, texts, vocabulary), strict=True):
+            words = [match.span() for number, match in enumerate(WORD.finditer(text)) if number in outputs]
+            entities = []
+            for first, beyond, category in spans([output for output, _ in outputs.values()]):
+                start, end = words[first][0], words[beyond - 1][1]
+                entities.append(
+                    {"category": self.labels[category], "text": text[start:end], "start": start, "end": end}
+                )
+            found.append(entities)
+        return found
 
 
 def spans(tags: Sequence[int] | np.ndarray) -> Iterator[tuple[int, int, int]]:

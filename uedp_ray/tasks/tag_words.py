@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -27,8 +27,9 @@ from torch import nn
 from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
-from uedp_ray.tasks.base import IGNORED, Batch, Head
-from uedp_ray.tasks.tags import Tagging
+from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head
+from uedp_ray.tasks.tags import WORD, Tagging
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class TagWords(Tagging):
     """The tags that the source has, one for each word."""
 
     only_positions: ClassVar[bool] = True
+    answer: ClassVar[Answer] = Answer("tags", {"word": str, "tag": str, "probability": float})
 
     @classmethod
     def head(cls, config: TaskConfig) -> Head:
@@ -59,6 +61,20 @@ class TagWords(Tagging):
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         right, count = sums
         return {"word_accuracy": right / count, "unk_share": size.unk_share}
+
+    def answers(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary, *, top: int
+    ) -> list[list[dict[str, Any]]]:
+        """The most likely tag of each word, with its probability; both None of a word that is not read."""
+        found = self.likely_outputs(model, batch, texts, vocabulary)
+        return [
+            [self._tagged(word, outputs.get(number)) for number, word in enumerate(WORD.findall(text))]
+            for text, outputs in zip(texts, found, strict=True)
+        ]
+
+    def _tagged(self, word: str, output: tuple[int, float] | None) -> dict[str, Any]:
+        tag, probability = (None, None) if output is None else (self.labels[output[0]], output[1])
+        return {"word": word, "tag": tag, "probability": probability}
 
 
 TASK = TagWords

@@ -7,15 +7,16 @@ A word is what whitespace separates; pieces after its first predict nothing, nor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
-from uedp_ray.tasks.base import IGNORED, Batch
+from uedp_ray.tasks.base import IGNORED, Batch, most_likely
 from uedp_ray.tasks.labels import Labelled
 
 WORD = re.compile(r"\S+")
@@ -38,6 +39,21 @@ class Tagging(Labelled):
         for word, piece in starts.items():
             known[piece] = 1 + labels[word]
         return np.concatenate([ids, known])
+
+    def unlabelled(self, ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([ids, np.zeros(len(ids), np.int32)])
+
+    @torch.no_grad()
+    def likely_outputs(
+        self, model: nn.Module, batch: Batch, texts: Sequence[str], vocabulary: Vocabulary
+    ) -> Iterator[dict[int, tuple[int, float]]]:
+        """Yields of each text the most likely output, and its probability, by the number of each word that is read."""
+        logits = self.logits(model, batch)
+        for row, text in enumerate(texts):
+            starts = first_pieces(text, vocabulary, int(batch.lengths[row]) - 2)
+            places = torch.tensor([1 + piece for piece in starts.values()], dtype=torch.long, device=logits.device)
+            best = most_likely(logits[row, places], 1)
+            yield {word: first for word, (first,) in zip(starts, best, strict=True)}
 
     def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
         size = max(1, positions - 2)

@@ -222,8 +222,9 @@ def check_gpus(config: RunConfig, num_workers: int, gpus: float | None = None) -
 
 
 def _gpus_of_worker(config: RunConfig, num_workers: int, gpus: float | None, reporter: Reporter) -> float:
-    found = gpus_for(config, num_workers, reporter) if gpus is None or config.training.device == "cpu" else gpus
-    if config.training.device == "cuda" and not found:
+    wanted = config.training.device
+    found = gpus_for(wanted, num_workers, reporter) if gpus is None or wanted == "cpu" else gpus
+    if wanted == "cuda" and not found:
         raise InputError("training.device", "cuda", "no worker has a GPU: give it one, or use auto or cpu")
     return found
 

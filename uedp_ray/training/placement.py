@@ -31,6 +31,11 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and found else "cpu")
 
 
+def best_device() -> torch.device:
+    """A GPU, if this process may use one."""
+    return torch.device("cuda" if _may_take_gpu() and torch.cuda.is_available() else "cpu")
+
+
 def _may_take_gpu() -> bool:
     """Whether this process may use a GPU. Ray hides none from tasks and actors that requested none, so they must check."""
     ray = sys.modules.get("ray")
@@ -42,19 +47,19 @@ def _may_take_gpu() -> bool:
     return bool(context.get_accelerator_ids().get("GPU"))
 
 
-def gpus_for(config: RunConfig, num_workers: int, reporter: Reporter) -> int:
-    """GPUs of each worker: 1 if there are enough for all, else 0."""
+def gpus_for(wanted: str, num_workers: int, reporter: Reporter, doing: str = "training") -> int:
+    """GPUs of each worker, by ``training.device``: 1 if there are enough for all, else 0."""
     import ray
 
     there = int(ray.cluster_resources().get("GPU", 0))
-    if config.training.device == "cpu" or there == 0:
+    if wanted == "cpu" or there == 0:
         return 0
     if there >= num_workers:
         return 1
     remedy = f"the cluster has {there} for {num_workers} workers: ask for fewer, or add nodes"
-    if config.training.device == "cuda":
-        raise InputError("training.device", "cuda", remedy)
-    reporter.say(f"training on CPUs, not on GPUs: {remedy}")
+    if wanted == "cuda":
+        raise InputError("training.device", wanted, remedy)
+    reporter.say(f"{doing} on CPUs, not on GPUs: {remedy}")
     return 0
 
 
