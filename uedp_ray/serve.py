@@ -1,6 +1,4 @@
-"""A trained model over HTTP, by Ray Serve (extra ``serve``).
-
-    serve run uedp_ray.serve:app run=runs/notes
+"""A trained model over HTTP, by Ray Serve (extra ``serve``): ``serve run uedp_ray.serve:app run=runs/notes``.
 
 ``POST /predict`` answers ``{"texts": ["…"], "top": 5}`` as ``uedp-ray predict --json`` does; ``GET /privacy`` returns the
 statement, ``privacy.md``. Bad input is answered with 422 and ``{"field": …, "value": …, "remedy": …}``.

@@ -1,6 +1,7 @@
 """What a model says of every text in a file: in this process, or on Ray Data.
 
-    predict_file("runs/mine", "asked.jsonl", "answers.parquet", workers=0)      # {"output": "answers.parquet", "texts": 2}
+    size = Path("asked.jsonl").write_text('{"text": "the nurse"}')
+    predict_file("runs/mine", "asked.jsonl", "answers.parquet", workers=0)      # {"output": "answers.parquet", "texts": 1}
 
 The file is read twice: all its rows are checked before any is answered, and however long it is, little of it is in memory.
 Answers are as private as the texts.
