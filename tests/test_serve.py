@@ -146,7 +146,7 @@ def test_what_is_asked_wrongly_is_answered_with_field_value_and_remedy(served):
 def test_ray_data_answers_a_file_in_its_order(private_run, local_ray, tmp_path):
     texts = [" ".join(["the", "nurse", "called", "them"][: 1 + n % 4]) + f" {n}" for n in range(600)]
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    for name, workers in (("here", 0), ("ray", 2)):
+    for name, workers in (("here", 0), ("ray", 1)):
         predict_file(private_run.out, tmp_path / "asked.jsonl", tmp_path / f"{name}.parquet", top=1, workers=workers)
     here, ray = (pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("here", "ray"))
     assert [row["text"] for row in ray] == texts
