@@ -35,9 +35,10 @@ from uedp_ray.privacy.selection import (
     odometer_of,
     priced_by,
 )
-from uedp_ray.privacy.statement import covers, narrowed, part_of, show_epsilon, state
+from uedp_ray.privacy.statement import OF_RECORDS, covers, narrowed, part_of, show_epsilon, state
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import check_regular
+from uedp_ray.units import RECORD
 
 _UNPLANNED = (
     "no guarantee: the ledger does not say how many rounds were planned, and a run that was broken off because of its "
@@ -45,6 +46,10 @@ _UNPLANNED = (
 )
 
 
+_OF_RECORDS = (
+    "corpus.regroup made records the users of this run, so that it hides one record, and no person: --unit record"
+)
+_OF_PERSONS = "record is the unit of runs with corpus.regroup, and this run has users: name their unit"
 _NAMES = list_of(string(r"[^\W_].{0,99}", "a name"), nothing=True)
 _MOST_RUNS = 100_000
 _MOST_BYTES = 1 << 26
@@ -124,7 +129,7 @@ def ledger_epsilon(
     """
     if accountant == "published":
         raise InputError("--accountant", accountant, "a ledger is bounded by pld or renyi")
-    check_arguments(unit, kind, delta)
+    check_arguments("user" if unit == RECORD else unit, kind, delta)
     events = read_ledger(path)
     answer = _of_ledger(events, delta, unit, accountant, kind, chosen=part_of(events) is not None)
     return answer | {"kind": kind, "events": len(events)}
@@ -152,6 +157,8 @@ def _of_ledger(
     value = max(least, epsilon_of_charges(whole, delta=delta, unit=unit, kind=kind, accountant=accountant))
     if not charged.bounded:
         nothing = _UNPLANNED
+    elif charged.of_records != (unit == RECORD):
+        nothing = f"no guarantee: {_OF_RECORDS if charged.of_records else _OF_PERSONS}"
     elif math.isinf(value):
         nothing = accounting.why_infinite(whole.rounds, unit=unit, kind=kind)
     else:
@@ -164,6 +171,8 @@ def _of_ledger(
         claims["note"] += (
             f" Charged to its planned end: {whole.num_rounds} rounds, {charged.num_rounds} of them recorded."
         )
+    if unit == RECORD and not nothing:
+        claims["note"] += f" {OF_RECORDS}"
     if chosen:
         claims["note"] += f" Not the price of a chosen model: {covers(events[0]['header'])}."
     return _answer(mechanism, value, delta, unit, by or accountant, **claims) | {

@@ -19,6 +19,7 @@ from uedp_ray.privacy.events import Charges, epsilon_of_charges
 from uedp_ray.privacy.mechanisms import release_of
 from uedp_ray.privacy.mechanisms.base import Mechanism
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.units import RECORD
 
 
 def extended_sampling_prob(config: RunConfig) -> float:
@@ -73,7 +74,7 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
 
         def fits(z: float) -> bool:
             planned = planned_charges(config, z)
-            return epsilon_of_charges(planned, delta=privacy.delta, unit=privacy.unit) <= target_epsilon
+            return epsilon_of_charges(planned, delta=privacy.delta, unit=config.unit) <= target_epsilon
 
         low, high = z, 2 * z
         while not fits(high):
@@ -110,7 +111,7 @@ def noise_of(config: RunConfig) -> float:
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
     """What a run with calibrated noise charges if it is not stopped early. Public: no text is read."""
     rounds = mechanism_of(config, noise_multiplier), config.training.num_rounds
-    return Charges((rounds,), planned_releases(config))
+    return Charges((rounds,), planned_releases(config), of_records=config.unit == RECORD)
 
 
 def planned_releases(config: RunConfig) -> tuple[Mechanism, ...]:

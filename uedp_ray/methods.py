@@ -28,6 +28,14 @@ _NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.n
 
 _UNPROTECTED = {**_NO_NOISE, "privacy.clip": False, "privacy.sentence_clip_norm": None, "bounds.mode": "none"}
 
+_USER_DP = {
+    "privacy.unit": "user",
+    "privacy.entity_sampling_prob": 1.0,
+    "privacy.extended_sampling_prob": 1.0,
+    "privacy.sentence_clip_norm": None,
+    "bounds.mode": "none",
+}
+
 _PUBLISHED = {
     "privacy.noise": "published",
     "privacy.target_epsilon": None,
@@ -56,13 +64,8 @@ def _of_vectors(kind: str, target_epsilon: float) -> dict[str, Any]:
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "uedp": {"privacy.unit": "user-entity", "privacy.estimator": "f_e_plus"},
     "uedp_fe": {"privacy.unit": "user-entity", "privacy.estimator": "f_e"},
-    "user_dp": {
-        "privacy.unit": "user",
-        "privacy.entity_sampling_prob": 1.0,
-        "privacy.extended_sampling_prob": 1.0,
-        "privacy.sentence_clip_norm": None,
-        "bounds.mode": "none",
-    },
+    "user_dp": _USER_DP,
+    "record_dp": {**_USER_DP, "corpus.regroup": "records"},
     "entity_dp": {"privacy.unit": "entity"},
     "published": _PUBLISHED,
     "published_literal": {
@@ -109,9 +112,10 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "gaudp_as_published": _of_vectors("gaussian_published", 8.0),
     "noiseless": _UNPROTECTED,
 }
-"""UeDP with f_E+ and f_E, user-level DP, entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, averages
-of what each user noised for its sentences, clipping without noise, ordinary training, the same on masked text, and the same
-rounds without privacy. The two published ones claim nothing."""
+"""UeDP with f_E+ and f_E, user-level DP, the same of records as users (``corpus.declared_num_users`` is then the declared
+number of records), entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, averages of what each user
+noised for its sentences, clipping without noise, ordinary training, the same on masked text, and the same rounds without
+privacy. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:

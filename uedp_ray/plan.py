@@ -41,7 +41,7 @@ from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.units import UNITS
+from uedp_ray.units import RECORD, UNITS
 
 _ASSUMED_USERS = 1 << 31
 """Assumed if no number of users is declared; with more, sentence and user numbers would not fit anyway."""
@@ -309,7 +309,7 @@ class Plan:
             plan = {"rounds": rounds, "mechanism": mechanism, "releases": releases}
         return {
             "config_digest": config.digest(),
-            "private": self.private,
+            "private": RECORD if self.private and config.unit == RECORD else self.private,
             "bounds": config.bounds.mode,
             "plan": plan,
         }
@@ -335,7 +335,7 @@ class Plan:
 
         def exceeds(rounds: int) -> bool:
             whole = charged._replace(rounds=((mechanism, rounds),))
-            return epsilon_of_charges(whole, delta=privacy.delta, unit=privacy.unit) > target
+            return epsilon_of_charges(whole, delta=privacy.delta, unit=self.config.unit) > target
 
         if not exceeds(planned):
             return planned
@@ -377,6 +377,11 @@ def cautions_of(config: RunConfig, epsilon: float | None = None) -> list[str]:
 def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
     """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
     return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
+
+
+def units_of(config: RunConfig) -> tuple[str, ...]:
+    """The units of which a run may claim something: one record alone, where users are no persons."""
+    return UNITS if config.unit in UNITS else (config.unit,)
 
 
 def epsilons(plan: Plan, charged: Charges | Sequence[dict[str, Any]], units: Sequence[str] = UNITS) -> dict[str, float]:

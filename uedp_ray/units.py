@@ -16,5 +16,8 @@ Unit = Literal["user-entity", "user", "entity"]
 """One user and one entity together (every sentence of the user, and every sentence of anybody with the entity), one user, or
 one entity."""
 UNITS: tuple[str, ...] = typing.get_args(Unit)
+RECORD = "record"
+"""One sentence, whoever wrote it: all that is hidden in a run whose users are no persons (``corpus.regroup``). Not one of
+``UNITS``: what hides a record says nothing of a user, and is accounted for such runs only."""
 KINDS = ("entity", "extended")
 """What ``entity`` stands for: one that was detected, and a sentence without any (an extended entity)."""

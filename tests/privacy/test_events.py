@@ -127,7 +127,7 @@ def test_what_is_not_understood_is_refused():
     with pytest.raises(InputError, match="mechanism"):
         epsilon_of_events([{"kind": "round"}], delta=1e-5)
     with pytest.raises(InputError, match="unit"):
-        epsilon_of_events([VOCABULARY], delta=1e-5, unit="record")
+        epsilon_of_events([VOCABULARY], delta=1e-5, unit="people")
 
 
 @given(

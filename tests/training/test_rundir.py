@@ -338,6 +338,7 @@ def test_a_run_can_be_mended_more_than_once(corpora, tmp_path):
             "evaluation",
             "config.yaml",
             "text.json",
+            "sampling.key",  # of a start without a ledger: the next one draws another
         }
     assert train(run_config(corpora, corpus=text), tmp_path, workers=0)["rounds"]
 

@@ -14,7 +14,7 @@ from uedp_ray.console import Lines, emit
 from uedp_ray.errors import InputError
 
 _PROBABILITIES = {"user_sampling_prob": "--q-u", "entity_sampling_prob": "--q-e", "extended_sampling_prob": "--q-s"}
-Unit = Annotated[str, typer.Option(help="Whose part is hidden: user-entity, user or entity.")]
+Unit = Annotated[str, typer.Option(help="Whose part is hidden: user-entity, user or entity; of a ledger also record.")]
 Accountant = Annotated[str, typer.Option(help="pld, renyi, or published (the paper's figures, no guarantee).")]
 UserProb = Annotated[float | None, typer.Option("--q-u", "--user-sampling-prob", help="User sampling probability.")]
 EntityProb = Annotated[float, typer.Option("--q-e", "--entity-sampling-prob", help="Entity sampling probability.")]

@@ -21,7 +21,7 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
     >>> folder.cleanup()
 """
 
-from uedp_ray.config.choices import SurplusRule
+from uedp_ray.config.choices import Regrouping, SurplusRule
 from uedp_ray.config.io import from_dict, parse_overrides, read_yaml, set_keys, to_dict
 from uedp_ray.config.run import RunConfig, as_yaml, check_rounds, dump_config, load_config
 from uedp_ray.config.sections import (
@@ -40,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "PretrainConfig",
     "PrivacyConfig",
+    "Regrouping",
     "RepresentationConfig",
     "RunConfig",
     "SourceConfig",

@@ -14,6 +14,7 @@ TextFormat = Literal["text", "conll", "ag-news", "jsonl", "parquet", "speeches"]
 """Formats of files of others: those that are neither generated nor made here."""
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""
+Regrouping = Literal["users", "records", "iid"]
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]
 SurplusRule = Literal["truncate", "reweight"]

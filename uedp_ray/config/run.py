@@ -47,6 +47,7 @@ from uedp_ray.config.sections import (
 )
 from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
 from uedp_ray.errors import InputError, one_line
+from uedp_ray.units import RECORD
 
 _MOST_ROUNDS = 10**9
 
@@ -85,6 +86,7 @@ class RunConfig:
             )
         self._check_local()
         private = self.privacy.noise == "calibrated"
+        self._check_regrouped(private)
         if private and self.bounds.mode == "none" and self.privacy.unit != "user":
             raise InputError("bounds.mode", "none", "entities are protected only within bounds: declared or enforced")
         public = {"vocabulary.public_text": self.vocabulary.public_text, "pretrain.text": self.pretrain.text}
@@ -207,6 +209,36 @@ class RunConfig:
         if bounds.max_holders > users:
             remedy = f"no more than corpus.declared_num_users = {users} can hold an entity: lower it"
             raise InputError("bounds.max_holders", bounds.max_holders, remedy)
+
+    def _check_regrouped(self, private: bool) -> None:
+        """Refuses what would promise anything else than one record of text whose users are no persons."""
+        rule, clip = self.corpus.regroup, self.privacy.sentence_clip_norm
+        if rule == "users":
+            return
+        why = f"under corpus.regroup: {rule} one record is protected, and nothing else:"
+        if self.privacy.unit != "user":
+            raise InputError("privacy.unit", self.privacy.unit, f"{why} use user (methods record_dp, user_dp)")
+        if self.bounds.mode != "none":
+            raise InputError("bounds.mode", self.bounds.mode, f"{why} use none (methods record_dp, user_dp)")
+        if self.is_local:
+            remedy = "has a promise of each user's sentences: use gradient or local_sgd, or corpus.regroup: users"
+            raise InputError("training.local_update", self.training.local_update, f"{why} it {remedy}")
+        if rule == "records" or not private:
+            return
+        if not self._bounds_sentences or clip is None or clip > self.privacy.l2_clip_norm:
+            remedy = (
+                "a record shares its update with others, which it may turn around: give a clip of at most "
+                f"privacy.l2_clip_norm = {self.privacy.l2_clip_norm:g}, and training.local_update: gradient"
+            )
+            raise InputError("privacy.sentence_clip_norm", clip, f"{why} {remedy}")
+        if self.vocabulary.kind == "noisy-threshold":
+            remedy = "no bound is known on what one of a user's records changes in it: use words of public text"
+            raise InputError("vocabulary.kind", self.vocabulary.kind, f"{why} {remedy}")
+
+    @property
+    def unit(self) -> str:
+        """Whose part in the text is hidden, if anybody's: ``privacy.unit``, but one record where users are no persons."""
+        return self.privacy.unit if self.corpus.regroup == "users" else RECORD
 
     @property
     def is_local(self) -> bool:

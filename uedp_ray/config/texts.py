@@ -14,6 +14,7 @@ from uedp_ray.config.choices import (
     GENERATED,
     WORDS,
     MaskStyle,
+    Regrouping,
     SourceFormat,
     TextFormat,
     TransformKind,
@@ -183,6 +184,10 @@ class CorpusConfig:
     prepared corpus serves every choice."""
     transform: TransformConfig = field(default_factory=TransformConfig, metadata=ADDED)
     """What is done to its sentences before they are tokenised."""
+    regroup: Regrouping = field(default="users", metadata=ADDED)
+    """Whose a sentence is: its user's, its own (``records``), or that of a user to whom it is dealt, by a key of the run
+    (``iid``). Other than ``users``, what is protected is one record, a sentence, and no person; and ``declared_num_users``
+    bounds the number of these users."""
     evaluation: SourceConfig | None = None
     """Text on which the model is scored. It must be outside the protected set."""
     evaluation_basis: Literal["public", "held_out_users"] = "held_out_users"

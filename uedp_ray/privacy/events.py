@@ -38,6 +38,7 @@ from uedp_ray.privacy.mechanisms.base import (
 )
 from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
+from uedp_ray.units import RECORD
 
 
 class PlannedRounds(NamedTuple):
@@ -61,6 +62,8 @@ class Charges(NamedTuple):
     plan: PlannedRounds | None = None
     bounded: bool = True
     """False for a ledger without a plan: nothing fixed beforehand bounds what its run would have charged."""
+    of_records: bool = False
+    """Whether users are no persons (``corpus.regroup``): what is charged then hides a record, and no user or entity."""
 
     @property
     def num_rounds(self) -> int:
@@ -106,6 +109,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     rounds: list[tuple[RoundMechanism, int]] = []
     releases: list[Mechanism] = []
     private = bounded = True
+    of_records = False
     plan: PlannedRounds | None = None
     last: Any = None
     for event in events:
@@ -114,7 +118,8 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
             releases.append(release_of(event))
         elif name == "open":
             header = mapping_of(event, "header")
-            private &= header.get("private") is True
+            of_records |= header.get("private") == RECORD  # an older version reads this as not private
+            private &= of_records or header.get("private") is True
             plan = planned_rounds(header)
             bounded = plan is not None
         elif name == "round":
@@ -135,7 +140,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
             plan = plan._replace(rounds=count_of(event, "rounds"))
         else:  # unprotected
             private = False
-    return Charges(tuple(rounds), tuple(releases), private, plan, bounded)
+    return Charges(tuple(rounds), tuple(releases), private, plan, bounded, of_records)
 
 
 def planned_rounds(header: Mapping[str, Any]) -> PlannedRounds | None:
@@ -159,11 +164,13 @@ def planned_rounds(header: Mapping[str, Any]) -> PlannedRounds | None:
 
 
 def union(one: Charges, other: Charges) -> Charges:
-    """The larger count of each release."""
+    """The larger count of each release, of two about the same users."""
+    assert one.of_records == other.of_records
     return Charges(
         tuple((counted(one.rounds) | counted(other.rounds)).items()),
         tuple((Counter(one.releases) | Counter(other.releases)).elements()),
         one.private and other.private,
+        of_records=one.of_records,
         bounded=one.bounded and other.bounded,
     )
 
@@ -175,7 +182,8 @@ def together(charged: Iterable[Charges]) -> Charges:
         tuple(chain.from_iterable(one.rounds for one in each)),
         tuple(chain.from_iterable(one.releases for one in each)),
         all(one.private for one in each),
-        bounded=all(one.bounded for one in each),
+        of_records=any(one.of_records for one in each),
+        bounded=all(one.bounded for one in each) and len({one.of_records for one in each}) < 2,
     )
 
 
@@ -184,7 +192,8 @@ def to_planned_end(charged: Charges) -> Charges:
     if charged.plan is None:
         return charged
     rounds, mechanism, releases = charged.plan
-    return union(charged, Charges(((mechanism, rounds),) if rounds else (), releases))
+    planned = Charges(((mechanism, rounds),) if rounds else (), releases, of_records=charged.of_records)
+    return union(charged, planned)
 
 
 def epsilon_of_events(
@@ -235,9 +244,13 @@ def epsilon_of_events(
 def epsilon_of_charges(
     charged: Charges, *, delta: float, unit: str, kind: str = "both", accountant: str = "pld"
 ) -> float:
-    """epsilon at ``delta`` of releases whose number and parameters do not depend on what was released."""
-    if not (charged.private and charged.bounded):
+    """epsilon at ``delta`` of releases whose number and parameters do not depend on what was released.
+
+    ``unit``: also ``RECORD``; infinity for another where users are records, and for it where they are persons.
+    """
+    if not (charged.private and charged.bounded) or charged.of_records != (unit == RECORD):
         return math.inf
+    unit = "user" if unit == RECORD else unit  # accounting.md, "Regrouped users"
     found = 0.0
     for each in dominating.kinds(kind) if charged.releases else (kind,):
         cost = cost_of(charged, unit, each)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from uedp_ray.fields import Check, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.units import UNITS
+from uedp_ray.units import RECORD, UNITS
 
 GuaranteedUnit = Literal["user-entity", "user", "entity", "record", "word", "word-metric", "none"]
 """Whose part is hidden. ``record``: one sentence, whoever wrote it. ``word``: one word, among those of its group.
@@ -92,7 +92,7 @@ def central(
     shared: dict[str, Any] = {"delta": delta, "relation": relation, "trust": "central", "accountant": accountant}
     found: Sequence[Guarantee] = [
         Guarantee(unit=typing.cast(Any, unit), epsilon=spent[unit], sound=True, note=note, **shared)
-        for unit in UNITS
+        for unit in (*UNITS, RECORD)
         if math.isfinite(spent.get(unit, math.inf))
     ]
     return [*found] or [nothing(delta=delta)]

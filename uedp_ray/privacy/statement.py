@@ -65,6 +65,8 @@ def narrowed(unit: str, categories: Sequence[str] | None, each: str = "trial") -
     return unit if categories is None else f"{unit}; entities: {', '.join(categories)}, which every {each} protects"
 
 
+OF_RECORDS = "No person is hidden: whoever wrote several sentences is in as many records."
+"""Said wherever an epsilon of one record is, ``units.RECORD``."""
 OF_ONE_RUN = "of one run, not of its choice"
 """Said of the epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
 _EXACT = 2.0**53 / 1000

@@ -191,6 +191,8 @@ def _asked(file: RunConfig | SweepConfig, trials: int | None) -> _Asked:
         of_search = search.seeds_per_trial, search.law, rule if kept else None, search.adaptive, file.pilot_epsilon
         return _Asked(run, trials, *of_search)
     privacy = file.privacy
+    if (rule := file.corpus.regroup) != "users":
+        raise InputError("corpus.regroup", rule, "hides records, which no search is priced for: plan for users")
     if privacy.noise != "calibrated":
         raise InputError("privacy.noise", privacy.noise, "claims no epsilon, so that there is nothing to plan")
     target = privacy.target_epsilon

@@ -82,6 +82,9 @@ class SweepConfig:
             choice("trackers", tracker, Tracker)
         if self.base.corpus.evaluation is None:
             raise InputError("base.corpus.evaluation", None, "name text to compare trials on")
+        if (rule := self.base.corpus.regroup) != "users":
+            remedy = "prices promises to users, and under it none is made: use train or compare, or users"
+            raise InputError("base.corpus.regroup", rule, f"a sweep {remedy}")
         if self.resources.workers_per_trial > 1 and self.search.stops_early:
             remedy = "a Ray Train group is not stopped early: use none, or trials of one worker"
             raise InputError("search.early_stopping", self.search.early_stopping, remedy)

@@ -18,7 +18,7 @@ import torch
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.errors import InputError
 from uedp_ray.interrupts import deferred
-from uedp_ray.plan import Plan, Weights, epsilons
+from uedp_ray.plan import Plan, Weights, epsilons, units_of
 from uedp_ray.privacy.events import charges
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.statement import covers
@@ -253,7 +253,7 @@ class RunDriver:
 
         Its epsilon is, from the first round on, that of the planned end: what is paid even if the run is stopped here.
         """
-        latest, unit = self.rows[-1], self.plan.config.privacy.unit
+        latest, unit = self.rows[-1], self.plan.config.unit
         progress = {
             "round": self.state.next_round,
             "num_rounds": self._training.num_rounds,
@@ -275,7 +275,8 @@ class RunDriver:
             self._write_rows()
         # An earlier start may have scored the last round: its row tells of one text's scores alone.
         scored = self._scored or self.evaluate()
-        spent, config, metric = self.spent(), self.plan.config, self._metric
+        config, metric = self.plan.config, self._metric
+        spent = epsilons(self.plan, self._charged, units_of(config))
         setup = self.run.load_setup()
         size = setup["evaluation_size"]
         result = {
@@ -285,9 +286,9 @@ class RunDriver:
             **({"by_category": scored.by_category} if scored.by_category else {}),
             **metric.yardstick_of(None if size is None else TextSize(**size)),
             **({} if scored.transformed is None else {"transformed_evaluation": scored.transformed}),
-            "epsilon": spent,
+            "epsilon": self.spent(),
             "delta": config.privacy.delta,
-            "unit": config.privacy.unit,
+            "unit": config.unit,
             "noise_multiplier": None if self.plan.mechanism is None else self.plan.mechanism.noise_multiplier,
             "rounds": self.state.next_round,
             "planned_rounds": self._training.num_rounds,

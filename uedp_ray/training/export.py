@@ -39,6 +39,7 @@ from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.prepared import planned
 from uedp_ray.training.privacy_page import Total, write_statement
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.units import RECORD
 
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _AS_THEY_ARE = ("tokenizer.json", "model.safetensors.index.json", "chat_template.jinja", TRAINED_HERE)
@@ -105,6 +106,11 @@ class Finished:
 
     def _refuse_without_guarantee(self) -> None:
         privacy, header = self.config.privacy, self.events[0]["header"]
+        if self.config.unit == RECORD or header.get("private") == RECORD:
+            remedy = (
+                f"hides one record, and no person (corpus.regroup: {self.config.corpus.regroup}): it is not exported"
+            )
+            raise InputError("RUN", str(self.run.root), remedy)
         if not self.plan.private or header.get("private") is not True or not math.isfinite(self.epsilon):
             noise = "test noise" if privacy.test_noise_seed is not None else f"noise: {privacy.noise}"
             remedy = f"is NOT PRIVATE ({noise}): it has no epsilon to publish, and only runs with one are exported"

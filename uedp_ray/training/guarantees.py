@@ -25,15 +25,18 @@ from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.guarantee import Guarantee, GuaranteedUnit, central
 from uedp_ray.privacy.local import local_dp_sgd
-from uedp_ray.privacy.statement import relation_of
+from uedp_ray.privacy.statement import OF_RECORDS, relation_of
 from uedp_ray.training.representation import noised_vectors
+from uedp_ray.units import RECORD
 
 
 def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None = None) -> list[Guarantee]:
-    """Of a run that has ``spent`` by unit. ``charged``: its ledger, which may hold more rounds than were planned."""
+    """Of a run that has ``spent`` by unit (``plan.units_of``). ``charged``: its ledger, which may hold more rounds than were
+    planned."""
     config = plan.config
     relation = relation_of(declared=config.bounds.mode == "declared")
-    of_rounds = central(spent if plan.private else {}, delta=config.privacy.delta, relation=relation)
+    note = OF_RECORDS if config.unit == RECORD else ""
+    of_rounds = central(spent if plan.private else {}, delta=config.privacy.delta, relation=relation, note=note)
     secret = config.privacy.test_noise_seed is None
     if plan.noised and plan.local is not None:
         rounds = max(config.training.num_rounds, 0 if charged is None else charged.num_rounds)

@@ -46,6 +46,7 @@ from uedp_ray.tasks.base import task_of
 from uedp_ray.tasks.labels import refuse
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
+from uedp_ray.units import RECORD
 
 TEXT_SKETCH = "text_sketch.npy"
 """The file beside a pre-trained model with the sketch of the public text that it and its vocabulary were made from."""
@@ -237,9 +238,17 @@ def public_sketch(model: str) -> Hashes | None:
 
 
 def owner_cautions(corpus: Corpus, unit: str, chosen: Sequence[str]) -> list[str]:
-    """What to tell the owner of a private text about it: ``unfound``, ``respelled``. Private: computed from the text."""
-    found = unfound(corpus, unit, chosen), "" if unit == "entity" else respelled(corpus)
+    """What to tell the owner of a private text about it (``unfound`` and the rest). Private: computed from the text."""
+    found = unfound(corpus, unit, chosen), "" if unit == "entity" else respelled(corpus), as_records(corpus, unit)
     return [f"{caution} (private: read off the text)" for caution in found if caution]
+
+
+def as_records(corpus: Corpus, unit: str) -> str:
+    """What to tell the owner of a text of which one record is hidden: how many a user has, and so is not."""
+    if unit != RECORD:
+        return ""
+    most = int(np.diff(corpus.user_offsets).max())
+    return f"one record is hidden, and no person: the user with the most sentences has {most:,}, each a record"
 
 
 def respelled(corpus: Corpus) -> str:
@@ -256,7 +265,7 @@ def respelled(corpus: Corpus) -> str:
 def unfound(corpus: Corpus, unit: str, chosen: Sequence[str]) -> str:
     """What to tell the owner of a text in which no entity, or no name, was found; empty for any other, and where entities
     are not protected, or only ``chosen`` categories are meant to be."""
-    if unit == "user":
+    if unit in ("user", RECORD):
         return ""
     if not corpus.num_entities:
         return (

@@ -139,7 +139,7 @@ def tell_cautions(config: RunConfig, result: Mapping[str, Any], reporter: Report
     metric = metric_of(config)
     found = metric.cautions(result, public=config.starts_public)
     if result["private"] and config.privacy.target_epsilon is None:  # else it was said before training
-        found += weakness(result["epsilon"][config.privacy.unit] or 0.0)
+        found += weakness(max(each["epsilon"] or 0.0 for each in result["guarantees"] if each["unit"] == config.unit))
     for caution in found:
         reporter.say(f"caution: {caution}")
     if metric.harmed(result):

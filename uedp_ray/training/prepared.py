@@ -13,6 +13,7 @@ import numpy as np
 
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.config.files import files_of
+from uedp_ray.corpus.regroup import Regrouped
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, text_size
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus
@@ -63,7 +64,7 @@ class Prepared:
         used = load_config(run.used)
         _check_starts(used, setup.get("starts") or {})
         vocabulary = Vocabulary.load(run.vocabulary)
-        corpus = unchanged(run, setup, "corpus", config.corpus.categories)
+        corpus = regrouped(run, config, unchanged(run, setup, "corpus", config.corpus.categories))
         tokens = run.root / setup["tokens"]
         evaluation = None if setup["evaluation"] is None else unchanged(run, setup, "evaluation")
         return cls(
@@ -140,8 +141,14 @@ def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> No
             raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
 
 
+def regrouped(run: RunDir, config: RunConfig, corpus: Corpus) -> Corpus:
+    """The private text with the users that are drawn, bounded and accounted: its own, or of ``corpus.regroup``."""
+    rule = config.corpus.regroup
+    return corpus if rule == "users" else Regrouped(corpus, rule, sampling_key(run, config))
+
+
 def trained_text(run: RunDir, config: RunConfig, corpus: Corpus) -> Text:
-    """The private text as it is trained on: transformed, if it is to be."""
+    """The private text (``regrouped``) as it is trained on: transformed, if it is to be."""
     transform = transform_of(config.corpus.transform)
     return corpus if transform is None else Transformed(corpus, transform, sampling_key(run, config))
 

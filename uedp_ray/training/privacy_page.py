@@ -21,17 +21,18 @@ from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
 from uedp_ray.privacy.mechanisms import ROUNDS
-from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, covers, part_of, show_delta, show_epsilon
+from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, OF_RECORDS, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.guarantees import guarantees
-from uedp_ray.units import UNITS
+from uedp_ray.units import RECORD, UNITS
 
 _UNITS = {
     "user-entity": "one user (all of its sentences) together with one entity (every sentence of any user that holds it)",
     "user": "one user: all of its sentences",
     "entity": "one entity: every sentence, of any user, that holds it",
+    RECORD: "one record: one sentence, whoever wrote it",
 }
 
 _BASES = {
@@ -111,6 +112,11 @@ def _course(rounds: int, planned: int) -> str:
     )
 
 
+_REGROUPED = {
+    "records": "Every sentence is a user of its own (`corpus.regroup: records`), also where this page speaks of users.",
+    "iid": "Sentences were shuffled over all users and dealt out (`corpus.regroup: iid`), also where this page speaks of "
+    "users.",
+}
 _TRANSFORMED = (
     "- Each sentence was transformed before training (`{}`). What is stated here is about the text before, and holds "
     "without it."
@@ -191,6 +197,8 @@ def statement(
         ]
     elif total is None and part_of(events):
         lines += [f"**Not the price of a chosen model: {covers(events[0]['header'])}.**", ""]
+    if config.unit == RECORD:
+        lines += [f"**Of one record. {OF_RECORDS}** {_REGROUPED[config.corpus.regroup]}", ""]
     for own in others:
         of = f"{own.told}, at δ = {show_delta(own.delta)}; relation: {own.relation}; trust: {own.trust}"
         lines += [f"{of}. {own.note}", ""]
@@ -211,7 +219,7 @@ def statement(
         "",
         *([f"- {total.text}"] if total else []),
         *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
-        *(_compared(privacy.unit, bounds.mode, numbered) if plan.mechanism is not None else []),
+        *(_compared(config.unit, bounds.mode, numbered) if plan.mechanism is not None else []),
         *(_assumed(config) if plan.mechanism is not None else []),
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
@@ -243,16 +251,16 @@ def statement(
             f"{bounds.max_holders}{beyond['K']}."
         )
     delta = show_delta(privacy.delta)
-    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --unit {privacy.unit}"
+    command = f"uedp-ray epsilon --ledger ledger.jsonl --delta {delta} --unit {config.unit}"
     shown = "all found" if categories is None else ", ".join(categories) or "none"
-    if total and total.unit != privacy.unit:
+    if total and total.unit != config.unit:
         shown += " (this run alone; the total covers those of its unit)"
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
         *([_TRANSFORMED.format(kind)] if (kind := config.corpus.transform.kind) != "none" else []),
         _evaluated(metric_of(config).title, config.corpus.evaluation_basis, compared),
         "",
-        *(_not_covered(total, privacy.unit) if plan.mechanism is not None else []),
+        *(_not_covered(total, config.unit) if plan.mechanism is not None else []),
         f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",
         "",
     ]
@@ -264,7 +272,7 @@ def _compared(unit: str, mode: str, numbered: str | None) -> list[str]:
     relation = "bounds declared" if mode == "declared" else "fixed graph"
     return [
         f"- Protected unit asked for: {unit}. Neighbouring relation: zero-out ({relation}); both directions.",
-        *([_NUMBERED.format(numbered)] if numbered else []),
+        *([_NUMBERED.format(numbered)] if numbered and unit != RECORD else []),
         f"- {CHECKED} They ask whether the text can be read, keeps what is declared of it, and differs from evaluation and "
         "public text.",
     ]

@@ -32,7 +32,7 @@ from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.guard import Compared
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.texts import EARLIER, copies_told
-from uedp_ray.units import UNITS
+from uedp_ray.units import RECORD, UNITS
 
 COMMIT = "state.json"
 """The file of a checkpoint that is written last."""
@@ -61,7 +61,7 @@ _SETUP: dict[str, Check] = {
 _RESULT: dict[str, Check] = {
     "epsilon": record(dict.fromkeys(UNITS, number(0.0, nothing=True))),
     "delta": number(0.0, 1.0),
-    "unit": one_of(*UNITS),
+    "unit": one_of(*UNITS, RECORD),
     "noise_multiplier": number(0.0, nothing=True),
     **dict.fromkeys(("rounds", "planned_rounds"), number(0, whole=True)),
     "private": flag,

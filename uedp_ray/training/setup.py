@@ -50,7 +50,7 @@ from uedp_ray.training.guard import (
     owner_cautions,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import checksums, encode, planned, starts_of, trained_text, unchanged
+from uedp_ray.training.prepared import checksums, encode, planned, regrouped, starts_of, trained_text, unchanged
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import EARLIER, keep_text, made_of, outdated, prepared_source
@@ -82,6 +82,8 @@ class _Text(NamedTuple):
 
     corpus_path: Path
     corpus: Corpus
+    trained: Corpus
+    """As in ``regrouped``."""
     evaluation_path: Path | None
     evaluation: Corpus | None
     compared: Compared | None
@@ -218,12 +220,15 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     config, reporter, storage = asked.config, asked.reporter, run.storage
     reporter.say("reading the corpus")
+    if not run.ledger.exists():  # the key is never older: a sample drawn before must not be drawn again uncharged
+        write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
+        storage.put(run.key)
     text = _prepare_text(run, asked)
-    bounded = apply_bounds(text.corpus, config.bounds, config.corpus.declared_num_users)
+    bounded = apply_bounds(text.trained, config.bounds, config.corpus.declared_num_users)
     _tell_what_counts(config, text.corpus, bounded, reporter)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)
-    plan = plan or Plan.of(config, text.corpus)
+    plan = plan or Plan.of(config, text.trained)
     ledger = _open_ledger(run, asked, plan)
     if not run.vocabulary.exists() or unused(run):  # of a start that ended here: the text may have changed since
         reporter.say("building the vocabulary")
@@ -290,15 +295,12 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
         keep_text(asked.text, corpus, evaluation, fixed=True)
     keep_text(run.text, corpus, evaluation, fixed=charged)
     storage.put(run.text)
-    return _Text(corpus_path, corpus, evaluation_path, evaluation, compared)
+    return _Text(corpus_path, corpus, regrouped(run, config, corpus), evaluation_path, evaluation, compared)
 
 
 def _open_ledger(run: RunDir, asked: _Asked, plan: Plan) -> Ledger:
     if run.ledger.exists():
         return run.open_ledger(asked.config)
-    # The key is never older than the ledger: a sample drawn before must not be drawn again uncharged.
-    write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
-    run.storage.put(run.key)
     header = plan.header() | {"config_digest": ledger_digest(run, asked.config)}
     header |= {"part_of": asked.part_of} if asked.part_of else {}
     ledger = Ledger.create(run.ledger, {"run": secrets.token_hex(8), **header})
@@ -311,7 +313,7 @@ def _make_vocabulary(
 ) -> None:
     config, used = asked.config, asked.used
     if config.words.kind == "noisy-threshold" and not config.model.warm_start:
-        _release_words(run, used, trained_text(run, config, text.corpus), bounded.sentence_weight, ledger)
+        _release_words(run, used, trained_text(run, config, text.trained), bounded.sentence_weight, ledger)
         return
     read = Sketch()
     vocabulary = make_vocabulary(used, read, reporter=reporter)
@@ -327,7 +329,7 @@ def _tokenise(
 ) -> tuple[TextSize | None, dict[str, Any]]:
     """Writes the tokens of both texts; returns the size of the evaluation text, if there is one, and the retention."""
     vocabulary = Vocabulary.load(run.vocabulary)
-    trained = trained_text(run, config, text.corpus)
+    trained = trained_text(run, config, text.trained)
     cut = encode(tokens, trained, vocabulary, config).share_cut
     retained = tell_retention(trained, reporter)
     tell_cut(cut, config.model.max_length, reporter, "private: read off the text")
@@ -390,7 +392,7 @@ def _refuse_part(run: RunDir, part_of: str | None) -> None:
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
     """Reports how much of the text is protected as intended, and used; private, since computed from the text."""
-    for caution in owner_cautions(corpus, config.privacy.unit, config.corpus.categories):
+    for caution in owner_cautions(corpus, config.unit, config.corpus.categories):
         reporter.say(f"caution: {caution}")
     if lost := bounded.told(config.bounds):
         reporter.say(lost)
