@@ -143,7 +143,17 @@ def test_what_is_asked_wrongly_is_answered_with_field_value_and_remedy(served):
 
 
 @pytest.mark.slow
-def test_ray_data_answers_a_file_in_its_order(private_run, local_ray, tmp_path):
+def test_ray_data_answers_a_file_in_its_order_where_others_use_the_cluster(private_run, local_ray, tmp_path):
+    """A worker that asked for every CPU of a machine waited for ever."""
+    import ray
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.ready.remote())
     texts = [" ".join(["the", "nurse", "called", "them"][: 1 + n % 4]) + f" {n}" for n in range(600)]
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     for name, workers in (("here", 0), ("ray", 1)):

@@ -239,7 +239,9 @@ def predict(
     source: Annotated[Path | None, typer.Option("--input", help="File of texts: .jsonl or .parquet.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write the answers to: .jsonl or .parquet.")] = None,
     top: Annotated[int, typer.Option(help="Next words, or labels, of each text.")] = 5,
-    workers: Annotated[int, typer.Option(min=0, help="Ray Data workers for --input; 0 runs without Ray.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Ray Data workers for --input, one CPU each; 0 runs without Ray.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """What a model says of a text: next words, labels, tags or entities, by its task."""

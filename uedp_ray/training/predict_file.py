@@ -28,7 +28,7 @@ from uedp_ray.target import check_length, check_name
 from uedp_ray.tasks.base import Answer
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.host import ray_session
-from uedp_ray.training.placement import best_device, cpus_for, gpus_for
+from uedp_ray.training.placement import best_device, gpus_for
 from uedp_ray.training.predict import Predictor, Reading, check_top
 
 _AT_ONCE = 256
@@ -52,7 +52,7 @@ def predict_file(
       run: as ``Predictor``.
       source: JSON Lines (``.jsonl``) or Parquet (``.parquet``); other columns than ``text`` are not read.
       out: the file to write, in either format; written whole or not at all, over one that is there.
-      workers: Ray Data workers, each with a GPU if there are enough; 0 answers in this process.
+      workers: Ray Data workers, each on one CPU, and with a GPU if there are enough; 0 answers in this process.
       reporter: gets one line if texts are too long, one if words are unknown, and how far it is.
 
     Returns: output, texts (how many).
@@ -122,7 +122,7 @@ def _on_ray(
             batch_size=None,
             batch_format="pyarrow",
             compute=ActorPoolStrategy(size=workers),
-            num_cpus=cpus_for(workers, gpus),
+            num_cpus=1,  # of a cluster that others use: all CPUs of a machine might never be free at once
             num_gpus=gpus,
         )
         try:
