@@ -1,8 +1,26 @@
 """Trains the head of a classifier on noised vectors of sentences (``representation``), by the epochs of ordinary training.
 
-    vectors = PrivateVectors(model, noised, key, mask_id=3)
-    with vectors.of(batch, numbers, epoch=0) as dropped:
-        losses = task.losses(model, dropped)
+    >>> import numpy as np
+    >>> import torch
+    >>> from uedp_ray.config import ModelConfig, RepresentationConfig
+    >>> from uedp_ray.models.build import build_model
+    >>> from uedp_ray.privacy.representation import NoisedVectors
+    >>> from uedp_ray.tasks.base import Head
+    >>> from uedp_ray.tasks.classify import Classify
+    >>> from uedp_ray.training.representation import PrivateVectors
+    >>> config = ModelConfig(architecture="bert", max_length=8, num_layers=1, hidden_size=8, num_heads=2)
+    >>> head = Head("sequence-classification", 2)
+    >>> model = build_model(config, vocab_size=50, bos_id=0, eos_id=1, seed=0, head=head)
+    >>> noised = NoisedVectors(RepresentationConfig(kind="gaussian", target_epsilon=1.0), dimension=8, delta=1e-5, epochs=2)
+    >>> vectors = PrivateVectors(model, noised, b"secret", mask_id=3)
+    >>> task = Classify(bos_id=0, eos_id=1, pad_id=2, max_length=8, labels=("a", "b"))
+    >>> batch = task.collate([np.array([5, 6, 1])])    # two words and a label
+    >>> losses = []
+    >>> for epoch in (0, 1):
+    ...     with vectors.of(batch, [7], epoch) as read, torch.no_grad():    # of sentence 7
+    ...         losses.append(task.losses(model, read))
+    >>> torch.equal(*losses), torch.equal(losses[0], task.losses(model, batch))    # drawn once; and not the vector itself
+    (True, False)
 
 The body of the network is public and stays as it is. What the head reads of a sentence is replaced by what that sentence's
 user would send: drawn once, or anew in each epoch, from the run's secret key and the sentence's number. Only training reads
