@@ -27,6 +27,7 @@ import ray
 import yaml
 
 import uedp_ray
+from tests.analysis.comparisons import folder as write_comparison
 from tests.analysis.sweeps import write_sweep
 from tests.search.sweeps import search_here, sweep_config
 from tests.training.runs import run_config, run_tree
@@ -49,7 +50,7 @@ from uedp_ray.training.privacy_page import Total
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[1]
-NOT_PYTHON = re.compile(r"^(\w+/|\w+\.json |sample -> |base: |\{)")
+NOT_PYTHON = re.compile(r"^(\w+/|\w+\.json |sample -> |base: |figure,|\{)")
 """How a block begins that shows files, settings or an order of steps."""
 PIECES = {"/shared/sweep": "{here}/shared", "/scratch": "{here}/scratch", "s3://bucket": "file://{here}/bucket"}
 """What no test may have, and what stands for it."""
@@ -105,6 +106,10 @@ def made(corpora, private_run, tmp_path_factory) -> Path:
     (folder / "run.yaml").write_text(
         yaml.safe_dump(run_tree(corpora, privacy={"target_epsilon": 8.0, "noise_multiplier": None}))
     )
+    pretraining = {"text": [{"format": "synthetic", "num_users": 5, "part": "public"}], "num_steps": 1}
+    base = run_tree(corpora, pretrain=pretraining, training={"num_rounds": 1, "device": "cpu"})
+    variants = {"private": {"method": "uedp"}, "non-private": {"method": "noiseless"}}
+    (folder / "compare.yaml").write_text(yaml.safe_dump({"base": base, "variants": variants}, sort_keys=False))
     (folder / "sweeps").mkdir()
     recipe = sweep_config(corpora, folder, space=SPACE, search={"searcher": "tpe", "trials": 3})
     shutil.move(folder / "sweep.yaml", folder / "sweeps" / "quickstart.yaml")
@@ -122,6 +127,8 @@ def pictured(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pictured")
     for name, space in (("quickstart", None), ("other", None), ("words", WORDS)):
         write_sweep(folder / name, space=space)
+    (folder / "compared").mkdir()
+    write_comparison(folder / "compared")
     return folder
 
 

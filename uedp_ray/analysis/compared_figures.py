@@ -1,6 +1,6 @@
 """Figures of a comparison: the score against epsilon, and against every other setting of its grid.
 
-    against(load_comparison(Path("runs/compared")), "epsilon").savefig("epsilon.svg")
+    against(load_comparison("runs/compared"), "epsilon").savefig("epsilon.svg")
 
 One line for each variant and its other settings. Units never share an axis: each has a panel, and so has what others
 published, whose points are not ours to vouch for. Models without a guarantee are drawn in every panel: as a level, or as a

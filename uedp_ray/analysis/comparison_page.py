@@ -1,6 +1,6 @@
 """One self-contained HTML page about a comparison, and its figures as SVG files.
 
-    comparison_page(Path("runs/compared"))        # runs/compared/report.html and runs/compared/figures/*.svg
+    comparison_page("runs/compared")        # runs/compared/report.html and runs/compared/figures/*.svg
 
 As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee it is
 private, says so, and is written owner-only.
@@ -25,9 +25,10 @@ from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import INTERVALS, about_total, shortened, told
 
 
-def comparison_page(path: Path, out: Path | None = None, *, publish: bool = False) -> Path:
+def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool = False) -> Path:
     """Writes the page and the figures of the comparison in ``path``; returns the page's path. Arguments as of ``report``."""
     compared = load_comparison(path)
+    path = compared.path
     if publish:
         compared = publishable(compared)
     page = page_for(path, out)

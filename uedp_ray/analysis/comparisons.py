@@ -1,6 +1,6 @@
 """The folder of a comparison, read for its page: rows, totals, published points.
 
-    found = load_comparison(Path("runs/compared"))
+    found = load_comparison("runs/compared")
     [row["name"] for row in found.rows if row["guarantee"]["unit"] == "user"]
 
 It may be somebody else's: nothing outside the folder is read, and what no comparison writes is refused.
@@ -54,8 +54,9 @@ def is_comparison(path: Path) -> bool:
     return (path / _TABLE).is_file() and (path / "base.yaml").is_file()
 
 
-def load_comparison(path: Path) -> Compared:
+def load_comparison(path: str | Path) -> Compared:
     """Raises: InputError for what no comparison writes."""
+    path = Path(path)
     try:
         tree = json.loads(read_text(path, _TABLE))
         metric = metric_in(tree["rows"][0])

@@ -1,7 +1,9 @@
 """The files of a page: where one may be written, the templates, and figures beside it.
 
-page = page_for(Path("runs/quickstart"), out=None)          # runs/quickstart/report.html
-write(page, templates().get_template("report.html").render(…), private=False, publish=False)
+    page = page_for(Path("runs/quickstart"), out=None)          # its report.html
+    write(page, "<title>Sweep: quickstart</title>", private=False, publish=False)
+
+A page and a figure replace what is there only if that is one of ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From text to a table of what privacy costs on this corpus, in one command.
 
-    answer = compare(Comparison.load(Path("compare.yaml"), []), Path("runs/compared"))
-    answer["rows"][-1]["guarantee"], answer["totals"]
+    answer = compare(Comparison.load(Path("compare.yaml"), []), Path("runs/compared"), workers=0)
+    answer["rows"][-1]["guarantee"]["unit"]        # "none": that of a row without noise
+    answer["totals"][0]["unit"]                    # "user-entity"
 
 The corpora are prepared once, the model is pre-trained once, and every run starts from it. Runs are trials of Ray Tune, as
 many at once as the machine or cluster holds; ``workers=0`` trains one after another in this process, without Ray. All that

@@ -1,7 +1,5 @@
 """Runs that are trained side by side as trials of Ray Tune, fixed beforehand; each in a run directory of its own.
 
-    train_side_by_side({"private": one, "non-private": other}, out, workers=1, reporter=mine)
-
 A run whose process died is started again, and resumes from its own checkpoint and ledger; so does every run after Ctrl-C or
 a kill. No searcher decides anything, so nothing is kept of Tune's own state.
 """

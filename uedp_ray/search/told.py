@@ -38,9 +38,10 @@ def shortened(some: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
 def about_total(total: Mapping[str, Any]) -> str:
     """A total in a sentence or two."""
     together = f"Together, unit {narrowed(total['unit'], total['categories'], 'row')}: "
-    rows = f"{len(total['rows'])} row{'s' if len(total['rows']) > 1 else ''} with that guarantee"
+    count = len(total["rows"])
+    rows = f"{f'all {count} rows' if count > 1 else 'the row'} with that guarantee"
     left = f" Not in it: {', '.join(total['without'])}." if total["without"] else ""
     if total["epsilon"] is None:
-        return f"{together}no ε for the {rows}{': ' + total['why'] if total['why'] else ''}.{left}"
+        return f"{together}no ε for {rows}{': ' + total['why'] if total['why'] else ''}.{left}"
     epsilon, delta = show_epsilon(total["epsilon"]), show_delta(total["delta"])
-    return f"{together}ε = {epsilon} for all {rows}, every seed counted (δ = {delta}).{left}"
+    return f"{together}ε = {epsilon} for {rows}, every seed counted (δ = {delta}).{left}"
