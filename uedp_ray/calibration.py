@@ -70,7 +70,7 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
     z = accounting.calibrate(
         mechanism, target_epsilon=target_epsilon, rounds=rounds, delta=privacy.delta, unit=privacy.unit
     )
-    if planned_releases(config):
+    if planned_releases(config) or config.corpus.regroup == "iid":
 
         def fits(z: float) -> bool:
             planned = planned_charges(config, z)
@@ -111,7 +111,8 @@ def noise_of(config: RunConfig) -> float:
 def planned_charges(config: RunConfig, noise_multiplier: float) -> Charges:
     """What a run with calibrated noise charges if it is not stopped early. Public: no text is read."""
     rounds = mechanism_of(config, noise_multiplier), config.training.num_rounds
-    return Charges((rounds,), planned_releases(config), of_records=config.unit == RECORD)
+    dealt = config.corpus.regroup == "iid"
+    return Charges((rounds,), planned_releases(config), of_records=config.unit == RECORD, dealt=dealt)
 
 
 def planned_releases(config: RunConfig) -> tuple[Mechanism, ...]:

@@ -41,7 +41,7 @@ from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.units import RECORD, UNITS
+from uedp_ray.units import DEALT, RECORD, UNITS
 
 _ASSUMED_USERS = 1 << 31
 """Assumed if no number of users is declared; with more, sentence and user numbers would not fit anyway."""
@@ -309,7 +309,7 @@ class Plan:
             plan = {"rounds": rounds, "mechanism": mechanism, "releases": releases}
         return {
             "config_digest": config.digest(),
-            "private": RECORD if self.private and config.unit == RECORD else self.private,
+            "private": _OF_RECORDS.get(config.corpus.regroup, True) if self.private else False,
             "bounds": config.bounds.mode,
             "plan": plan,
         }
@@ -377,6 +377,10 @@ def cautions_of(config: RunConfig, epsilon: float | None = None) -> list[str]:
 def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
     """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
     return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
+
+
+_OF_RECORDS = {"records": RECORD, "iid": DEALT}
+"""What the header of a private run says, by ``corpus.regroup``: where users are persons, that it is true."""
 
 
 def units_of(config: RunConfig) -> tuple[str, ...]:

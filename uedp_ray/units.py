@@ -19,5 +19,7 @@ UNITS: tuple[str, ...] = typing.get_args(Unit)
 RECORD = "record"
 """One sentence, whoever wrote it: all that is hidden in a run whose users are no persons (``corpus.regroup``). Not one of
 ``UNITS``: what hides a record says nothing of a user, and is accounted for such runs only."""
+DEALT = "dealt record"
+"""What a ledger calls it where a record shares its user with others, by a draw (``corpus.regroup: iid``): it costs more."""
 KINDS = ("entity", "extended")
 """What ``entity`` stands for: one that was detected, and a sentence without any (an extended entity)."""

@@ -15,9 +15,11 @@ from uedp_ray.answers import ledger_epsilon
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.plan import UserSelection
-from uedp_ray.privacy.events import epsilon_of_events
+from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.privacy.events import Charges, epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.local import gaudp
+from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.search.planner import plan
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import tell_cautions, train
@@ -187,3 +189,32 @@ def test_searches_are_of_users(corpora, tmp_path):
         load_sweep_config(write_sweep(sweep_tree(corpora), tmp_path), settings)
     with pytest.raises(InputError, match=r"corpus\.regroup = .records.: hides records"):
         plan(records(corpora))
+
+
+def test_a_record_that_was_dealt_out_costs_more_than_a_user_over_rounds(corpora):
+    """Both of its worlds have such a record: neither direction of a user's removal bounds several rounds of it."""
+    one = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.05)
+
+    def of(rounds, **who):
+        charged = Charges(((one, rounds),), (), of_records=True, **who)
+        return epsilon_of_charges(charged, delta=1e-5, unit="record")
+
+    assert of(1, dealt=True) == pytest.approx(of(1), rel=1e-3)
+    assert of(200, dealt=True) == pytest.approx(5.4136, rel=1e-3)
+    assert of(200, dealt=True) > 1.1 * of(200)
+    thesis = gaudp(clip_norm=0.5, noise_std=1.0, sampling_prob=0.05, steps=200, delta=1e-5, shuffled=True)
+    assert of(200, dealt=True) == pytest.approx(thesis.epsilon), "the same pair, of another mechanism"
+    assert of(200, dealt=True) <= epsilon_of_charges(
+        together([Charges(((one, 200),), (), of_records=True), Charges((), (), of_records=True, dealt=True)]),
+        delta=1e-5,
+        unit="record",
+    ), "beside one that was dealt out, every record is charged as one"
+    asked = dealt(corpora, **{"privacy.noise_multiplier": None, "privacy.target_epsilon": 3.0})
+    plan = Plan.of(asked)
+    spent = epsilon_of_charges(
+        Charges(((plan.mechanism, asked.training.num_rounds),), (), of_records=True, dealt=True),
+        delta=DELTA,
+        unit="record",
+    )
+    assert 2.9 < spent <= 3.0
+    assert plan.header()["private"] == "dealt record"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from uedp_ray.errors import InputError
 from uedp_ray.privacy import dominating
 from uedp_ray.privacy.accounting import compose
+from uedp_ray.privacy.composition import of_profiles
 from uedp_ray.privacy.dominating import MIN_DELTA
 from uedp_ray.privacy.mechanisms import OTHER_EVENTS, UnsupportedEvent, release_of
 from uedp_ray.privacy.mechanisms.base import (
@@ -38,7 +39,8 @@ from uedp_ray.privacy.mechanisms.base import (
 )
 from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism, counted
-from uedp_ray.units import RECORD
+from uedp_ray.privacy.profiles import Profile, replaced
+from uedp_ray.units import DEALT, RECORD
 
 
 class PlannedRounds(NamedTuple):
@@ -64,6 +66,8 @@ class Charges(NamedTuple):
     """False for a ledger without a plan: nothing fixed beforehand bounds what its run would have charged."""
     of_records: bool = False
     """Whether users are no persons (``corpus.regroup``): what is charged then hides a record, and no user or entity."""
+    dealt: bool = False
+    """Whether a record may share its user with others (``corpus.regroup: iid``)."""
 
     @property
     def num_rounds(self) -> int:
@@ -109,7 +113,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
     rounds: list[tuple[RoundMechanism, int]] = []
     releases: list[Mechanism] = []
     private = bounded = True
-    of_records = False
+    of_records = dealt = False
     plan: PlannedRounds | None = None
     last: Any = None
     for event in events:
@@ -118,7 +122,8 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
             releases.append(release_of(event))
         elif name == "open":
             header = mapping_of(event, "header")
-            of_records |= header.get("private") == RECORD  # an older version reads this as not private
+            of_records |= header.get("private") in (RECORD, DEALT)  # an older version reads this as not private
+            dealt |= header.get("private") == DEALT
             private &= of_records or header.get("private") is True
             plan = planned_rounds(header)
             bounded = plan is not None
@@ -140,7 +145,7 @@ def charges(events: Iterable[Mapping[str, Any]] | Charges) -> Charges:
             plan = plan._replace(rounds=count_of(event, "rounds"))
         else:  # unprotected
             private = False
-    return Charges(tuple(rounds), tuple(releases), private, plan, bounded, of_records)
+    return Charges(tuple(rounds), tuple(releases), private, plan, bounded, of_records, dealt)
 
 
 def planned_rounds(header: Mapping[str, Any]) -> PlannedRounds | None:
@@ -171,6 +176,7 @@ def union(one: Charges, other: Charges) -> Charges:
         tuple((Counter(one.releases) | Counter(other.releases)).elements()),
         one.private and other.private,
         of_records=one.of_records,
+        dealt=one.dealt or other.dealt,
         bounded=one.bounded and other.bounded,
     )
 
@@ -183,6 +189,7 @@ def together(charged: Iterable[Charges]) -> Charges:
         tuple(chain.from_iterable(one.releases for one in each)),
         all(one.private for one in each),
         of_records=any(one.of_records for one in each),
+        dealt=any(one.dealt for one in each),
         bounded=all(one.bounded for one in each) and len({one.of_records for one in each}) < 2,
     )
 
@@ -192,7 +199,8 @@ def to_planned_end(charged: Charges) -> Charges:
     if charged.plan is None:
         return charged
     rounds, mechanism, releases = charged.plan
-    planned = Charges(((mechanism, rounds),) if rounds else (), releases, of_records=charged.of_records)
+    rounds_of = ((mechanism, rounds),) if rounds else ()
+    planned = Charges(rounds_of, releases, of_records=charged.of_records, dealt=charged.dealt)
     return union(charged, planned)
 
 
@@ -250,6 +258,8 @@ def epsilon_of_charges(
     """
     if not (charged.private and charged.bounded) or charged.of_records != (unit == RECORD):
         return math.inf
+    if charged.dealt:
+        return _epsilon_of_dealt(charged, delta)
     unit = "user" if unit == RECORD else unit  # accounting.md, "Regrouped users"
     found = 0.0
     for each in dominating.kinds(kind) if charged.releases else (kind,):
@@ -262,6 +272,18 @@ def epsilon_of_charges(
         settings: dict[str, Any] = {"delta": delta - cost.failure_prob, "unit": unit, "kind": each}
         found = max(found, compose(rounds, gaussians=cost.gaussians, accountant=accountant, **settings))
     return found
+
+
+def _epsilon_of_dealt(charged: Charges, delta: float) -> float:
+    """Of a record that shares its user with others, of clip 1 as all: as if that user were replaced."""
+    if charged.releases:
+        return math.inf
+    parts: list[tuple[Profile, int]] = [
+        (replaced(1.0, one.noise_multiplier, share=one.user_sampling_prob), count)
+        for one, count in counted(charged.rounds).items()
+        if one.user_sampling_prob > 0.0
+    ]
+    return of_profiles(parts, delta) if parts else 0.0
 
 
 def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
