@@ -141,7 +141,7 @@ def totals(
         elif unit in UNITS:
             total |= _composed(unit, folders, base.privacy.delta)
         else:
-            total["why"] = "each row mistakes words, or deals out sentences, in its own way: nothing here adds that up"
+            total["why"] = "rows may mean other words or records by it, and nothing here adds that up"
         found.append(total)
     return found
 
