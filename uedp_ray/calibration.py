@@ -21,6 +21,9 @@ from uedp_ray.privacy.mechanisms.base import Mechanism
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.units import RECORD
 
+_LEAST_NOISE = 2e-3
+"""Where the search for less noise ends, as that of ``accounting.calibrate`` does about there: nothing is to be hidden."""
+
 
 def extended_sampling_prob(config: RunConfig) -> float:
     """q_s; the estimator f_E leaves out sentences without a detected entity."""
@@ -77,6 +80,8 @@ def calibrated(config: RunConfig, mechanism: RoundMechanism, target_epsilon: flo
             return epsilon_of_charges(planned, delta=privacy.delta, unit=config.unit) <= target_epsilon
 
         low, high = z, 2 * z
+        while low > _LEAST_NOISE and fits(low):  # one record of several may cost less than a user
+            low, high = low / 2, low
         while not fits(high):
             if high > 1e5 * z:
                 raise InputError(

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from uedp_ray.privacy.events import Charges, epsilon_of_charges
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
@@ -53,3 +54,39 @@ def test_what_hides_a_user_does_not_hide_one_of_several_records(prob, noise, rou
     found = of_record(prob, noise, rounds, dealt=True)
     assert attained((WITH, WITHOUT), prob, noise, rounds, found) <= DELTA
     assert of_user < found < 1.4 * of_user, "the draw of its user still hides it"
+
+
+def of_dealt(
+    accountant: str = "pld", *, prob: float = 0.3, noise: float = 2.0, rounds: int = 12, **changed: float
+) -> float:
+    one = RoundMechanism(noise_multiplier=noise, user_sampling_prob=prob, **{"extended_clip": 0.4, **changed})
+    charged = Charges(((one, rounds),), of_records=True, dealt=True)
+    return epsilon_of_charges(charged, delta=DELTA, unit="record", accountant=accountant)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "renyi"])
+def test_a_record_with_a_small_clip_costs_a_gaussian_in_each_round_that_draws_its_user(accountant):
+    """Of whose draw the others tell: delta is a binomial mean of closed forms, which no bound may go below."""
+    prob, noise, rounds, clip = 0.3, 2.0, 12, 0.4
+    weights = [math.comb(rounds, n) * prob**n * (1 - prob) ** (rounds - n) for n in range(rounds + 1)]
+    mu = clip / noise * np.sqrt(np.arange(1, rounds + 1))
+
+    def delta(at: float) -> float:
+        each = norm.cdf(mu / 2 - at / mu) - math.exp(at) * norm.cdf(-mu / 2 - at / mu)
+        return float(np.array(weights[1:]) @ each)
+
+    found = of_dealt(accountant)
+    assert delta(found) <= DELTA
+    assert delta(0.995 * found if accountant == "pld" else 0.5 * found) > DELTA
+
+
+def test_a_record_is_charged_as_used_whenever_its_user_is_drawn():
+    """One with entities is used where those without are not (f_E: q_s = 0), which would cost nothing."""
+    assert of_dealt(extended_sampling_prob=0.0) == of_dealt() > 0.0
+
+
+def test_what_replacing_a_user_costs_is_the_most_that_a_record_does():
+    whole = of_dealt(extended_clip=1.0)
+    assert of_dealt() < whole == of_dealt(extended_clip=0.99)
+    assert of_dealt("renyi") > of_dealt()
+    assert of_dealt("renyi", extended_clip=1.0) > whole, "which is no figure of that accountant"

@@ -142,6 +142,16 @@ def test_a_calibrated_run_meets_its_target(corpora, tmp_path):
     assert 1.9 < result["guarantees"][0]["epsilon"] <= 2.0
 
 
+@pytest.mark.parametrize(("clip", "prob", "least"), [(0.05, 0.3, 2.9), (1.0, 0.3, 2.9), (0.05, 0.0, 0.0)])
+def test_noise_of_dealt_records_is_the_least_that_meets_the_target(corpora, clip, prob, least):
+    """Less than a user would need where the clip is small."""
+    settings = {"privacy.noise_multiplier": None, "privacy.target_epsilon": 3.0}
+    settings |= {"privacy.sentence_clip_norm": clip, "privacy.user_sampling_prob": prob}
+    found = Plan.of(dealt(corpora, **settings))
+    spent = epsilon_of_events([{"kind": "open", "header": found.header()}], delta=DELTA, unit="record")
+    assert least <= spent <= 3.0
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "field"),
     [

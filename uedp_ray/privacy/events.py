@@ -17,6 +17,7 @@ had released. Events that are not understood are refused, never skipped. Inputs 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -259,7 +260,7 @@ def epsilon_of_charges(
     if not (charged.private and charged.bounded) or charged.of_records != (unit == RECORD):
         return math.inf
     if charged.dealt:
-        return _epsilon_of_dealt(charged, delta)
+        return _epsilon_of_dealt(charged, delta, accountant)
     unit = "user" if unit == RECORD else unit  # accounting.md, "Regrouped users"
     found = 0.0
     for each in dominating.kinds(kind) if charged.releases else (kind,):
@@ -274,16 +275,21 @@ def epsilon_of_charges(
     return found
 
 
-def _epsilon_of_dealt(charged: Charges, delta: float) -> float:
-    """Of a record that shares its user with others, of clip 1 as all: as if that user were replaced."""
+def _epsilon_of_dealt(charged: Charges, delta: float, accountant: str) -> float:
+    """Of a record that shares its user with others: the smaller of what a sentence of a user costs whose draw is shown, used
+    whenever that user is drawn, and, by ``pld``, of what replacing that user would cost, of clip 1 as all."""
     if charged.releases:
         return math.inf
+    rounds = [(dataclasses.replace(one, extended_sampling_prob=1.0), count) for one, count in charged.rounds]
+    shown = compose(rounds, delta=delta, unit="entity", kind="extended", accountant=accountant)
+    if accountant != "pld":
+        return shown
     parts: list[tuple[Profile, int]] = [
         (replaced(1.0, one.noise_multiplier, share=one.user_sampling_prob), count)
         for one, count in counted(charged.rounds).items()
         if one.user_sampling_prob > 0.0
     ]
-    return of_profiles(parts, delta) if parts else 0.0
+    return min(shown, of_profiles(parts, delta)) if parts else 0.0
 
 
 def cost_of(charged: Charges, unit: str, kind: str) -> Cost | None:
