@@ -18,8 +18,9 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.storage.files import make_folder
 from uedp_ray.tasks.metric import metric_of
-from uedp_ray.training.driver import RunDriver
+from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.optimizers import server_optimizer
+from uedp_ray.training.prepared import draw_key
 from uedp_ray.training.reduce import LocalReducer
 from uedp_ray.training.rounds import RoundState, run_rounds
 from uedp_ray.training.rundir import RunDir
@@ -75,12 +76,15 @@ def _start(
     run, plan = RunDir(out), plan_of(config)
     make_folder(run.private, private=True)
     begun = run.ledger.exists()
+    if not begun:
+        draw_key(run)
     ledger = _open_ledger(run, cast("Any", SimpleNamespace(config=config, part_of=part_of)), plan)
     for release in plan.header()["plan"]["releases"] if not begun else ():
         run.know(ledger.append(**release)["seq"] + 1)
     parameters = torch.zeros(2)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
-    driver = RunDriver(run, plan, state, None, lambda: dict.fromkeys(metric_of(config).names))
+    unscored = Scored(dict.fromkeys(metric_of(config).names), {})
+    driver = RunDriver(run, plan, state, None, lambda: unscored)
     charge, left = driver.charge, [charges]
 
     def charging(round_index: int, attempt: int) -> None:

@@ -31,6 +31,8 @@ from uedp_ray.config import RunConfig
 from uedp_ray.config.run import is_dumped
 from uedp_ray.corpus import tokens, vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.privacy import statement
+from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.storage.base import WHOLE
 from uedp_ray.storage.files import beneath, check_own, find_other, holds_others, make_folder, settle, to_be_removed
 from uedp_ray.storage.locks import INSIDE
@@ -128,3 +130,12 @@ def _check_made(run: RunDir) -> None:
         if other is not None:
             what = f"its {folder.name}/ holds {other!r}, which no run makes"
             raise InputError("--out", str(run.root), f"{what}: move it out of the folder, or name another one")
+
+
+def refuse_part(run: RunDir, part_of: str | None) -> None:
+    """Refuses a run that is one of several, except to those: the price they state would not include what it charges."""
+    part = statement.part_of(read_ledger(run.ledger)) if run.ledger.exists() else None
+    if part not in (None, part_of):
+        what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
+        remedy = f"which would not know of more rounds: continue the {part} (uedp-ray {command} … --resume)"
+        raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")

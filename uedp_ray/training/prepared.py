@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from uedp_ray.storage.files import (
     has_checksum,
     load_array,
     unusable,
+    write_atomically,
 )
 from uedp_ray.tasks.base import Task, task_of
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, sampling_key
@@ -139,6 +141,13 @@ def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> No
         if found.get(setting) != files:
             path = operator.attrgetter(setting)(used)
             raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
+
+
+def draw_key(run: RunDir) -> None:
+    """Gives a run that has no ledger yet its secret key, which so is never older: a sample that was drawn before must not be
+    drawn again uncharged."""
+    write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
+    run.storage.put(run.key)
 
 
 def regrouped(run: RunDir, config: RunConfig, corpus: Corpus) -> Corpus:

@@ -28,15 +28,14 @@ from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions_of
-from uedp_ray.privacy import statement
-from uedp_ray.privacy.ledger import Ledger, read_ledger
+from uedp_ray.privacy.ledger import Ledger
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
-from uedp_ray.storage.files import check_regular, checksum, make_folder, replacing, write_atomically, write_json
+from uedp_ray.storage.files import check_regular, checksum, make_folder, replacing, write_json
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metric import UNKNOWN, metric_of
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear
+from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear, refuse_part
 from uedp_ray.training.guard import (
     TRAINED_HERE,
     Compared,
@@ -50,7 +49,16 @@ from uedp_ray.training.guard import (
     owner_cautions,
 )
 from uedp_ray.training.paths import for_use, with_absolute_paths
-from uedp_ray.training.prepared import checksums, encode, planned, regrouped, starts_of, trained_text, unchanged
+from uedp_ray.training.prepared import (
+    checksums,
+    draw_key,
+    encode,
+    planned,
+    regrouped,
+    starts_of,
+    trained_text,
+    unchanged,
+)
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
 from uedp_ray.training.texts import EARLIER, keep_text, made_of, outdated, prepared_source
@@ -146,7 +154,7 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
         settle_run(run)
     storage.get(run.used, run.config, run.setup)
     storage.restore(run.ledger)
-    _refuse_part(run, asked.part_of)
+    refuse_part(run, asked.part_of)
     plan = None
     if not run.setup.exists():
         if run.of_earlier_version and not unused(run):
@@ -220,9 +228,8 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
 def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     config, reporter, storage = asked.config, asked.reporter, run.storage
     reporter.say("reading the corpus")
-    if not run.ledger.exists():  # the key is never older: a sample drawn before must not be drawn again uncharged
-        write_atomically(run.key, secrets.token_hex(32).encode(), private=True)
-        storage.put(run.key)
+    if not run.ledger.exists():
+        draw_key(run)
     text = _prepare_text(run, asked)
     bounded = apply_bounds(text.trained, config.bounds, config.corpus.declared_num_users)
     _tell_what_counts(config, text.corpus, bounded, reporter)
@@ -280,14 +287,17 @@ def _prepare_text(run: RunDir, asked: _Asked) -> _Text:
     if asked.guarded:
         check_owners(corpus)
         check_warm_start(corpus, used.model.warm_start)
-    check_labels(corpus, config.task, "corpus.source")
+    alone = asked.text is None  # else ``prepare_corpora`` has checked the labels, once for all runs
+    if alone:
+        check_labels(corpus, config.task, "corpus.source")
     evaluation = evaluation_path = compared = None
     if used.corpus.evaluation is not None and asked.named is not None:
         with within("corpus.evaluation"):
             found = prepared_source(used.corpus.evaluation, run.evaluation, protected=False, fixed=charged)
             evaluation_path = storage.adopt(found, run.evaluation)
         evaluation = open_corpus(evaluation_path)
-        check_labels(evaluation, config.task, "corpus.evaluation")
+        if alone:
+            check_labels(evaluation, config.task, "corpus.evaluation")
         compared = check_evaluation(corpus, evaluation, asked.named)
         if not asked.public_source:  # what only ranks settings may be familiar
             check_unseen(evaluation.text_sketch, asked.named, used.model.warm_start)
@@ -379,15 +389,6 @@ def _draw_of(folder: Path) -> str:
 def _within(run: RunDir, path: Path) -> str:
     """The path, relative if it is in the run directory, which may be elsewhere on another machine."""
     return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
-
-
-def _refuse_part(run: RunDir, part_of: str | None) -> None:
-    """Refuses a run that is one of several, except to those: the price they state would not include what it charges."""
-    part = statement.part_of(read_ledger(run.ledger)) if run.ledger.exists() else None
-    if part not in (None, part_of):
-        what, command = ("variant", "compare") if part == "comparison" else ("run", "sweep")
-        remedy = f"which would not know of more rounds: continue the {part} (uedp-ray {command} … --resume)"
-        raise InputError("--out", run.storage.address(run.root), f"is one {what} of a {part}, {remedy}")
 
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
