@@ -15,7 +15,7 @@ PACKAGE = ROOT / "uedp_ray"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 400
 FLOORS = (
-    ("components", "errors", "jsontext", "reporting", "units"),
+    ("components", "draws", "errors", "jsontext", "reporting", "units"),
     ("access", "fields", "interrupts"),
     ("storage",),
     ("config", "target"),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from uedp_ray.config import Regrouping
 from uedp_ray.corpus.bounds import mix64
 from uedp_ray.corpus.store import Corpus
+from uedp_ray.draws import secret_for
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Regrouped(Corpus):
         shards = corpus._shard_digests  # are checked against the digest of the whole, not against ours
         self.__dict__.update(vars(corpus) | {"_shard_digests": shards})
         self._whole = corpus
-        secret = hashlib.blake2b(key, person=b"regroup", digest_size=32).digest()
+        secret = secret_for(key, b"regroup")
         self.names_users, self.numbered, self.user_names = False, "one sentence", np.zeros(0, np.uint64)
         self._order: NDArray[np.int64] | None = None
         drawn = None

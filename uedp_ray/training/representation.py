@@ -29,7 +29,6 @@ such vectors; scores are of the vectors as they are. The texts, the vectors and 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +39,7 @@ from torch import Tensor, nn
 
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.draws import generator_of, secret_for
 from uedp_ray.models.architecture import architecture
 from uedp_ray.models.heads import head_names
 from uedp_ray.privacy.representation import NoisedVectors
@@ -78,7 +78,7 @@ class PrivateVectors:
         names = {name.rpartition(".")[0] for name in head_names(model)}
         self._head = [module for name, module in model.named_modules() if name in names]
         self._noised, self._mask_id = noised, mask_id
-        self._key = hashlib.blake2b(key, person=b"representation", digest_size=32).digest()
+        self._secret = secret_for(key, b"representation")
 
     @contextmanager
     def of(self, batch: Batch, numbers: Sequence[int], epoch: int) -> Iterator[Batch]:
@@ -118,5 +118,4 @@ class PrivateVectors:
     def _generator(self, number: int, epoch: int) -> np.random.Generator:
         """Of a sentence; also of the epoch, if it is noised anew in each."""
         which = (int(number), epoch if self._noised.uses > 1 else 0)
-        seed = hashlib.blake2b(np.array(which, "<i8").tobytes(), key=self._key, digest_size=16).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
+        return generator_of(self._secret, np.array(which, "<i8").tobytes())

@@ -27,6 +27,7 @@ from uedp_ray.config.files import map_files
 from uedp_ray.config.io import expand, to_digest
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import Corpus
+from uedp_ray.draws import generator_of, secret_for
 from uedp_ray.storage.files import checksum
 
 _SECTION = "corpus.transform."
@@ -47,16 +48,12 @@ class Generators:
 
     def __init__(self, key: bytes, user: int, sentence: int):
         self._key, self._user = key, user.to_bytes(8, "little")
-        self.sentence = self._generator(sentence.to_bytes(8, "little"), b"")
+        self.sentence = generator_of(key, sentence.to_bytes(8, "little"))
         """Of this sentence alone."""
 
     def of_user(self, name: str) -> np.random.Generator:
         """Of the user and a name alone: the same, from its beginning, whenever one of the user's sentences asks for it."""
-        return self._generator(self._user + name.encode("utf-8", "surrogatepass"), b"user")
-
-    def _generator(self, name: bytes, person: bytes) -> np.random.Generator:
-        seed = hashlib.blake2b(name, key=self._key, person=person, digest_size=16).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
+        return generator_of(self._key, self._user + name.encode("utf-8", "surrogatepass"), b"user")
 
 
 class Transform(ABC):
@@ -141,7 +138,7 @@ class Transformed:
 
     def __init__(self, corpus: Corpus, transform: Transform, key: bytes, like: Corpus | None = None):
         self._corpus, self._transform, self._like = corpus, transform, like or corpus
-        self._key = hashlib.blake2b(key, person=b"transform", digest_size=32).digest()
+        self._key = secret_for(key, b"transform")
         drawn = hashlib.sha256(self._key).hexdigest() if transform.draws else None
         version = [transform.version] if transform.version else []  # so that digests of before there were any stay
         settings = map_files(transform.config, lambda key, path, _: checksum(Path(expand(key, path))), _SECTION)
