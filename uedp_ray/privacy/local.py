@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from scipy import optimize
 from scipy.special import log_ndtr, ndtr
@@ -118,9 +118,7 @@ def gaudp(
         value = composition.of_profiles([(step, steps)], delta)
         sent = f"{steps} secret subsets of fixed size, {sampling_prob:g} of all, shuffled, as declared"
     else:
-        one = RoundMechanism(
-            noise_multiplier=noise_std / clip_norm, user_sampling_prob=sampling_prob, max_holders=1, entity_clip=2.0
-        )
+        one = _seen(noise_std / clip_norm, sampling_prob)
         value = accounting.epsilon(one, rounds=steps, delta=delta, unit="entity", kind="entity")
         sent = f"{steps} steps, each with probability {sampling_prob:g}, for the server to see"
     return Guarantee(
@@ -132,6 +130,20 @@ def gaudp(
         accountant="pld",
         sound=True,
         note=f"Of one record, whose vector is sent in {sent}. A label that is sent beside it has no guarantee.",
+    )
+
+
+def gaudp_noise(*, clip_norm: float, target_epsilon: float, steps: int, delta: float) -> float:
+    """The least sigma (within a thousandth) of ``gaudp`` for this epsilon, where each record is sent in each step."""
+    _positive("clip_norm", clip_norm)
+    settings: dict[str, Any] = {"rounds": steps, "delta": delta, "unit": "entity", "kind": "entity"}
+    return clip_norm * accounting.calibrate(_seen(1.0, 1.0), target_epsilon=target_epsilon, **settings)
+
+
+def _seen(noise_multiplier: float, sampling_prob: float) -> RoundMechanism:
+    """A record that is drawn for the server to see, as the theorem's row of an entity of one holder."""
+    return RoundMechanism(
+        noise_multiplier=noise_multiplier, user_sampling_prob=sampling_prob, max_holders=1, entity_clip=2.0
     )
 
 

@@ -61,24 +61,13 @@ class NoisedVectors:
             return 1.0 / target
         if config.kind == "gaussian_published":
             return config.clip_norm * local.gaudp_noise_as_published(target_epsilon=target, **self._published)
-        low, high = 1e-6 * config.clip_norm, 1e9 * config.clip_norm
-        while high / low > 1.0 + 1e-6:  # epsilon falls with the noise
-            middle = (low * high) ** 0.5
-            low, high = (low, middle) if self._gaussian(middle) <= target else (middle, high)
-        return high
-
-    def _gaussian(self, noise_std: float) -> float:
-        found = self._gaudp(noise_std).epsilon
-        return np.inf if found is None else found
-
-    def _gaudp(self, noise_std: float) -> Guarantee:
-        return local.gaudp(clip_norm=self._config.clip_norm, noise_std=noise_std, steps=self.uses, delta=self._delta)
+        return local.gaudp_noise(clip_norm=config.clip_norm, target_epsilon=target, steps=self.uses, delta=self._delta)
 
     def guarantees(self) -> list[Guarantee]:
         """What they promise of one sentence, and of one word in it."""
         config = self._config
         if config.kind == "gaussian":
-            return [self._gaudp(self.scale)]
+            return [local.gaudp(clip_norm=config.clip_norm, noise_std=self.scale, steps=self.uses, delta=self._delta)]
         if config.kind == "gaussian_published":
             return [local.gaudp_as_published(clip_norm=config.clip_norm, noise_std=self.scale, **self._published)]
         if config.kind == "laplace_published":
