@@ -17,6 +17,7 @@ from uedp_ray.corpus.tokens import encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
+from uedp_ray.tasks.loss import perplexity as mean_perplexity
 from uedp_ray.tasks.metric import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.evaluate import batches, score
@@ -53,7 +54,7 @@ def by_hand(model, chosen):
 
 
 def perplexity(model, chosen, **how):
-    return TASK.perplexity(*score(model, TASK, chosen, device=CPU, **how))
+    return mean_perplexity(*score(model, TASK, chosen, device=CPU, **how))
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 50, 10_000])
@@ -115,7 +116,7 @@ def test_bits_per_byte_is_the_length_of_a_code_for_the_text(model, max_length):
     sentences = encode_texts(texts, vocabulary, max_length)
     task = NextWord(END, END, PAD, max_length)
     sums = score(model, task, sentences, device=CPU)
-    found = task.perplexity(*sums)
+    found = mean_perplexity(*sums)
     if max_length == 4:  # four words, and no end that the text does not have
         kept, spelled = ["The  nurse saw Łódź", "über", "the nurse"], ["saw", "Łódź"]
         assert (size.tokens, size.cut, size.ends) == (7, 1, 2)

@@ -7,6 +7,7 @@ targets. All settings are public; the sentences, and their labels and tags, are 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Never, Self
@@ -19,8 +20,8 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.tasks.base import IGNORED, Batch, Task, forward_logits
-from uedp_ray.tasks.loss import cross_entropy
+from uedp_ray.tasks.base import Batch, Task, forward_logits
+from uedp_ray.tasks.loss import cross_entropy, of_sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class Labelled(Task):
     def longest_text(self) -> int:
         return self.max_length - 2
 
+    @abstractmethod
     def num_tokens(self, sentence: np.ndarray) -> int:
         """n, of what is known of a sentence."""
-        raise NotImplementedError
 
     def length(self, sentence: np.ndarray) -> int:
         return 2 + self.num_tokens(sentence)
@@ -73,8 +74,7 @@ class Labelled(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) mean negative log-likelihood (nats) over what each sentence predicts."""
-        losses = cross_entropy(self.logits(model, batch), batch.targets).reshape(len(batch), -1)
-        return losses.sum(1) / (batch.targets != IGNORED).reshape(len(batch), -1).sum(1).clamp_min(1)
+        return of_sentences(cross_entropy(self.logits(model, batch), batch.targets), batch.targets)
 
 
 def framed(

@@ -10,6 +10,7 @@ Logits are private, as the sentences are.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,6 +24,23 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """(…, V) logits and (…) targets -> (…) losses in nats, float32 or wider; 0 where ``IGNORED``."""
     losses, _ = _CrossEntropy.apply(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
     return losses
+
+
+def of_sentences(losses: Tensor, targets: Tensor) -> Tensor:
+    """Losses of predictions -> (B,): of each sentence the mean, and 0 where it predicts nothing."""
+    predictions = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+    return losses.reshape(len(targets), -1).sum(1) / predictions.clamp_min(1)
+
+
+def summed(losses: Tensor, targets: Tensor) -> tuple[float, int]:
+    """Summed negative log-likelihood (nats), and the number of predictions."""
+    return float(losses.sum(dtype=torch.float64)), int((targets != IGNORED).sum())
+
+
+def perplexity(total: float, count: float) -> float:
+    """exp of the mean of ``summed``; infinity if it overflows."""
+    mean = total / count
+    return math.exp(mean) if mean < 700 else math.inf
 
 
 class _CrossEntropy(torch.autograd.Function):

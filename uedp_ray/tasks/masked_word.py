@@ -17,7 +17,6 @@ draws for one sentence depend on those before it in the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.tasks.base import IGNORED, Batch, Head, Task, forward_logits
 from uedp_ray.tasks.labels import framed
-from uedp_ray.tasks.loss import cross_entropy
+from uedp_ray.tasks.loss import cross_entropy, of_sentences, perplexity, summed
 
 _CHOSEN, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
@@ -79,18 +78,14 @@ class MaskedWord(Task):
         return Batch(read, targets, lengths)
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        losses = cross_entropy(forward_logits(model, batch), batch.targets)
-        return losses.sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+        return of_sentences(cross_entropy(forward_logits(model, batch), batch.targets), batch.targets)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """Summed negative log-likelihood (nats) and number of predicted words."""
-        losses = cross_entropy(forward_logits(model, batch), batch.targets)
-        return float(losses.sum(dtype=torch.float64)), int((batch.targets != IGNORED).sum())
+        return summed(cross_entropy(forward_logits(model, batch), batch.targets), batch.targets)
 
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
-        mean = sums[0] / sums[1]
-        return {"masked_perplexity": math.exp(mean) if mean < 700 else math.inf, "unk_share": size.unk_share}
+        return {"masked_perplexity": perplexity(*sums), "unk_share": size.unk_share}
 
 
 def mask_of(vocabulary: Vocabulary) -> int:

@@ -3,6 +3,7 @@
     >>> from types import SimpleNamespace
     >>> import numpy as np
     >>> import torch
+    >>> from uedp_ray.tasks.loss import perplexity
     >>> from uedp_ray.tasks.next_word import NextWord
     >>> task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64)
     >>> batch = task.collate([np.array([5, 7, 9]), np.array([4])])
@@ -12,7 +13,7 @@
     ...     return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 10))
     >>> [round(loss, 3) for loss in task.losses(uniform, batch).tolist()]    # (2,)
     [2.303, 2.303]
-    >>> round(task.perplexity(*task.sums(uniform, batch)), 3)
+    >>> round(perplexity(*task.sums(uniform, batch)), 3)
     10.0
 
 Perplexity = exp(mean negative log-likelihood of a token, natural logarithm) over all predicted tokens of a text: words
@@ -44,7 +45,7 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head, Task, forward_logits, most_likely
-from uedp_ray.tasks.loss import cross_entropy
+from uedp_ray.tasks.loss import cross_entropy, of_sentences, perplexity, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +106,16 @@ class NextWord(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) mean negative log-likelihood (nats) over each sentence's predicted tokens, float32 or wider."""
-        return self._token_losses(model, batch).sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+        return of_sentences(self._token_losses(model, batch), batch.targets)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
         """Summed negative log-likelihood (nats) and number of predicted tokens."""
-        total = self._token_losses(model, batch).sum(dtype=torch.float64)
-        return float(total), int((batch.targets != IGNORED).sum())
-
-    def perplexity(self, total: float, count: float) -> float:
-        """Infinity if it overflows."""
-        mean = total / count
-        return math.exp(mean) if mean < 700 else math.inf
+        return summed(self._token_losses(model, batch), batch.targets)
 
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         """``perplexity``, ``bits_per_byte`` (the same total of the same tokens) and ``unk_share``."""
-        value = self.perplexity(*sums)
+        value = perplexity(*sums)
         bits = math.log2(value) * (size.tokens + size.ends) if value > 0 else math.nan
         bits_per_byte = (bits + 8 * size.unknown_bytes) / max(size.num_bytes, 1)
         return {"perplexity": value, "bits_per_byte": bits_per_byte, "unk_share": size.unk_share}

@@ -7,6 +7,7 @@ A word is what whitespace separates; pieces after its first predict nothing, nor
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +27,9 @@ WORD = re.compile(r"\S+")
 class Tagging(Labelled):
     """A label for each word. Known of a sentence: its n tokens, then n numbers: 1 + that of the label, or 0 for none."""
 
+    @abstractmethod
     def labels_of(self, sentence: Sentence) -> Sequence[int]:
         """The number of each word's label, of the sentence as it was found. Raises: InputError for one not listed."""
-        raise NotImplementedError
 
     def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray:
         """Of a text whose words are no longer those of the sentence, nothing."""

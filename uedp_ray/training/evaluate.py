@@ -5,13 +5,14 @@ Example:
     >>> import numpy as np
     >>> import torch
     >>> from uedp_ray.models.awd_lstm import AWDLSTM, AWDLSTMConfig
+    >>> from uedp_ray.tasks.loss import perplexity
     >>> from uedp_ray.tasks.next_word import NextWord
     >>> from uedp_ray.training.evaluate import batches, score
     >>> model = AWDLSTM(AWDLSTMConfig(vocab_size=50, embedding_size=6, num_layers=1))
     >>> embedding = torch.nn.init.zeros_(model.embedding.weight)    # tied: every word is as likely as any other
     >>> task, sentences = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=64), [np.arange(1, n) for n in (30, 4, 25)]
     >>> loss, predictions = score(model, task, sentences, device=torch.device("cpu"))    # what the metric is made of
-    >>> round(loss, 3), predictions, round(task.perplexity(loss, predictions), 3)
+    >>> round(loss, 3), predictions, round(perplexity(loss, predictions), 3)
     (230.809, 59.0, 50.0)
     >>> [positions.tolist() for positions in batches([29, 3, 24], batch_tokens=64)]    # by length, padded to 64 at most
     [[1, 2], [0]]
