@@ -92,6 +92,16 @@ def own_network(model_type: str) -> OwnNetwork | None:
     return architecture(model_type).own if model_type in NAMES else None
 
 
+def largest_of_transformer(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
+    """``Architecture.largest`` of blocks of attention and a feed-forward layer of four times their width."""
+    layer = 12 * config.hidden_size**2
+    return {
+        "max_length": ("the table of positions", config.max_length * config.hidden_size),
+        "hidden_size": ("one layer", layer),
+        "num_layers": ("all layers", config.num_layers * layer),
+    }
+
+
 def shaping() -> frozenset[str]:
     """Settings of the model section that decide whether its warm start fits."""
     return frozenset({"architecture", "path", "warm_start"}.union(*(architecture(name).shape for name in NAMES)))

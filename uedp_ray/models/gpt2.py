@@ -14,13 +14,11 @@ Dropout: ``dropout_embedding``, ``dropout_hidden`` (attention) and ``dropout_out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import nn
 from transformers import GPT2Config
 
 from uedp_ray.config import ModelConfig
-from uedp_ray.models.architecture import Architecture, Tokens
+from uedp_ray.models.architecture import Architecture, Tokens, largest_of_transformer
 from uedp_ray.models.heads import from_settings
 from uedp_ray.tasks.base import Head
 
@@ -43,15 +41,6 @@ def _build(config: ModelConfig, tokens: Tokens, head: Head) -> nn.Module:
     return from_settings(gpt2, tokens, head)
 
 
-def _largest(config: ModelConfig) -> Mapping[str, tuple[str, int]]:
-    layer = 12 * config.hidden_size**2
-    return {
-        "max_length": ("the table of positions", config.max_length * config.hidden_size),
-        "hidden_size": ("one layer", layer),
-        "num_layers": ("all layers", config.num_layers * layer),
-    }
-
-
 _SHAPE = {
     "num_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -65,5 +54,5 @@ ARCHITECTURE = Architecture(
     shape=_SHAPE,
     uses=frozenset({*_SHAPE, "init_range", "dropout_embedding", "dropout_hidden", "dropout_output"}),
     why_ignored="the architecture is gpt2",
-    largest=_largest,
+    largest=largest_of_transformer,
 )
