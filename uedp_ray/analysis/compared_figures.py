@@ -119,11 +119,7 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
         unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
         shown = DECIDES_EPSILON if axis == EPSILON else (axis,)
-        others = [
-            f"{_SYMBOLS.get(key, _name(key))} = {told(value)}"
-            for key, value in row["settings"].items()
-            if key not in shown
-        ]
+        others = [f"{_symbol(key)} = {told(value)}" for key, value in row["settings"].items() if key not in shown]
         label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
         x = (epsilon if covered else None) if axis == EPSILON else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
