@@ -30,9 +30,9 @@ ROUNDS = {"num_rounds": 1, "device": "cpu"}
 HEAD = "figure,corpus,series,x,y,unit,source\n"
 
 
-def load(corpora, folder, **keys):
+def load(corpora, folder, overrides=(), **keys):
     base = run_tree(corpora, pretrain=PRETRAIN | {"num_steps": 1}, training=ROUNDS)
-    return Comparison.load(written(folder, {"base": base, "variants": VARIANTS, **keys}), [])
+    return Comparison.load(written(folder, {"base": base, "variants": VARIANTS, **keys}), [*overrides])
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,43 @@ def test_a_variant_keeps_what_it_sets_itself_and_seeds_differ_in_their_seed(corp
 def test_bad_keys_are_refused_before_any_work(corpora, tmp_path, keys, message):
     with pytest.raises(InputError, match=message):
         load(corpora, tmp_path, **keys)
+
+
+SMALL = {
+    "base": {"training.num_rounds": 7, "corpus.categories": ["org"]},
+    "grid": {NOISE: [3]},
+    "variants": {"bare": {"method": "clip_only"}, "more": {"method": "entity_dp"}},
+    "seeds": 2,
+}
+
+
+def test_a_scale_is_laid_over_the_file_and_settings_over_the_scale(corpora, tmp_path):
+    keys = {"grid": {NOISE: [1, 2]}, "scales": {"small": SMALL}}
+    whole = load(corpora, tmp_path, **keys)
+    assert (whole.grid, whole.seeds, whole.base.training.num_rounds) == ({NOISE: [1, 2]}, 1, 1)
+    assert list(whole.variants) == list(VARIANTS)
+    small = load(corpora, tmp_path, ["training.num_rounds=5", "scale=small"], **keys)
+    assert (small.grid, small.seeds, small.base.training.num_rounds) == ({NOISE: [3]}, 2, 5)
+    assert small.base.corpus.categories == ("org",)
+    methods = {name: method for name, (method, _) in small.variants.items()}
+    assert methods == {"ours": "uedp", "users": "user_dp", "bare": "clip_only", "more": "entity_dp"}
+
+
+@pytest.mark.parametrize(
+    ("scales", "name", "message"),
+    [
+        (None, "small", "scale = 'small': the file has no scales"),
+        ({"tiny": SMALL}, "small", "scale = 'small': expected one of the file's scales: tiny"),
+        ({"tiny": SMALL}, "[tiny]", "expected one of the file's scales: tiny"),
+        ({"small": {"model": {}}}, "small", "scales.small = .*expected a mapping with some of base, grid"),
+        ({"small": {"base": 3}}, "small", "scales.small.base = 3"),
+        ({"small": {"base": {"training.no_such": 1}}}, "small", "base.training.no_such = 1: unknown key"),
+        ({"small": {"grid": {NOISE: 1}}}, "small", "grid.privacy.noise_multiplier = 1: expected a list"),
+    ],
+)
+def test_a_scale_that_the_file_does_not_have_is_refused(corpora, tmp_path, scales, name, message):
+    with pytest.raises(InputError, match=message):
+        load(corpora, tmp_path, [f"scale={name}"], **({"scales": scales} if scales else {}))
 
 
 @pytest.mark.parametrize(

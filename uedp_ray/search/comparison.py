@@ -12,6 +12,12 @@
 Every variant is trained at every point of the grid, and at each with every seed. Settings of the grid are laid over the
 base, and those of a method and its variant over both: a variant that sets one by itself, or whose runs do not use it, has
 one row for all its values (above, ``non-private`` has no epsilon). All of it is PUBLIC.
+
+    scales:
+      small: {base: {training.num_rounds: 10}, grid: {privacy.target_epsilon: [2, 8]}, seeds: 1}
+
+``--set scale=small`` lays such a scale over the file: its settings over those of the base, its variants over those of the
+same names, all else in place of what the file has.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ from uedp_ray.search.sections import MAX_SEEDS
 from uedp_ray.search.told import told
 from uedp_ray.training.checks import check_unshared, unused
 
-_KEYS = {"base", "variants", "grid", "seeds", "published"}
+_SCALED = {"base", "variants", "grid", "seeds", "published"}
+_KEYS = {*_SCALED, "scales"}
 _MOST_RUNS = 300
 MADE = frozenset(
     {"", "base.yaml", "started.json", "table.json", "table.csv", "report.html", "corpora", "pretrained", "tensorboard",
@@ -86,15 +93,20 @@ class Comparison:
 
     @classmethod
     def load(cls, path: Path, overrides: list[str]) -> Comparison:
-        """Reads a comparison file; ``overrides`` (a.b=value) apply to the base."""
+        """Reads a comparison file; ``overrides`` (a.b=value) apply to the base, ``scale`` names one of its scales."""
         tree = read_yaml(path)
         mappings = {"base", "variants"}
         if not mappings <= set(tree) <= _KEYS or not all(isinstance(tree[key], dict) for key in mappings):
             remedy = (
-                "a comparison file has the two keys base and variants, both mappings; grid, seeds, published if need be"
+                "a comparison file has the two keys base and variants, both mappings; grid, seeds, published, scales "
+                "if need be"
             )
             raise InputError("config", str(path), remedy)
         settings = parse_overrides(overrides)
+        if "scale" in settings:
+            scale = _scale(tree.get("scales"), settings.pop("scale"))
+            settings = {**scale.get("base", {}), **settings}
+            tree |= {**scale, "base": tree["base"], "variants": {**tree["variants"], **scale.get("variants", {})}}
         with of_file(path, {f"base.{key}": value for key, value in settings.items()}):
             tree["base"] = set_keys(tree["base"], settings)
             check_rounds(tree["base"].get("training"), settings)
@@ -158,6 +170,20 @@ class Comparison:
         for seed, folder in enumerate(row.folders(self.seeds)):
             training = dataclasses.replace(config.training, seed=config.training.seed + seed)
             yield folder, dataclasses.replace(config, name=folder, training=training)
+
+
+def _scale(scales: Any, name: Any) -> dict[str, Any]:
+    known = {str(key): value for key, value in scales.items()} if isinstance(scales, dict) else {}
+    if str(name) not in known:
+        remedy = f"expected one of the file's scales: {', '.join(known)}" if known else "the file has no scales"
+        raise InputError("scale", name, remedy)
+    scale = known[str(name)]
+    if not isinstance(scale, dict) or not set(scale) <= _SCALED:
+        raise InputError(f"scales.{name}", scale, f"expected a mapping with some of {', '.join(sorted(_SCALED))}")
+    for key in ("base", "variants"):
+        if not isinstance(scale.get(key, {}), dict):
+            raise InputError(f"scales.{name}.{key}", scale[key], "expected a mapping")
+    return scale
 
 
 def _checked(grid: Any) -> dict[str, list[Any]]:
