@@ -8,13 +8,12 @@
     grid: {privacy.target_epsilon: [1, 2, 4, 8]}
     seeds: 3
     published: {csv: published.csv, figure: "2a"}
+    scales:
+      small: {base: {training.num_rounds: 10}, grid: {privacy.target_epsilon: [2, 8]}, seeds: 1}
 
 Every variant is trained at every point of the grid, and at each with every seed. Settings of the grid are laid over the
 base, and those of a method and its variant over both: a variant that sets one by itself, or whose runs do not use it, has
 one row for all its values (above, ``non-private`` has no epsilon). All of it is PUBLIC.
-
-    scales:
-      small: {base: {training.num_rounds: 10}, grid: {privacy.target_epsilon: [2, 8]}, seeds: 1}
 
 ``--set scale=small`` lays such a scale over the file: its settings over those of the base, its variants over those of the
 same names, all else in place of what the file has.
