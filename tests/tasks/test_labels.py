@@ -255,3 +255,23 @@ def test_masked_words_are_those_that_were_there():
             total += 20
     assert chosen / total == pytest.approx(0.15, abs=0.02)
     assert masked / chosen == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_loss_of_masked_words_is_the_mean_over_those_that_are_masked():
+    task = MaskedWord(bos_id=0, eos_id=1, pad_id=2, mask_id=3, vocab_size=VOCABULARY, max_length=12)
+    config = ModelConfig(architecture="bert", max_length=12, num_layers=2, hidden_size=12, num_heads=2)
+    ends = {"bos_id": 0, "eos_id": 1, "pad_id": 2}
+    model = spread(build_model(config, vocab_size=VOCABULARY, **ends, seed=1, head=MaskedWord.head(TaskConfig())))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        batch = task.collate([np.arange(4, 14), np.zeros(0, np.int64), np.arange(5, 9)])
+    expected = F.cross_entropy(forward_logits(model, batch).mT, batch.targets, reduction="none", ignore_index=IGNORED)
+    expected = expected.sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+    found = task.losses(model, batch)
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(losses.sum(), [*model.parameters()]) for losses in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+    total, count = task.sums(model, batch)
+    assert count == int((batch.targets != IGNORED).sum())
+    assert total == pytest.approx((expected * (batch.targets != IGNORED).sum(1)).sum().item())
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -78,14 +78,26 @@ class MaskedWord(Task):
         return Batch(read, targets, lengths)
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        return of_sentences(cross_entropy(forward_logits(model, batch), batch.targets), batch.targets)
+        return of_sentences(_losses(model, batch), batch.targets)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        return summed(cross_entropy(forward_logits(model, batch), batch.targets), batch.targets)
+        return summed(_losses(model, batch), batch.targets)
 
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         return {"masked_perplexity": perplexity(*sums), "unk_share": size.unk_share}
+
+
+def _losses(model: nn.Module, batch: Batch) -> Tensor:
+    """(B, T) losses. The output layer, most of the work of a small network, sees the chosen words alone."""
+    chosen = batch.targets != IGNORED
+    output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][chosen],))
+    try:
+        losses = cross_entropy(forward_logits(model, batch), batch.targets[chosen])
+    finally:
+        hook.remove()
+    return losses.new_zeros(chosen.shape).masked_scatter(chosen, losses)
 
 
 def mask_of(vocabulary: Vocabulary) -> int:
