@@ -786,9 +786,10 @@ def test_a_module_that_lacks_one_of_its_own_is_no_missing_module(monkeypatch, tm
 
 
 def test_a_method(monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "quiet", {"privacy.l2_clip_norm": 0.5})  # type: ignore[arg-type]
+    monkeypatch.setitem(methods.METHODS, "quiet", methods.Method({"privacy.l2_clip_norm": 0.5}, "bare"))  # type: ignore[arg-type]
     base = from_dict(RunConfig, {"corpus": {"declared_num_users": NUM_USERS}})
     found = methods.apply(base, "quiet")
+    assert (methods.METHODS["quiet"].unit, methods.METHODS["quiet"].sound) == ("none", False)
     assert found.privacy.l2_clip_norm == 0.5
     assert found.privacy.unit == base.privacy.unit, "it has the privacy that its settings have"
 
@@ -808,7 +809,7 @@ def test_a_method(monkeypatch):
     ],
 )
 def test_a_method_of_a_sweep_stays_within_its_budget(monkeypatch, corpora, tmp_path, settings, field):
-    monkeypatch.setitem(methods.METHODS, "loud", settings)  # type: ignore[arg-type]
+    monkeypatch.setitem(methods.METHODS, "loud", methods.Method(settings, "bare"))  # type: ignore[arg-type]
     sweep = sweep_config(corpora, tmp_path, space={"method": {"choice": ["uedp", "loud"]}})
     good, bad = (judge(sweep, {"method": name}, alone(sweep)) for name in ("uedp", "loud"))
     assert good.config is not None

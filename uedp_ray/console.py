@@ -175,7 +175,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         protects = {"none": "-"}.get(promised["unit"], promised["unit"]) if row["method"] else "all"
         protects += " (not proven)" * (promised["unit"] != "none" and not promised["sound"])
         table.add_row(row["variant"], *settings, *_scores(row, beside), *by_unit, protects)
-    _print_table(table)
+    print_table(table)
     names = ", ".join(shortened([row for row in rows if row["guarantee"]["unit"] == "none"], rows))
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
     kinds = {row["interval"]["kind"] for row in rows if row["interval"]}
@@ -199,7 +199,7 @@ def _scale(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
     return f"For scale: {known}.\n" if known else ""
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     console = Console()
     if not console.is_terminal:  # a log has room for every column
         console.width = max(console.width, 160)
@@ -246,7 +246,7 @@ def print_sweep(answer: dict[str, Any]) -> None:
         cells = (*_scores(row, f"{spread}{tied}"), show_epsilon(row["epsilon"], "∞"))
         base = " (base)" * (row["trial"] == answer.get("base_trial"))
         table.add_row(f"{row['trial']}{base}", *cells, *(_short(row.get(key)) for key in shown))
-    _print_table(table)
+    print_table(table)
     counts = answer["counts"]
     ends = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     lines = [f"Trials: {ends or 'none'}" + (f"; the best {_SHOWN} are shown." if len(done) > _SHOWN else ".")]

@@ -1,7 +1,7 @@
 """The methods that are compared: each is a small set of settings applied over a run's config.
 
     >>> from uedp_ray.config import CorpusConfig, RunConfig
-    >>> from uedp_ray.methods import apply
+    >>> from uedp_ray.methods import METHODS, apply
     >>> config = RunConfig(corpus=CorpusConfig(declared_num_users=1000))
     >>> for method in ("uedp", "user_dp", "entity_dp", "noiseless"):
     ...     found = apply(config, method)
@@ -12,6 +12,8 @@
     noiseless user-entity none none
     >>> apply(config, "user_dp", {"privacy.target_epsilon": 2}).privacy.target_epsilon
     2.0
+    >>> METHODS["gaudp_as_published"].unit, METHODS["gaudp_as_published"].sound
+    ('record', False)
 
 A new method is one new entry. Settings are the keys of ``RunConfig``; see ``apply``.
 """
@@ -19,10 +21,34 @@ A new method is one new entry. Settings are the keys of ``RunConfig``; see ``app
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from uedp_ray.config import RunConfig, from_dict, set_keys, to_dict
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.guarantee import GuaranteedUnit
+
+
+@dataclass(frozen=True)
+class Method:
+    """Settings under a name. What is not said is the unsafe reading: it protects nobody."""
+
+    settings: Mapping[str, Any]
+    """By the keys of ``RunConfig``."""
+    summary: str
+    """What it is, in a line."""
+    unit: GuaranteedUnit = "none"
+    """What its figure is of: the unit that a run of it is trained for."""
+    trust: Literal["central", "local"] = "central"
+    """``local``: against the server too."""
+    published: bool = False
+    """Whether its noise is as others printed it, which proves nothing."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether a proof in docs/accounting.md covers what it promises; False if that is nothing."""
+        return self.unit != "none" and not self.published
+
 
 _NO_NOISE = {"privacy.noise": "none", "privacy.target_epsilon": None, "privacy.noise_multiplier": None}
 
@@ -61,61 +87,107 @@ def _of_vectors(kind: str, target_epsilon: float) -> dict[str, Any]:
     return {**_ORDINARY, "model.trainable": "head", **vectors}
 
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "uedp": {"privacy.unit": "user-entity", "privacy.estimator": "f_e_plus"},
-    "uedp_fe": {"privacy.unit": "user-entity", "privacy.estimator": "f_e"},
-    "user_dp": _USER_DP,
-    "record_dp": {**_USER_DP, "corpus.regroup": "records"},
-    "entity_dp": {"privacy.unit": "entity"},
-    "published": _PUBLISHED,
-    "published_literal": {
-        **_PUBLISHED,
-        "privacy.unit": "user-entity",
-        "privacy.estimator": "f_e_plus",
-        "privacy.entity_draw": "global",
-        "privacy.normalizer": "published",
-        "privacy.noise_multiplier": 2.5,  # this and the settings below: Section VI, GPT-2
-        "privacy.l2_clip_norm": 0.1,
-        "privacy.user_sampling_prob": 0.05,
-        "privacy.entity_sampling_prob": 0.5,
-        "privacy.extended_sampling_prob": 1.0,
-        "training.local_update": "local_sgd",
-        "training.server_optimizer": "sgd",
-        "training.server_learning_rate": 1.0,  # line 15 adds the average as it is
-        "training.server_schedule": "constant",
-    },
-    "local_dp_fedavg": {
-        **_NO_NOISE,
-        "privacy.clip": False,
-        "privacy.user_sampling_prob": 1.0,  # all take part, and send a plain difference
-        "privacy.entity_sampling_prob": 1.0,
-        "privacy.extended_sampling_prob": 1.0,
-        "privacy.sentence_clip_norm": 1.5,  # this, the noise and the rate: Jana and Biemann 2021
-        "bounds.mode": "none",
-        "training.local_update": "local_dp_sgd",
-        "training.local_noise_multiplier": 1.0,
-        "training.local_learning_rate": 0.15,
-        "training.server_optimizer": "sgd",
-        "training.server_learning_rate": 1.0,
-        "training.server_schedule": "constant",
-    },
-    "clip_only": {**_NO_NOISE, "bounds.mode": "none"},
-    "ordinary": _ORDINARY,
-    "de_identification": {
-        **_ORDINARY,
-        "corpus.transform.kind": "mask",
-        "corpus.transform.apply_to_evaluation": True,
-    },
-    "dpnr": _of_vectors("laplace", 8.0),
-    "dpnr_as_published": _of_vectors("laplace_published", 0.05),  # a coordinate's, as Lyu et al. print it
-    "gaudp": _of_vectors("gaussian", 8.0),
-    "gaudp_as_published": _of_vectors("gaussian_published", 8.0),
-    "noiseless": _UNPROTECTED,
+METHODS: Mapping[str, Method] = {
+    "uedp": Method(
+        {"privacy.unit": "user-entity", "privacy.estimator": "f_e_plus"},
+        "UeDP: noised averages of sentences with entities and without (f_E+)",
+        unit="user-entity",
+    ),
+    "uedp_fe": Method(
+        {"privacy.unit": "user-entity", "privacy.estimator": "f_e"},
+        "the same, of sentences with entities only (f_E)",
+        unit="user-entity",
+    ),
+    "user_dp": Method(_USER_DP, "user-level DP: noised averages of all sentences", unit="user"),
+    "record_dp": Method(
+        {**_USER_DP, "corpus.regroup": "records"},
+        "the same with each sentence as a user (declared_num_users: how many)",
+        unit="record",
+    ),
+    "entity_dp": Method(
+        {"privacy.unit": "entity"},
+        "entity-level DP: the rounds of uedp, with the noise that one entity needs",
+        unit="entity",
+    ),
+    "published": Method(_PUBLISHED, "the noise that the UeDP paper prints", published=True),
+    "published_literal": Method(
+        {
+            **_PUBLISHED,
+            "privacy.unit": "user-entity",
+            "privacy.estimator": "f_e_plus",
+            "privacy.entity_draw": "global",
+            "privacy.normalizer": "published",
+            "privacy.noise_multiplier": 2.5,  # this and the settings below: Section VI, GPT-2
+            "privacy.l2_clip_norm": 0.1,
+            "privacy.user_sampling_prob": 0.05,
+            "privacy.entity_sampling_prob": 0.5,
+            "privacy.extended_sampling_prob": 1.0,
+            "training.local_update": "local_sgd",
+            "training.server_optimizer": "sgd",
+            "training.server_learning_rate": 1.0,  # line 15 adds the average as it is
+            "training.server_schedule": "constant",
+        },
+        "the UeDP paper's Algorithm 1 as it is printed",
+        published=True,
+    ),
+    "local_dp_fedavg": Method(
+        {
+            **_NO_NOISE,
+            "privacy.clip": False,
+            "privacy.user_sampling_prob": 1.0,  # all take part, and send a plain difference
+            "privacy.entity_sampling_prob": 1.0,
+            "privacy.extended_sampling_prob": 1.0,
+            "privacy.sentence_clip_norm": 1.5,  # this, the noise and the rate: Jana and Biemann 2021
+            "bounds.mode": "none",
+            "training.local_update": "local_dp_sgd",
+            "training.local_noise_multiplier": 1.0,
+            "training.local_learning_rate": 0.15,
+            "training.server_optimizer": "sgd",
+            "training.server_learning_rate": 1.0,
+            "training.server_schedule": "constant",
+        },
+        "federated averaging of steps that each user noises itself (local DP-SGD)",
+        unit="record",
+        trust="local",
+    ),
+    "clip_only": Method({**_NO_NOISE, "bounds.mode": "none"}, "clipping without noise"),
+    "ordinary": Method(_ORDINARY, "ordinary training, by epochs"),
+    "de_identification": Method(
+        {
+            **_ORDINARY,
+            "corpus.transform.kind": "mask",
+            "corpus.transform.apply_to_evaluation": True,
+        },
+        "ordinary training on text whose entities are masked",
+    ),
+    "dpnr": Method(
+        _of_vectors("laplace", 8.0),
+        "a classifier's head on vectors of sentences with Laplace noise",
+        unit="record",
+        trust="local",
+    ),
+    "dpnr_as_published": Method(
+        _of_vectors("laplace_published", 0.05),  # a coordinate's, as Lyu et al. print it
+        "the same with the noise that was published: its epsilon is of one coordinate",
+        unit="record",
+        trust="local",
+        published=True,
+    ),
+    "gaudp": Method(
+        _of_vectors("gaussian", 8.0),
+        "a classifier's head on clipped vectors of sentences with Gaussian noise",
+        unit="record",
+        trust="local",
+    ),
+    "gaudp_as_published": Method(
+        _of_vectors("gaussian_published", 8.0),
+        "the same with the noise that was published: for half the sensitivity",
+        unit="record",
+        trust="local",
+        published=True,
+    ),
+    "noiseless": Method(_UNPROTECTED, "the rounds of uedp without clipping and noise"),
 }
-"""UeDP with f_E+ and f_E, user-level DP, the same of records as users (``corpus.declared_num_users`` is then the declared
-number of records), entity-level DP, the paper's own noise, all of its Algorithm 1 as printed, averages of what each user
-noised for its sentences, clipping without noise, ordinary training, the same on masked text, and the same rounds without
-privacy. The two published ones claim nothing."""
 
 
 def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
@@ -125,7 +197,7 @@ def apply(config: RunConfig, method: str, settings: Mapping[str, Any] | None = N
     """
     if not isinstance(method, str) or method not in METHODS:
         raise InputError("method", method, f"choose one of {', '.join(METHODS)}")
-    return overlay(config, {**METHODS[method], **(settings or {})})
+    return overlay(config, {**METHODS[method].settings, **(settings or {})})
 
 
 def overlay(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

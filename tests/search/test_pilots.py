@@ -178,8 +178,8 @@ def test_pilots_of_which_none_can_be_trained_are_refused(corpora, tmp_path):
 
 
 def test_a_pilot_whose_own_noise_is_too_little_for_the_rest_is_refused_beforehand(corpora, tmp_path, monkeypatch):
-    loud = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 3.0}
-    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "loud": loud, "quiet": {}})
+    loud = methods.Method({"privacy.target_epsilon": None, "privacy.noise_multiplier": 3.0}, "")
+    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "loud": loud, "quiet": methods.Method({}, "")})
     tree = sweep_tree(corpora, search=GRID | {"pilot_epsilon": 1.2}, budget=BUDGET | {"target_epsilon": 1.9})
     tree["space"] = {"method": {"choice": ["loud", "quiet"]}}
     with pytest.raises(InputError, match=r"search\.pilot_epsilon = 1\.2: leaves 0\.\d+ for the run after the pilots"):

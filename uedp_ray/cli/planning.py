@@ -1,4 +1,4 @@
-"""``uedp-ray init`` and ``uedp-ray plan``. Nothing that they write or plan is read off private text."""
+"""``uedp-ray methods``, ``init`` and ``plan``. Nothing that they say, write or plan is read off private text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.cli.commands import NONE, Set
 from uedp_ray.config import RunConfig, dump_config, load_config, read_yaml
 from uedp_ray.config.limits import choice
-from uedp_ray.console import Lines, emit
+from uedp_ray.console import Lines, emit, print_table
 from uedp_ray.errors import InputError, one_line
 from uedp_ray.privacy.statement import show_delta, show_epsilon
 from uedp_ray.storage.files import replacing
@@ -27,6 +27,29 @@ from uedp_ray.target import check_name
 if TYPE_CHECKING:
     from uedp_ray.search.comparison import Comparison
     from uedp_ray.search.sweep_config import SweepConfig
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """The methods to compare: what each protects, against whom, and whether that is a guarantee."""
+    from uedp_ray.methods import METHODS
+
+    if as_json:
+        about = ("unit", "trust", "sound", "published", "summary")
+        rows = [{"method": name, **{key: getattr(each, key) for key in about}} for name, each in METHODS.items()]
+        emit({"methods": rows}, as_json)
+        return
+    table = Table(
+        "method", "unit", "trust", "promise", "what it is", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    for name, each in METHODS.items():
+        promise = "as published: not a guarantee" if each.published else "sound" if each.sound else "no guarantee"
+        table.add_row(name, each.unit, each.trust, promise, each.summary)
+    print_table(table)
+    typer.echo(
+        "central: whoever trains sees the text; local: what leaves a user has its noise. Settings in your own file may "
+        "take a promise back: what a run guarantees is in its result.json."
+    )
 
 
 @app.command()

@@ -153,7 +153,7 @@ class Comparison:
             for point in _points(self.grid):
                 with within(f"variants.{name}"):
                     whole = Row(name, method, point, laid).config(self.base)
-                set_itself = [*methods.METHODS[method], *laid]
+                set_itself = [*methods.METHODS[method].settings, *laid]
                 spare = {key for key in point if any(f"{key}.".startswith(f"{each}.") for each in set_itself)}
                 used = {key: value for key, value in point.items() if key not in spare | unused(whole)}
                 found.setdefault((name, repr(used)), Row(name, method, used, laid))
