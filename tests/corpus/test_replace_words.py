@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transforms.base import Generators, Transformed, transform_of
+from uedp_ray.corpus.transforms.replace_words import ReplaceWords
 from uedp_ray.errors import InputError
 
 WORDS = [f"w{place}x" for place in range(40)] + ["oslo", "rome", "the"]
@@ -162,6 +164,26 @@ def test_whatever_a_text_says_it_does_not_fail(toy, listed):
     for text in ("\ud800 x", "'", "-a-", "\u2019\u2019", "½ ² ⑦", "a\x00b", "İ", "x" * 10_000, "o'clock--isn’t"):
         for settings in ({"draw": "user"}, {"scope": "entities"}, listed, {"mechanism": "vickrey"}):
             replaced(toy(**settings), said(text, ("person", 0, 1)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"unknown": "copy"}, {"draw": "user"}, {"keep_stop_words": True}])
+def test_one_word_is_in_the_place_of_each_where_the_transform_says_so(toy, settings):
+    transform = toy(**settings)
+    assert transform.moves_words == ""
+    blanks = ["\xa0", "\u2003", "\x1c", "\x85", "\u200b", "\u3000", "\ufeff", "\t\x0b"]
+    for blank in (" ", *blanks):
+        for text in ("U.S. w3x-w4x, 1,250.5 «Zoe»", "- -- ' a'b ,", "e\u0301 İ ½ \ud800 x"):
+            said_so = blank.join(text.split(" "))
+            found = replaced(transform, said(said_so, ("person", 0, 1)))
+            assert len(re.findall(r"\S+", found)) == len(re.findall(r"\S+", said_so)), (found, said_so)
+
+
+def test_a_class_that_says_nothing_of_its_words_moves_them():
+    class Changed(ReplaceWords):
+        """Says nothing."""
+
+    config = TransformConfig(kind="replace_words", mechanism="random", vectors="toy.txt")
+    assert (ReplaceWords(config).moves_words, Changed(config).moves_words) == ("", "kind")
 
 
 def test_a_claim_says_what_it_leaves_out(toy, listed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -16,7 +17,9 @@ from uedp_ray.models.saved import load_model
 from uedp_ray.tasks.metric import METRICS
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.host import train
+from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.rundir import RunDir
 
 TOPICS = ["contracts", "support", "finance", "medicine", "travel", "sport", "cooking", "weather"]
 TAGS = ["NOUN", "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ"]
@@ -72,12 +75,73 @@ def test_an_encoder_is_refused_for_next_words_which_it_sees(corpora):
         check_run(run_config(corpora, **BERT))
 
 
-def test_words_that_a_transform_does_not_keep_cannot_be_tagged(corpora):
-    tree = {"declared_num_users": 30, "transform": {"kind": "mask"}}
-    corpus = {**tree, "source": {"path": str(corpora / "private")}, "evaluation": {"path": str(corpora / "held_out")}}
-    check_run(run_config(corpora, corpus=corpus, task=TASKS["classify"]))
-    with pytest.raises(InputError, match=r"corpus\.transform\.kind = 'mask': .* not keep the words"):
-        check_run(run_config(corpora, corpus=corpus, task=TASKS["tag_words"]))
+COLUMNS = {
+    "private": [
+        "Ann NOUN B-PER, Lee PROPN I-PER, left VERB O, Oslo PROPN B-LOC, . PUNCT O",
+        "Nobody PRON O, saw VERB O, Bo NOUN B-PER, Ek PROPN I-PER, near ADP O, Oslo PROPN B-LOC",
+        "He PRON O, paid VERB O, 12 NUM O, crowns NOUN O, to ADP O, Acme PROPN B-ORG, ; PUNCT O, they PRON O, left VERB O",
+    ],
+    "held_out": [
+        "Rain NOUN O, fell VERB O, on ADP O, Rome PROPN B-LOC, all DET O, day NOUN O",
+        "Snow NOUN O, came VERB O",
+    ],
+}
+"""Word, part of speech and entity of sentences, each of which two users say."""
+
+
+@pytest.fixture
+def replaced(tmp_path):
+    """The corpus section of a run on CoNLL columns whose words are replaced."""
+    for name, sentences in COLUMNS.items():
+        rows = ["".join(f"{row}\n" for row in each.split(", ")) for each in sentences]
+        (tmp_path / f"{name}.conll").write_text("".join(f"-DOCSTART- -X- O\n\n{row}\n" for row in rows * 2))
+    words = ["oslo", "left", "east", "west", "up", "down", "near", "far"]
+    (tmp_path / "toy.txt").write_text("".join(f"{word} {n} {n % 3}\n" for n, word in enumerate(words)))
+    (tmp_path / "public.txt").write_text(f"{' '.join(words)}.\n")
+    transform = {"kind": "replace_words", "vectors": str(tmp_path / "toy.txt"), "num_neighbours": 8}
+    texts = {"private": "source", "held_out": "evaluation"}
+    sources = {key: {"format": "conll", "path": str(tmp_path / f"{name}.conll")} for name, key in texts.items()}
+    return {"declared_num_users": 30, **sources, "transform": transform}
+
+
+@pytest.mark.parametrize("kind", ["tag_words", "tag_entities"])
+def test_tags_stay_in_the_places_of_words_that_are_replaced(replaced, tmp_path, kind):
+    labels = TAGS if kind == "tag_words" else ["person", "organization", "loc"]
+    words = {"public_text": [{"format": "text", "path": str(tmp_path / "public.txt")}]}
+    task = {"kind": kind, "labels": labels}
+    config = run_config(tmp_path, corpus=replaced, task=task, vocabulary=words, **SHORT, **BERT)
+    result, prepared = train(config, tmp_path / "run", workers=0), Prepared.open(RunDir(tmp_path / "run"))
+    central, local = (next(each for each in result["guarantees"] if each["trust"] == of) for of in ("central", "local"))
+    assert (central["unit"], local["unit"], local["epsilon"]) == ("user-entity", "word", 1.0)
+    assert "Labels and tags stay as they are" in local["note"]
+    entity = {"O": 0, "B-PER": 1, "I-PER": 2, "B-ORG": 3, "B-LOC": 5}
+    known = set()
+    for each in COLUMNS["private"]:
+        rows = [row.split(" ") for row in each.split(", ")]
+        numbers = [labels.index(tag) if kind == "tag_words" else entity[span] for _, tag, span in rows]
+        known.add((" ".join(word for word, _, _ in rows), tuple(numbers)))
+    found, said = set(), set()
+    sentences = [one for _, each in prepared.corpus.sentences() for one in each]
+    assert len(sentences) == 6
+    for number, sentence in enumerate(sentences):
+        ids, tags = np.split(prepared.tokens.sentence(number), 2)
+        found.add((sentence.text, tuple((tags - 1).tolist())))
+        said.add((sentence.text, tuple(ids.tolist())))
+    assert found == known, "one token and one tag for each word"
+    assert len(said) > len(COLUMNS["private"]), "drawn anew each time"
+
+
+def test_words_that_a_transform_does_not_keep_cannot_be_tagged(replaced, tmp_path):
+    moved = [("kind", "mask", {}), ("kind", "fragments", {}), ("scope", "entities", replaced["transform"])]
+    names = tmp_path / "names.txt"
+    names.write_text("Ada Byron\tperson\n")
+    moved += [("unknown", "category_list", {**replaced["transform"], "category_list": str(names)})]
+    for setting, value, others in moved:
+        corpus = {**replaced, "transform": {**others, setting: value}}
+        check_run(run_config(tmp_path, corpus=corpus, task=TASKS["classify"]))
+        for kind in ("tag_words", "tag_entities"):
+            with pytest.raises(InputError, match=rf"corpus\.transform\.{setting} = '{value}': does not keep each word"):
+                check_run(run_config(tmp_path, corpus=corpus, task=TASKS[kind]))
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm", "bert"])

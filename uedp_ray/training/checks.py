@@ -87,11 +87,12 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
 
 def _check_words_kept(config: RunConfig) -> None:
     transform, task = transform_of(config.corpus.transform), task_of(config.task.kind)
-    if transform is not None and issubclass(task, Tagging) and not transform.keeps_words:
+    if transform is not None and issubclass(task, Tagging) and (setting := transform.moves_words):
         remedy = (
-            f"does not keep the words of a sentence, which {config.task.kind} tags: drop it, or choose another task"
+            f"does not keep each word of a sentence in its place, which {config.task.kind} tags: choose another, or "
+            "another task"
         )
-        raise InputError("corpus.transform.kind", config.corpus.transform.kind, remedy)
+        raise InputError(f"corpus.transform.{setting}", getattr(config.corpus.transform, setting), remedy)
 
 
 def _other_users(source: SourceConfig, other: SourceConfig) -> bool:

@@ -65,18 +65,22 @@ class Transform(ABC):
     draws: ClassVar[bool] = True
     """Whether it draws from its generators; tokens of one that does are of one run only, as its key is. A class whose base
     draws nothing says so again of itself."""
-    keeps_words: ClassVar[bool] = False
-    """Whether a text has as many words (whitespace apart) as before, in their places: tags go on them."""
     version: ClassVar[int] = 0
     """Raised whenever a change of code changes what becomes of a text: else a resumed run, and a sweep, keep the tokens
     that the code before had made."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Transform, "draws", "keeps_words")
+        drop_inherited(cls, Transform, "draws", "moves_words")
 
     def __init__(self, config: TransformConfig):
         self.config = config
+
+    @property
+    def moves_words(self) -> str:
+        """The setting because of which a text may have more, fewer or reordered words (what whitespace separates), so that
+        tags no longer fit; ``kind``: whatever the settings. Empty: there is one word in the place of each."""
+        return "kind"
 
     def claim(self) -> Claim | None:
         """What it guarantees by itself; None, as here: nothing. Only what docs/accounting.md proves is to be claimed."""

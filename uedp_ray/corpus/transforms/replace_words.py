@@ -64,6 +64,13 @@ class _Word(NamedTuple):
 class ReplaceWords(Transform):
     """With ``scope: all`` word by word, with ``entities`` mention by mention; what else the text says stays."""
 
+    @property
+    def moves_words(self) -> str:
+        """A mention as a whole becomes one word, or a name of several."""
+        if self.config.scope == "entities":
+            return "scope"
+        return "unknown" if self.config.unknown == "category_list" else ""
+
     def claim(self) -> Claim | None:
         """None if no word is hidden among others."""
         mechanism = self._public.mechanism
@@ -102,6 +109,7 @@ class ReplaceWords(Transform):
         }[config.unknown]
         yield f"What has no vector {unknown}; that it has none may show."
         yield "A number becomes random digits. Blanks, punctuation, the number of words and the digits in a number stay."
+        yield "Labels and tags stay as they are, and may show what a word was."
 
     @functools.cached_property
     def _public(self) -> _Public:
