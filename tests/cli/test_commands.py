@@ -161,7 +161,7 @@ def test_odd_corpora_train(answer, run_file, tmp_path, case):
     assert all(value > 0 for value in found["epsilon"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_sweep_and_report(answer, command, tmp_path, corpora):
     path, out = write_sweep(sweep_tree(corpora), tmp_path), tmp_path / "out"
     found = answer("sweep", path, "--trials", 2, "--out", out)
