@@ -294,7 +294,7 @@ def test_a_trial_waits_for_those_that_decide_on_it_however_fast_others_are(corpo
     assert max(begun[:3]) < slow_one_ended <= begun[3]
 
 
-def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):
+def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path, request):
     out = tmp_path / "out"
     with pytest.raises(InputError, match="workers_per_trial"):
         sweep(sweep_config(corpora, tmp_path, resources={"workers_per_trial": 9}), out)
@@ -303,5 +303,6 @@ def test_what_failed_to_start_may_be_mended_and_tried_again(corpora, tmp_path):
     missing = sweep_config(corpora, tmp_path, base=base)
     with pytest.raises(InputError, match="nowhere"):
         sweep(missing, out)
+    request.getfixturevalue("here")
     answer = sweep(sweep_config(corpora, tmp_path, search={"trials": 1}), out)
     assert answer["counts"]["done"] == 1
