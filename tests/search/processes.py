@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from tests.search.sweeps import journal_states, sweep_tree, write_sweep
 from tests.training.runs import events
 from uedp_ray.privacy.events import epsilon_of_events
@@ -60,6 +62,20 @@ def command(path, out, *more):
         text=True,
         env=environment,
     )
+
+
+def trials_of(driver):
+    """The processes in which a driver's trials run."""
+    return [process for process in driver.children(recursive=True) if "ImplicitFunc" in " ".join(process.cmdline())]
+
+
+def kill(process):
+    """Kills a driver whose trials run. They outlive it by a moment, in which they charge."""
+    running = trials_of(psutil.Process(process.pid))
+    assert running
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(running, timeout=60)[1]
 
 
 def ended(process):

@@ -6,13 +6,8 @@ import signal
 
 import psutil
 
-from tests.search.processes import charged, check_whole, command, ended, long_sweep, wait_until
+from tests.search.processes import charged, check_whole, command, ended, kill, long_sweep, trials_of, wait_until
 from tests.search.sweeps import journal_states, table
-
-
-def trials_of(driver):
-    """The processes in which a driver's trials run."""
-    return [process for process in driver.children(recursive=True) if "ImplicitFunc" in " ".join(process.cmdline())]
 
 
 def test_a_driver_killed_then_interrupted_and_then_a_killed_trial_lose_nothing(corpora, tmp_path):
@@ -22,11 +17,7 @@ def test_a_driver_killed_then_interrupted_and_then_a_killed_trial_lose_nothing(c
     wait_until(
         lambda: len(charged(out)) >= 2 and max(charged(out).values()) > 20 if (out / "trials").exists() else False
     )
-    running = trials_of(psutil.Process(process.pid))
-    assert running
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not psutil.wait_procs(running, timeout=60)[1]  # trials outlive their driver by a moment, and charge
+    kill(process)
     before = charged(out)
     assert "RUNNING" in journal_states(out)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import time
 
 import pytest
 
-from tests.search.processes import charged, check_whole, command, ended, long_sweep, wait_until
+from tests.search.processes import charged, check_whole, command, ended, kill, long_sweep, wait_until
 from tests.search.sweeps import PRETRAIN, journal_states, sweep_config, sweep_tree, table
 from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
@@ -160,17 +158,18 @@ def kept(url, tmp_path):
 def test_a_driver_lost_with_its_node_and_one_that_another_took_over_lose_nothing(corpora, tmp_path, node):
     path, url = long_sweep(corpora, tmp_path), f"file://{tmp_path}/bucket/sweep"
     process = command(path, url)
-    parts = tmp_path / "bucket/sweep/trials"
-    wait_until(lambda: len(list(parts.glob("*/private/*/ledger.jsonl/*"))) > 40)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    time.sleep(5)  # what it left running ends
-    before = charged(kept(url, tmp_path))
+
+    def parts():
+        return len(list((tmp_path / "bucket/sweep/trials").glob("*/private/*/ledger.jsonl/*")))
+
+    wait_until(lambda: parts() > 40)
+    kill(process)
+    before, found = charged(kept(url, tmp_path)), parts()
     assert sum(before.values()) > 30
     shutil.rmtree(node)
 
     resumed = command(path, url, "--resume")
-    wait_until(lambda: sum(charged(kept(url, tmp_path)).values()) > sum(before.values()))
+    wait_until(lambda: parts() > found and sum(charged(kept(url, tmp_path)).values()) > sum(before.values()))
     Mirror(url, tmp_path / "elsewhere").acquire()
     _, error = resumed.communicate(timeout=300)
     assert resumed.returncode == 2, error
