@@ -241,23 +241,31 @@ def test_masked_words_are_those_that_were_there():
     task = MaskedWord(bos_id=0, eos_id=1, pad_id=2, mask_id=3, vocab_size=40, max_length=64)
     words = [np.arange(10, 30), np.arange(10, 12), np.zeros(0, np.int64)]
     masked = changed = chosen = total = 0
+    firsts: list[list[int]] = []
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for _ in range(200):
             batch = task.collate(words)
             known = batch.targets != IGNORED
-            assert torch.equal(batch.targets[0][known[0]], (torch.arange(22) + 9)[known[0]])
             assert known.any(1).tolist() == [True, True, False]
-            assert not torch.cat([known[:, 0], known[1, 3:]]).any()
+            firsts.append(batch.targets[:, 0].tolist())
+            known[:, 0] = False
+            assert known.any(1).tolist() == [True, True, False]
+            assert torch.equal(batch.targets[0][known[0]], (torch.arange(22) + 9)[known[0]])
+            assert not known[1, 3:].any()
             chosen += int(known[0].sum())
             masked += int((batch.input_ids[0][known[0]] == 3).sum())
             changed += int((batch.input_ids[0][~known[0]][1:-1] != 3).sum())
             total += 20
     assert chosen / total == pytest.approx(0.15, abs=0.02)
     assert masked / chosen == pytest.approx(0.8, abs=0.06)
+    of_long, of_short, of_none = zip(*firsts, strict=True)
+    assert set(of_long) == set(range(10, 30))  # the first position tells any word, and none of a sentence without words
+    assert set(of_short) == {10, 11}
+    assert set(of_none) == {IGNORED}
 
 
-def test_the_loss_of_masked_words_is_the_mean_over_those_that_are_masked():
+def test_the_loss_of_masked_words_is_the_mean_over_what_is_predicted():
     task = MaskedWord(bos_id=0, eos_id=1, pad_id=2, mask_id=3, vocab_size=VOCABULARY, max_length=12)
     config = ModelConfig(architecture="bert", max_length=12, num_layers=2, hidden_size=12, num_heads=2)
     ends = {"bos_id": 0, "eos_id": 1, "pad_id": 2}
@@ -265,13 +273,12 @@ def test_the_loss_of_masked_words_is_the_mean_over_those_that_are_masked():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         batch = task.collate([np.arange(4, 14), np.zeros(0, np.int64), np.arange(5, 9)])
-    expected = F.cross_entropy(forward_logits(model, batch).mT, batch.targets, reduction="none", ignore_index=IGNORED)
-    expected = expected.sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
+    each = F.cross_entropy(forward_logits(model, batch).mT, batch.targets, reduction="none", ignore_index=IGNORED)
+    expected = each.sum(1) / (batch.targets != IGNORED).sum(1).clamp_min(1)
     found = task.losses(model, batch)
     torch.testing.assert_close(found, expected)
     ours, theirs = (torch.autograd.grad(losses.sum(), [*model.parameters()]) for losses in (found, expected))
     torch.testing.assert_close(ours, theirs)
-    total, count = task.sums(model, batch)
-    assert count == int((batch.targets != IGNORED).sum())
-    assert total == pytest.approx((expected * (batch.targets != IGNORED).sum(1)).sum().item())
+    words = torch.where(batch.targets == IGNORED, 0, each)[:, 1:]  # the score is of masked words alone
+    assert task.sums(model, batch) == (pytest.approx(words.sum().item()), int((batch.targets[:, 1:] >= 0).sum()))
     assert not any(module._forward_pre_hooks for module in model.modules())

@@ -6,13 +6,14 @@
     >>> task = MaskedWord(bos_id=0, eos_id=1, pad_id=2, mask_id=3, vocab_size=50, max_length=64)
     >>> with torch.random.fork_rng():
     ...     batch = task.collate([np.arange(10, 20)])
-    >>> chosen = (batch.targets >= 0)[0]
-    >>> 1 <= int(chosen.sum()) < 10, batch.targets[0][chosen].tolist() == (9 + torch.arange(12))[chosen].tolist()
+    >>> first, *words = batch.targets[0].tolist()
+    >>> {word for word in words if word >= 0} <= set(range(10, 20)), 10 <= first < 20
     (True, True)
 
 One word in seven or so is chosen, at least one of each sentence: of ten, eight are masked, one is replaced by another word
-and one stays. They are drawn anew for each batch, by torch's default generator. It is no choice of ``task.kind``:
-draws for one sentence depend on those before it in the batch.
+and one stays. The first position, from which an encoder classifies, is to tell a word that is drawn from the whole sentence:
+it learns what the sentence is about, for which BERT had pairs of sentences. All are drawn anew for each batch, by torch's
+default generator. It is no choice of ``task.kind``: draws for one sentence depend on those before it in the batch.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class MaskedWord(Task):
         drawn = torch.rand(input_ids.shape).masked_fill(~inside, 2.0)
         chosen = inside & ((drawn < _CHOSEN) | (drawn == drawn.amin(1, keepdim=True)))
         targets = input_ids.masked_fill(~chosen, IGNORED)
+        told = torch.rand(input_ids.shape).masked_fill(~inside, -1.0).argmax(1, keepdim=True)
+        targets[:, :1] = input_ids.gather(1, told).where(inside.any(1, keepdim=True), IGNORED)
         kind = torch.rand(input_ids.shape)
         read = input_ids.masked_fill(chosen & (kind < _MASKED), self.mask_id)
         other = torch.randint(self.vocab_size, input_ids.shape)
@@ -82,7 +85,7 @@ class MaskedWord(Task):
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        return summed(_losses(model, batch), batch.targets)
+        return summed(_losses(model, batch)[:, 1:], batch.targets[:, 1:])  # of masked words
 
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         return {"masked_perplexity": perplexity(*sums), "unk_share": size.unk_share}
@@ -90,14 +93,14 @@ class MaskedWord(Task):
 
 def _losses(model: nn.Module, batch: Batch) -> Tensor:
     """(B, T) losses. The output layer, most of the work of a small network, sees the chosen words alone."""
-    chosen = batch.targets != IGNORED
+    predicted = batch.targets != IGNORED
     output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][chosen],))
+    hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][predicted],))
     try:
-        losses = cross_entropy(forward_logits(model, batch), batch.targets[chosen])
+        losses = cross_entropy(forward_logits(model, batch), batch.targets[predicted])
     finally:
         hook.remove()
-    return losses.new_zeros(chosen.shape).masked_scatter(chosen, losses)
+    return losses.new_zeros(predicted.shape).masked_scatter(predicted, losses)
 
 
 def mask_of(vocabulary: Vocabulary) -> int:
