@@ -19,9 +19,9 @@ from rich.table import Table
 
 from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
-from uedp_ray.privacy.statement import OF_ONE_RUN, narrowed, show_delta, show_epsilon
+from uedp_ray.privacy.statement import NO_GUARANTEE, OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
-from uedp_ray.search.told import INTERVALS, about_total, shortened, told
+from uedp_ray.search.told import INTERVALS, about_total, as_published, shortened, told
 from uedp_ray.tasks.metric import Metric, metric_in
 from uedp_ray.units import UNITS
 
@@ -164,7 +164,8 @@ def print_comparison(answer: dict[str, Any]) -> None:
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
     scores = (score.title for score in metric.scores)
     short = (key.split(".")[-1].replace("_", "\n") for key in keys)
-    for name in ("model", *short, *scores, *(f"ε\n{unit}" for unit in UNITS), "protects"):
+    theirs = ["ε " + NO_GUARANTEE.replace(", ", ",\n")] * any(map(as_published, rows))
+    for name in ("model", *short, *scores, *(f"ε\n{unit}" for unit in UNITS), "protects", *theirs):
         table.add_column(name, justify="left" if name in ("model", "protects") else "right", no_wrap=name == "model")
     for row in rows:
         settings = (told(row["settings"][key]) if key in row["settings"] else "" for key in keys)
@@ -174,7 +175,9 @@ def print_comparison(answer: dict[str, Any]) -> None:
         promised = row["guarantee"]
         protects = {"none": "-"}.get(promised["unit"], promised["unit"]) if row["method"] else "all"
         protects += " (not proven)" * (promised["unit"] != "none" and not promised["sound"])
-        table.add_row(row["variant"], *settings, *_scores(row, beside), *by_unit, protects)
+        table.add_row(
+            row["variant"], *settings, *_scores(row, beside), *by_unit, protects, *([as_published(row)] * len(theirs))
+        )
     print_table(table)
     names = ", ".join(shortened([row for row in rows if row["guarantee"]["unit"] == "none"], rows))
     unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""

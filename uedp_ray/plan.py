@@ -40,6 +40,7 @@ from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.mechanisms.local_round import LocalRound
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.privacy.published import noise_factor
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.units import DEALT, RECORD, UNITS
 
@@ -101,9 +102,8 @@ class Plan:
             if corpus is not None:
                 users = len(corpus.user_offsets) - 1
                 largest = float(_user_weights(config, corpus).max(initial=0.0))
-            share = privacy.user_sampling_prob if privacy.published_cohort == "expected" else 1.0
-            z = privacy.noise_multiplier * (share * users + 1) * largest  # Eq. 6, before its division
-            mechanism = dataclasses.replace(mechanism, noise_multiplier=z)
+            factor = largest * noise_factor(users, privacy.user_sampling_prob, cohort=privacy.published_cohort)
+            mechanism = dataclasses.replace(mechanism, noise_multiplier=privacy.noise_multiplier * factor)
         elif privacy.target_epsilon is not None:
             mechanism = calibrated(config, mechanism, privacy.target_epsilon)
         return cls(config, mechanism)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.comparisons import KINDS, ROUNDS, ROWS, TABLE, folder, promise, row
 from tests.analysis.page import Page
-from uedp_ray.analysis.compared_figures import against
+from uedp_ray.analysis.compared_figures import AS_PUBLISHED, against, axes_of
 from uedp_ray.analysis.comparisons import load_comparison
 from uedp_ray.analysis.report import report
 from uedp_ray.analysis.style import NothingToShow
@@ -105,3 +105,28 @@ def test_what_no_comparison_writes_is_refused(tmp_path, change, message):
 def test_a_comparison_has_a_page_of_its_own(tmp_path):
     with pytest.raises(InputError, match="name it alone"):
         report([folder(tmp_path), tmp_path])
+
+
+def test_epsilon_as_published_has_a_figure_of_its_own_beside_what_others_published(tmp_path):
+    rows = [{**each, "as_published": None} for each in ROWS]
+    for each, (epsilon, unit) in zip(rows[1:3], [(0.18, "user-entity"), (0.2, "user-entity")], strict=True):
+        each["as_published"] = {"epsilon": epsilon, "unit": unit}
+    theirs = {"corpus": "conll", "series": "plain", "x": 0.2, "y": 27.0, "unit": "none", "source": "text"}
+    published = {**TABLE["published"], "points": [*TABLE["published"]["points"], theirs]}
+    compared = load_comparison(folder(tmp_path, rows=rows, published=published))
+    assert axes_of(compared) == ["epsilon", AS_PUBLISHED, ROUNDS]
+    assert [*drawn(against(compared, "epsilon"))] == ["user-entity", "user"], "a real ε is beside no other"
+    figure = against(compared, AS_PUBLISHED)
+    panels = drawn(figure)
+    assert [*panels] == ["our runs, user-entity, not a guarantee", "user, as published"]
+    ours, others = panels.values()
+    assert ours["ours, T = 10 (user-entity, not a guarantee)"] == [(0.18, 46)]
+    assert ours["ours, T = 50 (user-entity, not a guarantee)"] == [(0.2, 42)]
+    assert "30, bare, T = 10 (no guarantee)" in ours
+    assert not any(label.startswith("users") for label in ours), "it has no such ε, and is no level"
+    assert others["as published: <i>, conll (Fig. 2a)"] == [(0.18, 35.1)]
+    assert {y for _, y in others["27, as published: plain, conll (text)"]} == {27}
+    assert all("as published, not a guarantee" in axes.get_xlabel() for axes in figure.axes)
+    text = Page(report([tmp_path])).text
+    assert "0.180 (user-entity)" in text
+    assert text.count("ε as published, not a guarantee") >= 2, "in the figure's title and above its column"

@@ -14,12 +14,14 @@ from scipy import integrate, optimize
 from tests.search.test_compare import PRETRAIN, written
 from tests.told import Told
 from tests.training.runs import run_tree
+from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.compare import compare
 from uedp_ray.search.compared import interval, own, totals
 from uedp_ray.search.comparison import Comparison
+from uedp_ray.search.published import AsPublished
 from uedp_ray.search.told import about_total, shortened
 from uedp_ray.tasks.metric import ERROR_RATE, PERPLEXITY
 from uedp_ray.training import worker
@@ -150,6 +152,64 @@ def test_published_points_are_read_whole_or_refused(corpora, tmp_path, text, mes
         load(corpora, tmp_path, published={"csv": str(file), "figure": 1, "against": "training.num_rounds"})
 
 
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({"as_published": {"sensitive_fraction": 1.5}}, r"variants\.a\.as_published\.sensitive_fraction = 1\.5"),
+        ({"as_published": {"method": "magic"}}, r"variants\.a\.as_published\.method"),
+        ({"as_published": {"max_order": 5000}}, r"variants\.a\.as_published\.max_order"),
+        ({"as_published": {"rounds": 5}}, "unknown key"),
+        ({"as_published": {}, "method": "noiseless"}, r"variants\.a\.as_published = 'uedp': its runs add no noise"),
+        ({"as_published": {}, "set": {"corpus.declared_num_users": None}}, "declared_num_users"),
+        ({"as_printed": {}}, "the keys method, set and as_published"),
+    ],
+)
+def test_what_the_published_arithmetic_cannot_price_is_refused_before_any_work(corpora, tmp_path, variant, message):
+    with pytest.raises(InputError, match=message):
+        load(corpora, tmp_path, variants={"a": {"method": "uedp", **variant}})
+
+
+def moments(z, prob, rounds, delta, orders):
+    """The paper's figure, from the moments of a mixture of two Gaussians at integer orders, term by term."""
+
+    def log_moment(order):
+        whole = order + 1
+        terms = (
+            math.comb(whole, k) * (1 - prob) ** (whole - k) * prob**k * math.exp(k * (k - 1) / (2 * z * z))
+            for k in range(whole + 1)
+        )
+        return math.log(sum(terms))
+
+    return min((rounds * log_moment(order) + math.log(1 / delta)) / order for order in range(1, orders + 1))
+
+
+@pytest.mark.parametrize(
+    ("privacy", "z"),
+    [
+        ({"noise": "calibrated", "noise_multiplier": 13.0}, 13 / (0.2 * 50 + 1)),
+        ({"noise": "calibrated", "noise_multiplier": 13.0, "published_cohort": "all"}, 13 / 51),
+        ({"noise": "published", "noise_multiplier": 1.5}, 1.5),
+    ],
+)
+def test_the_published_price_of_a_run_starts_from_the_z_for_which_equation_6_adds_its_noise(corpora, privacy, z):
+    settings = {
+        "user_sampling_prob": 0.2,
+        "entity_sampling_prob": 0.5,
+        "delta": 1e-5,
+        "target_epsilon": None,
+        **privacy,
+    }
+    tree = run_tree(corpora, privacy=settings, training={"num_rounds": 20})
+    tree["corpus"]["declared_num_users"] = 50
+    config = from_dict(RunConfig, tree)
+    price = AsPublished(sensitive_fraction=0.25, max_order=6).price(config, 13.0)
+    assert price["epsilon"] == pytest.approx(moments(z, 0.2 * 0.5 * 0.25, 20, 1e-5, 6), rel=1e-6)
+    assert (price["unit"], price["claim"]) == ("user-entity", "as published, not a guarantee")
+    users = AsPublished(method="user_dp", sensitive_fraction=0.25, max_order=6).price(config, 13.0)
+    assert users["epsilon"] == pytest.approx(moments(z, 0.2, 20, 1e-5, 6), rel=1e-6)
+    assert users["unit"] == "user"
+
+
 def quantile_of_t(share, freedom):
     """By integrating the density."""
 
@@ -181,7 +241,8 @@ def done(corpora, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     (folder / "published.csv").write_text(HEAD + "2a,conll,uedp <person>,0.185,35.09,user-entity,Fig. 2a\n")
     published = {"csv": str(folder / "published.csv"), "figure": "2a"}
-    comparison = load(corpora, folder, grid={NOISE: [2, 8]}, seeds=2, published=published)
+    variants = {**VARIANTS, "ours": {"method": "uedp", "as_published": {"sensitive_fraction": 0.5}}}
+    comparison = load(corpora, folder, grid={NOISE: [2, 8]}, seeds=2, published=published, variants=variants)
     return comparison, folder / "out", compare(comparison, folder / "out", workers=0)
 
 
@@ -231,6 +292,11 @@ def test_the_csv_is_the_table(done):
     assert [float(line["perplexity"]) for line in lines] == [row["perplexity"] for row in table["rows"]]
     assert [line[NOISE] for line in lines] == ["", "", "2", "8", "2", "8", ""]
     assert lines[-1]["epsilon"] == "", "no guarantee is no number"
+    printed = [line["epsilon as published, not a guarantee"] for line in lines]
+    ours = table["rows"][2:4]
+    assert printed == ["", "", *(str(row["as_published"]["epsilon"]) for row in ours), "", "", ""]
+    assert [line["unit as published"] for line in lines] == ["", "", "user-entity", "user-entity", "", "", ""]
+    assert [row["as_published"] for row in table["rows"] if row["variant"] != "ours"] == [None] * 5
     assert all(stat.S_IMODE((out / f"table.{end}").stat().st_mode) == 0o600 for end in ("csv", "json"))
 
 

@@ -4,7 +4,8 @@
 
 One line for each variant and its other settings. Units never share an axis: each has a panel, and so has what others
 published, whose points are not ours to vouch for. Models without a guarantee are drawn in every panel: as a level, or as a
-line where the axis is a setting that they use.
+line where the axis is a setting that they use. An epsilon of the published arithmetic (``search.published``) shares no axis
+with a real one: it has a figure of its own, and published points against epsilon are beside it there.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from uedp_ray.analysis.style import (
     number,
     score_axis,
 )
-from uedp_ray.privacy.statement import show_delta
+from uedp_ray.privacy.statement import NO_GUARANTEE, show_delta
 from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import told
 
+AS_PUBLISHED = "epsilon_as_published"
+"""The axis of what the published arithmetic makes of our runs."""
 DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier")
-"""Settings that the axis of epsilon shows."""
+"""Settings that these axes show."""
+_EPSILONS = (EPSILON, AS_PUBLISHED)
 _SYMBOLS = {
     "privacy.target_epsilon": "ε",
     "training.num_rounds": "T",
@@ -63,21 +67,34 @@ class _Dot(NamedTuple):
 
 
 def axes_of(compared: Compared) -> list[str]:
-    """What there are figures against: ``epsilon``, and every setting of the grid that it does not stand for."""
-    return [EPSILON, *(key for key in compared.grid if key not in DECIDES_EPSILON)]
+    """What there are figures against: ``epsilon``, ``AS_PUBLISHED`` where rows have one, and every setting of the grid that
+    epsilon does not stand for."""
+    as_published = [AS_PUBLISHED] if any(row.get("as_published") for row in compared.rows) else []
+    return [EPSILON, *as_published, *(key for key in compared.grid if key not in DECIDES_EPSILON)]
+
+
+def points_on(compared: Compared, axis: str) -> Sequence[Mapping[str, Any]]:
+    """The published points that are drawn beside our rows against ``axis``."""
+    if compared.published is None:
+        return []
+    theirs = compared.published["against"]
+    if theirs == EPSILON and AS_PUBLISHED in axes_of(compared):
+        theirs = AS_PUBLISHED
+    return compared.published["points"] if theirs == axis else []
 
 
 def against(compared: Compared, axis: str) -> Figure:
-    """Draws the score against ``epsilon`` or a key of the grid. Raises: NothingToShow if no row has a place there."""
+    """Draws the score against one of ``axes_of``. Raises: NothingToShow if no row has a place there."""
     dots = [*_dots(compared, axis)]
     placed = [dot for dot in dots if dot.x is not None]
     if not placed:
-        raise NothingToShow(f"No row has both {compared.metric.title} and {'an ε' if axis == EPSILON else axis}.")
+        raise NothingToShow(f"No row has both {compared.metric.title} and {'an ε' if axis in _EPSILONS else axis}.")
     units = [*dict.fromkeys(dot.unit for dot in placed if dot.unit)] or [""]
-    points = compared.published["points"] if compared.published and compared.published["against"] == axis else []
+    points = points_on(compared, axis)
     if axis == EPSILON and not points and all(_alike([dot.x for dot in placed if dot.unit == unit]) for unit in units):
         raise NothingToShow("No two rows of one unit differ in ε, which then buys nothing more or less.")
     theirs = [*dict.fromkeys(point["unit"] for point in points)]
+    theirs = [unit for unit in theirs if unit != "none"] or theirs
     columns = len(units) + len(theirs)
     public = [row[compared.metric.name] for row in compared.public if row["name"] == "public-only"]
     names = [*dict.fromkeys(dot.label for dot in dots), *dict.fromkeys(map(_source, points)), *public]
@@ -95,7 +112,7 @@ def against(compared: Compared, axis: str) -> Figure:
         if axes is not ours[0]:
             axes.sharey(ours[0])
             axes.tick_params(labelleft=False)
-        axes.set_title(unit or "no guarantee", fontsize=9.5)
+        axes.set_title("our runs, " * (axis == AS_PUBLISHED) + (unit or "no guarantee"), fontsize=9.5)
         for level in public:
             at = f"{number(level)}, public text only: ε = 0"
             axes.axhline(level, color=GREEN, linestyle="--", linewidth=1.2, label=at)
@@ -105,26 +122,35 @@ def against(compared: Compared, axis: str) -> Figure:
                 _draw(axes, [dot for dot in dots if dot.label == label], style, ticks, [*scores, *levels], far)
         _horizontal(axes, compared, axis, [dot.x for dot in placed], ticks)
     for axes, unit in zip(published, theirs, strict=True):
-        _draw_published(axes, compared, axis, [point for point in points if point["unit"] == unit])
+        _draw_published(axes, compared, axis, unit, [point for point in points if point["unit"] in (unit, "none")])
     legend(figure, panels, beside)
     return figure
 
 
 def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
     for row in compared.rows:
-        score, promised = row[compared.metric.name], row["guarantee"]
-        if score is None or score > LARGEST:
+        score, promised = row[compared.metric.name], _epsilon_of(row, axis)
+        if score is None or score > LARGEST or promised is None:
             continue
         epsilon = promised["epsilon"]
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
         unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
-        shown = DECIDES_EPSILON if axis == EPSILON else (axis,)
+        shown = DECIDES_EPSILON if axis in _EPSILONS else (axis,)
         others = [f"{_symbol(key)} = {told(value)}" for key, value in row["settings"].items() if key not in shown]
         label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
-        x = (epsilon if covered else None) if axis == EPSILON else row["settings"].get(axis)
+        x = (epsilon if covered else None) if axis in _EPSILONS else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
             x = told(x)
         yield _Dot(label, unit, x, score, row["interval"])
+
+
+def _epsilon_of(row: Mapping[str, Any], axis: str) -> Mapping[str, Any] | None:
+    """The guarantee of a row, or what takes its place on the axis as published; None for a row that has no part in it."""
+    theirs = row.get("as_published")
+    if axis == AS_PUBLISHED and theirs:
+        return {**theirs, "sound": False}
+    guarantee: Mapping[str, Any] = row["guarantee"]
+    return None if axis == AS_PUBLISHED and guarantee["unit"] != "none" else guarantee
 
 
 def _draw(
@@ -152,14 +178,20 @@ def _draw(
             axes.errorbar([place], [dot.score], reach, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
 
 
-def _draw_published(axes: Axes, compared: Compared, axis: str, points: Sequence[Mapping[str, Any]]) -> None:
+def _draw_published(axes: Axes, compared: Compared, axis: str, unit: str, points: Sequence[Mapping[str, Any]]) -> None:
+    """Draws the points of one unit; those that no unit is protected in are levels."""
     score_axis(axes, compared.metric, [point["y"] for point in points])
-    axes.set_title(f"{points[0]['unit']}, as published", fontsize=9.5)
-    for index, name in enumerate(dict.fromkeys(map(_source, points))):
-        own = sorted((point["x"], point["y"]) for point in points if _source(point) == name)
+    axes.set_title(f"{unit}, as published", fontsize=9.5)
+    placed = [point for point in points if point["unit"] != "none"] or points
+    for index, name in enumerate(dict.fromkeys(map(_source, placed))):
+        own = sorted((point["x"], point["y"]) for point in placed if _source(point) == name)
         axes.plot(*zip(*own, strict=True), label=name, **line(index) | {"markerfacecolor": "white"})
+    for index, point in enumerate(each for each in points if each not in placed):
+        color, dash = (GREY, BLACK)[index % 2], ("--", ":")[index % 2]
+        label = f"{number(point['y'])}, {_source(point)}"
+        axes.axhline(point["y"], color=color, linestyle=dash, linewidth=1.2, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.set_xlabel("ε as published" if axis == EPSILON else f"{_label(axis)}, as published")
+    axes.set_xlabel(f"ε {NO_GUARANTEE}" if axis in _EPSILONS else f"{_label(axis)}, as published")
 
 
 def _source(point: Mapping[str, Any]) -> str:
@@ -173,10 +205,10 @@ def _alike(values: Sequence[float]) -> bool:
 
 
 def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any], ticks: Sequence[str]) -> None:
-    if axis == EPSILON:
+    if axis in _EPSILONS:
         deltas = {row["guarantee"]["delta"] for row in compared.rows if row["guarantee"]["unit"] != "none"}
         at = f" (δ = {show_delta(deltas.pop())})" if len(deltas) == 1 else ""
-        axes.set_xlabel(f"ε of one run{at}")
+        axes.set_xlabel(f"ε {'of one run' if axis == EPSILON else NO_GUARANTEE}{at}")
     else:
         axes.set_xlabel(_label(axis))
     if ticks:

@@ -14,15 +14,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from uedp_ray.analysis.compared_figures import against, axes_of
+from uedp_ray.analysis.compared_figures import AS_PUBLISHED, against, axes_of, points_on
 from uedp_ray.analysis.comparisons import Compared, load_comparison, publishable
 from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
-from uedp_ray.privacy.statement import show_epsilon
+from uedp_ray.privacy.statement import NO_GUARANTEE, show_epsilon
 from uedp_ray.search.published import EPSILON
-from uedp_ray.search.told import INTERVALS, about_total, shortened, told
+from uedp_ray.search.told import INTERVALS, about_total, as_published, shortened, told
 
 
 def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool = False) -> Path:
@@ -44,6 +44,8 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             totals=[about_total(total) for total in _shown(compared)],
             pictures=drawn,
             columns=[*compared.grid],
+            unit_at=len(compared.grid) + len(compared.metric.scores) + 4,
+            as_published=f"ε {NO_GUARANTEE}" if AS_PUBLISHED in axes_of(compared) else "",
             rows=[_cells(compared, row) for row in (*compared.public, *compared.rows)],
             intervals=_intervals(compared),
         )
@@ -67,11 +69,16 @@ def _shown(compared: Compared) -> list[dict[str, Any]]:
 
 
 def _picture(compared: Compared, axis: str) -> Picture:
-    what = "ε" if axis == EPSILON else axis
+    what = {EPSILON: "ε", AS_PUBLISHED: f"ε {NO_GUARANTEE}"}.get(axis, axis)
     title = f"{compared.metric.title.capitalize()} against {what}"
     caption = "A panel for each unit: ε of different units are different promises, and are not compared."
     caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
-    if compared.published and compared.published["against"] == axis:
+    if axis == AS_PUBLISHED:
+        caption += (
+            " What the published arithmetic prints for these runs, with the fraction of sensitive sentences that the"
+        )
+        caption += " comparison's file states; it bounds nothing."
+    if points_on(compared, axis):
         caption += " What was published is drawn as its source has it, and not vouched for."
     name = "against-" + axis.rsplit(".")[-1].replace("_", "-")
     try:
@@ -96,4 +103,5 @@ def _cells(compared: Compared, row: Mapping[str, Any]) -> list[str]:
     covered = promised["unit"] != "none" and promised["epsilon"] is not None
     unit = "every unit" if row["method"] is None else promised["unit"] if covered else "no guarantee"
     epsilon = show_epsilon(promised["epsilon"], "∞") + " *" * (not promised["sound"]) if covered else "∞"
-    return [row["variant"], row["method"] or "public text only", *settings, *scores, epsilon, unit, str(row["rounds"])]
+    cells = [row["variant"], row["method"] or "public text only", *settings, *scores, epsilon, unit, str(row["rounds"])]
+    return [*cells, as_published(row)] if AS_PUBLISHED in axes_of(compared) else cells

@@ -19,7 +19,7 @@ from uedp_ray.analysis.files import read_text
 from uedp_ray.config import RunConfig
 from uedp_ray.config.files import names_file
 from uedp_ray.errors import InputError
-from uedp_ray.fields import Unexpected, flag, list_of, number, one_of, record, string
+from uedp_ray.fields import Check, Later, Unexpected, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.guarantee import GUARANTEE
 from uedp_ray.tasks.metric import Metric, metric_in
 
@@ -87,7 +87,7 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "kind": one_of("t", "range"),
         **dict.fromkeys(("low", "high"), number(metric.least if metric.ratio else -1e9)),
     }
-    row = {
+    row: dict[str, Check] = {
         **dict.fromkeys(("name", "variant"), string()),
         "method": string(nothing=True),
         "settings": record({}),
@@ -95,6 +95,7 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "scores": list_of(score),
         "interval": record(ends, nothing=True),
         "guarantee": GUARANTEE,
+        "as_published": Later(record({"epsilon": number(0.0, nothing=True), "unit": string()}, nothing=True)),
         "private": flag,
         "rounds": number(0, whole=True),
     }

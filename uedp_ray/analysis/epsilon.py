@@ -33,10 +33,9 @@ from uedp_ray.analysis.style import (
 from uedp_ray.privacy.events import charges, epsilon_of_charges
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.privacy.published import published_epsilon
-from uedp_ray.privacy.statement import show_delta, show_epsilon
+from uedp_ray.privacy.statement import NO_GUARANTEE, show_delta, show_epsilon
 
 Event = Mapping[str, Any]
-PUBLISHED = "as published, not a guarantee"
 _HOLDERS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 _REACH = 50
 """K is shown up to this many times the run's own."""
@@ -80,7 +79,13 @@ def epsilon_over_rounds(
         if each == claimed:
             paper = [_published(mechanism, count, delta, unit) for count in counts]
             axes.plot(
-                counts, paper, color=ORANGE, linestyle="--", marker="x", markersize=5, label=f"published: {PUBLISHED}"
+                counts,
+                paper,
+                color=ORANGE,
+                linestyle="--",
+                marker="x",
+                markersize=5,
+                label=f"published: {NO_GUARANTEE}",
             )
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)

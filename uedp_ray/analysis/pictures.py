@@ -117,7 +117,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "ε against rounds",
             "The chosen run's mechanism with fewer and more rounds; each unit has its own axis; "
             "the choice is not included. The dashed "
-            f"curve is the paper's arithmetic: {epsilon.PUBLISHED}.",
+            f"curve is the paper's arithmetic: {epsilon.NO_GUARANTEE}.",
             lambda: _over_rounds(sweep, _spent(sweep)),
         ),
         picture(

@@ -35,6 +35,18 @@ def published_unit(method: str) -> str:
     return "user" if method == "user_dp" else "user-entity"
 
 
+def noise_factor(
+    num_users: int, user_sampling_prob: float, *, cohort: Literal["expected", "all"] = "expected"
+) -> float:
+    """Eq. 6 before its division, for weights w_u of 1: by how much z is multiplied in the sum of user updates.
+
+    >>> from uedp_ray.privacy.published import noise_factor
+    >>> noise_factor(946, 50 / 946), noise_factor(946, 50 / 946, cohort="all")    # the paper's; the patent's
+    (51.0, 947.0)
+    """
+    return num_users * (user_sampling_prob if cohort == "expected" else 1.0) + 1
+
+
 def published_epsilon(
     *,
     method: Method = "uedp",

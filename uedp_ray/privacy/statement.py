@@ -67,6 +67,8 @@ def narrowed(unit: str, categories: Sequence[str] | None, each: str = "trial") -
 
 OF_RECORDS = "No person is hidden: whoever wrote several sentences is in as many records."
 """Said wherever an epsilon of one record is, ``units.RECORD``."""
+NO_GUARANTEE = "as published, not a guarantee"
+"""Stands wherever an epsilon of ``privacy.published`` is shown."""
 OF_ONE_RUN = "of one run, not of its choice"
 """Said of the epsilon of one run of several (``part_of``): it holds, and is not the price of a model chosen among them."""
 _EXACT = 2.0**53 / 1000
@@ -155,7 +157,7 @@ def state(
     rule = "none" if mechanism is None else mechanism.selection_rule
     sampling = "none" if mechanism is None else "poisson"
     if accountant == "published":
-        claim = "as published, not a guarantee"
+        claim = NO_GUARANTEE
     elif not private:
         claim = "not private: " + ("no noise" if mechanism is None else "noise by a test seed, or as published")
     elif bounded:

@@ -60,7 +60,8 @@ def compare(
 
     Returns: ``{"rows": […], "totals": […], "grid": […], "seeds": n, "out": …}``. A row holds name, variant, method, settings
       (of the grid), the scores (means over seeds), scores (of each), interval, epsilon by unit (None: no guarantee),
-      guarantee (that of its own unit), delta, rounds and run_dir (of the first seed). ``totals``: as ``compared.totals``.
+      guarantee (that of its own unit), as_published (``AsPublished.price``, which guarantees nothing; None: not asked for),
+      delta, rounds and run_dir (of the first seed). ``totals``: as ``compared.totals``.
     Raises: InputError for what the user can fix; KeyboardInterrupt on Ctrl-C, after which ``resume`` continues.
     """
     storage = Storage(folder_only(out).resolve())

@@ -30,6 +30,7 @@ from uedp_ray.corpus.categories import common
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.guarantee import Guarantee, nothing
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.comparison import Row
 from uedp_ray.search.told import shortened, told
 from uedp_ray.storage.files import write_atomically
@@ -58,10 +59,10 @@ def interval(scores: Sequence[float], metric: Metric) -> tuple[str, float, float
 
 def row_of(row: Row, base: RunConfig, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row of the table from the results of its runs (``host.train``), by seed. See ``compare``."""
-    metric, unit = metric_of(base), row.config(base).privacy.unit
+    metric, config = metric_of(base), row.config(base)
     guarantees = [result.get("guarantees") or [nothing(delta=result["delta"]).to_dict()] for result in results]
     dearest, promised = max(
-        zip(results, guarantees, strict=True), key=lambda pair: own(pair[1], unit)["epsilon"] or 0.0
+        zip(results, guarantees, strict=True), key=lambda pair: own(pair[1], config.privacy.unit)["epsilon"] or 0.0
     )
     scores = [result[metric.name] for result in results]
     means = {
@@ -79,8 +80,9 @@ def row_of(row: Row, base: RunConfig, results: Sequence[Mapping[str, Any]]) -> d
         "interval": ends and {"kind": ends[0], "low": ends[1], "high": ends[2]},
         **{key: results[0].get(key) for key in metric.yardstick_of(None)},
         "epsilon": dearest["epsilon"],
-        "guarantee": own(promised, unit),
+        "guarantee": own(promised, config.privacy.unit),
         "guarantees": promised,
+        "as_published": row.as_published and row.as_published.price(config, dearest["noise_multiplier"]),
         **{key: dearest[key] for key in _STATED},
         "private": all(result["private"] for result in results),
         "rounds": min(result["rounds"] for result in results),
@@ -100,6 +102,7 @@ def public(row: dict[str, Any], metric: Metric) -> dict[str, Any]:
         "interval": None,
         "guarantee": own(units, row["unit"]),
         "guarantees": units,
+        "as_published": None,
         **{key: value for key, value in row.items() if key != "unit"},
     }
 
@@ -175,15 +178,15 @@ def write_csv(
     writer = csv.writer(text)
     writer.writerow(
         ["name", "variant", "method", *keys, "seeds", *metric.names, *ends, "interval", "epsilon", "unit", "delta", "sound",
-         "rounds"]
+         "rounds", f"epsilon {NO_GUARANTEE}", "unit as published"]
     )  # fmt: skip
     for row in rows:
-        promised, bounds = row["guarantee"], row["interval"] or {}
+        promised, bounds, theirs = row["guarantee"], row["interval"] or {}, row["as_published"] or {}
         settings = [told(row["settings"][key]) if key in row["settings"] else "" for key in keys]
         writer.writerow(
             [row["name"], row["variant"], row["method"] or "", *settings, len(row["scores"]),
              *(row[name] for name in metric.names), *(bounds.get(end, "") for end in ends), bounds.get("kind", ""),
              "" if promised["epsilon"] is None else promised["epsilon"], promised["unit"], promised["delta"],
-             promised["sound"], row["rounds"]]
+             promised["sound"], row["rounds"], theirs.get("epsilon"), theirs.get("unit")]
         )  # fmt: skip
     write_atomically(path, text.getvalue().encode(), private=private)

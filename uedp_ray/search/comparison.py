@@ -36,13 +36,14 @@ from uedp_ray.config import RunConfig, check_rounds, from_dict, parse_overrides,
 from uedp_ray.config.io import of_file
 from uedp_ray.config.limits import at_least
 from uedp_ray.errors import InputError, within
-from uedp_ray.search.published import EPSILON, Published
+from uedp_ray.search.published import EPSILON, AsPublished, Published
 from uedp_ray.search.sections import MAX_SEEDS
 from uedp_ray.search.told import told
 from uedp_ray.training.checks import check_unshared, unused
 
 _SCALED = {"base", "variants", "grid", "seeds", "published"}
 _KEYS = {*_SCALED, "scales"}
+_OF_VARIANT = {"method", "set", "as_published"}
 _MOST_RUNS = 300
 MADE = frozenset(
     {"", "base.yaml", "started.json", "table.json", "table.csv", "report.html", "corpora", "pretrained", "tensorboard",
@@ -61,6 +62,8 @@ class Row:
     """Settings of the grid that its runs use."""
     laid: Mapping[str, Any]
     """Settings of the variant itself."""
+    as_published: AsPublished | None = None
+    """How the published arithmetic is to price it, too."""
 
     @property
     def name(self) -> str:
@@ -89,6 +92,8 @@ class Comparison:
     """Runs of every row; they differ in initial parameters, samples and noise, and each is charged."""
     published: Published | None = None
     """Points of others, to be drawn beside ours."""
+    as_published: Mapping[str, AsPublished] = field(default_factory=dict)
+    """By variant, how the published arithmetic is to price it, too."""
 
     @classmethod
     def load(cls, path: Path, overrides: list[str]) -> Comparison:
@@ -110,19 +115,21 @@ class Comparison:
             tree["base"] = set_keys(tree["base"], settings)
             check_rounds(tree["base"].get("training"), settings)
             base = from_dict(RunConfig, tree["base"], "base.")
-        variants = {}
+        variants, as_published = {}, {}
         for name, variant in ((str(key), value) for key, value in tree["variants"].items()):
-            if not isinstance(variant, dict) or "method" not in variant or set(variant) - {"method", "set"}:
-                raise InputError(f"variants.{name}", variant, "a variant has the keys method and set")
+            if not isinstance(variant, dict) or "method" not in variant or set(variant) - _OF_VARIANT:
+                raise InputError(f"variants.{name}", variant, "a variant has the keys method, set and as_published")
             if not isinstance(variant.get("set", {}), dict):
                 raise InputError(f"variants.{name}.set", variant["set"], "expected a mapping of settings")
             variants[name] = (variant["method"], variant.get("set", {}))
+            if "as_published" in variant:
+                as_published[name] = from_dict(AsPublished, variant["as_published"], f"variants.{name}.as_published.")
         seeds = tree.get("seeds", 1)
         if not isinstance(seeds, int) or isinstance(seeds, bool):
             raise InputError("seeds", seeds, "expected a whole number")
         at_least("seeds", seeds, 1, most=MAX_SEEDS)
         published = Published.load(tree["published"]) if "published" in tree else None
-        found = cls(base, variants, _checked(tree.get("grid", {})), seeds, published)
+        found = cls(base, variants, _checked(tree.get("grid", {})), seeds, published, as_published)
         found.check()
         return found
 
@@ -137,7 +144,10 @@ class Comparison:
         taken = set(MADE)
         for row in self.rows:
             with within(f"variants.{row.variant}"):
-                check_unshared(self.base, row.config(self.base))
+                config = row.config(self.base)
+                check_unshared(self.base, config)
+                if row.as_published is not None:
+                    row.as_published.check(config)
             for folder in row.folders(self.seeds):
                 if folder in taken:
                     raise InputError("variants", row.name, f"its folder {folder!r} is taken: choose another name")
@@ -156,7 +166,7 @@ class Comparison:
                 set_itself = [*methods.METHODS[method].settings, *laid]
                 spare = {key for key in point if any(f"{key}.".startswith(f"{each}.") for each in set_itself)}
                 used = {key: value for key, value in point.items() if key not in spare | unused(whole)}
-                found.setdefault((name, repr(used)), Row(name, method, used, laid))
+                found.setdefault((name, repr(used)), Row(name, method, used, laid, self.as_published.get(name)))
         return tuple(found.values())
 
     def runs(self, base: RunConfig) -> Iterator[tuple[str, RunConfig]]:

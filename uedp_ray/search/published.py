@@ -1,10 +1,15 @@
-"""Figures that others published, to be drawn beside ours: a CSV file with the columns of ``COLUMNS``.
+"""What others published, beside ours: points of their figures, and what epsilon their arithmetic would print for our runs.
 
     figure,corpus,series,x,y,unit,source
     2a,conll2003,uedp (person),0.185,35.09,user-entity,"Fig. 2a, read off the plot"
 
-They are what the source printed. Whether its unit, neighbours and accountant are ours is for the reader to judge, so they
-are never on one axis with our points.
+Points are a CSV file with the columns of ``COLUMNS``: what the source printed. Whether its unit, neighbours and accountant
+are ours is for the reader to judge, so they are never on one axis with our points.
+
+    variants:
+      persons: {method: uedp, as_published: {sensitive_fraction: 0.313818, max_order: 64}}
+
+A variant that says so (``AsPublished``) has beside its own epsilon the one of ``privacy.published``, which is no guarantee.
 """
 
 from __future__ import annotations
@@ -17,8 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uedp_ray.config import RunConfig
+from uedp_ray.config.limits import at_least, check_choices, probability
 from uedp_ray.errors import InputError, unreadable
 from uedp_ray.fields import UNPRINTABLE
+from uedp_ray.privacy.published import MAX_ORDER, Method, noise_factor, published_epsilon, published_unit
+from uedp_ray.privacy.statement import NO_GUARANTEE
 
 COLUMNS = ("figure", "corpus", "series", "x", "y", "unit", "source")
 EPSILON = "epsilon"
@@ -64,6 +73,62 @@ class Published:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsPublished:
+    """How the published arithmetic is to price a variant: ``published_epsilon`` at its own q_u, q_e, rounds and delta.
+
+    All of it is PUBLIC: the author's own words of the file, and nothing is read off the text for it.
+    """
+
+    method: Method = "uedp"
+    sensitive_fraction: float = 1.0
+    """``uedp`` only: sentences with a protected entity over all."""
+    max_order: int = 32
+    """The paper's text used 32 in some places, and 64 in others (docs/fidelity.md)."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        probability("sensitive_fraction", self.sensitive_fraction)
+        at_least("max_order", self.max_order, 1, most=MAX_ORDER)
+
+    def check(self, config: RunConfig) -> None:
+        """Raises: InputError for a run that has no z, so that the arithmetic has nothing to start from."""
+        if config.privacy.noise == "none":
+            raise InputError(
+                "as_published", self.method, "its runs add no noise, which the published arithmetic prices"
+            )
+        if config.privacy.noise == "calibrated" and config.corpus.declared_num_users is None:
+            remedy = "declare corpus.declared_num_users: the paper's z is the noise over its expected cohort"
+            raise InputError("as_published", self.method, remedy)
+
+    def price(self, config: RunConfig, noise_multiplier: float) -> dict[str, Any]:
+        """The published epsilon of a run, and its unit: what was printed for such a run, and no guarantee.
+
+        z is ``privacy.noise_multiplier`` under published noise; else the one for which Eq. 6 adds the run's own noise.
+
+        Args:
+          noise_multiplier: the run's, in the sum of updates over beta (``result.json``).
+        """
+        privacy, users = config.privacy, config.corpus.declared_num_users
+        z = privacy.noise_multiplier
+        if privacy.noise != "published":
+            assert users is not None  # ``check`` refuses it
+            z = noise_multiplier / noise_factor(users, privacy.user_sampling_prob, cohort=privacy.published_cohort)
+        assert z is not None  # the config refuses anything else
+        epsilon = published_epsilon(
+            method=self.method,
+            noise_multiplier=z,
+            user_sampling_prob=privacy.user_sampling_prob,
+            entity_sampling_prob=privacy.entity_sampling_prob,
+            sensitive_fraction=self.sensitive_fraction,
+            rounds=config.training.num_rounds,
+            delta=privacy.delta,
+            max_order=self.max_order,
+        )
+        known = epsilon if math.isfinite(epsilon) else None
+        return {"epsilon": known, "unit": published_unit(self.method), "claim": NO_GUARANTEE}
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:

@@ -35,6 +35,12 @@ def shortened(some: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
     return [*dict.fromkeys(row["name"] if row["variant"] in others else row["variant"] for row in some)]
 
 
+def as_published(row: Mapping[str, Any]) -> str:
+    """What the published arithmetic makes of a row (``AsPublished.price``): to be shown as no guarantee; empty for none."""
+    theirs = row.get("as_published")
+    return f"{theirs['epsilon']:.3f} ({theirs['unit']})" if theirs and theirs["epsilon"] is not None else ""
+
+
 def about_total(total: Mapping[str, Any]) -> str:
     """A total in a sentence or two."""
     together = f"Together, unit {narrowed(total['unit'], total['categories'], 'row')}: "
