@@ -187,10 +187,14 @@ def test_the_first_sweep_file_of_its_page_loads(tmp_path):
     assert sweep_config.load_sweep_config(tmp_path / "sweep.yaml").search.rule == "composition"
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda recipe: recipe.name)
-def test_recipes_load(recipe, monkeypatch):
+@pytest.mark.parametrize("recipe", sorted((ROOT / "sweeps").rglob("*.yaml")), ids=lambda recipe: recipe.name)
+def test_recipes_load_at_every_scale(recipe, monkeypatch):
     monkeypatch.setenv("UEDP_DATA", "/data")
-    if "variants" in config.read_yaml(recipe):
+    monkeypatch.chdir(ROOT)
+    tree = config.read_yaml(recipe)
+    if "variants" in tree:
         assert Comparison.load(recipe, []).variants
+        for scale in tree.get("scales", {}):
+            assert Comparison.load(recipe, [f"scale={scale}"]).variants
     else:
         assert sweep_config.load_sweep_config(recipe).num_trials > 1

@@ -107,6 +107,15 @@ def test_a_comparison_has_a_page_of_its_own(tmp_path):
         report([folder(tmp_path), tmp_path])
 
 
+def test_where_the_noise_is_given_a_line_against_epsilon_goes_through_all_rounds(tmp_path):
+    rows = [{**each, "noise_multiplier": 2.0} for each in (row("ours", 50.0 - T, "user", T / 4, T=T) for T in (4, 8))]
+    compared = load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[ROUNDS], published=None))
+    assert drawn(against(compared, "epsilon"))["user"]["ours (user)"] == [(1, 46), (2, 42)]
+    solved = [{**each, "noise_multiplier": noise} for each, noise in zip(rows, (2.0, 3.0), strict=True)]
+    compared = load_comparison(folder(tmp_path, rows=[ROWS[0], *solved], grid=[ROUNDS], published=None))
+    assert drawn(against(compared, "epsilon"))["user"]["ours, T = 4 (user)"] == [(1, 46)]
+
+
 def test_epsilon_as_published_has_a_figure_of_its_own_beside_what_others_published(tmp_path):
     rows = [{**each, "as_published": None} for each in ROWS]
     for each, (epsilon, unit) in zip(rows[1:3], [(0.18, "user-entity"), (0.2, "user-entity")], strict=True):

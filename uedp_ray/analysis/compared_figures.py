@@ -41,9 +41,10 @@ AS_PUBLISHED = "epsilon_as_published"
 DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier")
 """Settings that these axes show."""
 _EPSILONS = (EPSILON, AS_PUBLISHED)
+_ROUNDS = "training.num_rounds"
 _SYMBOLS = {
     "privacy.target_epsilon": "ε",
-    "training.num_rounds": "T",
+    _ROUNDS: "T",
     "privacy.user_sampling_prob": "q_u",
     "privacy.entity_sampling_prob": "q_e",
     "privacy.extended_sampling_prob": "q_s",
@@ -128,6 +129,7 @@ def against(compared: Compared, axis: str) -> Figure:
 
 
 def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
+    along = _along_rounds(compared) if axis in _EPSILONS else set()
     for row in compared.rows:
         score, promised = row[compared.metric.name], _epsilon_of(row, axis)
         if score is None or score > LARGEST or promised is None:
@@ -135,13 +137,22 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
         epsilon = promised["epsilon"]
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
         unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
-        shown = DECIDES_EPSILON if axis in _EPSILONS else (axis,)
+        rounds = [_ROUNDS] if row["variant"] in along else []
+        shown = [*DECIDES_EPSILON, *rounds] if axis in _EPSILONS else [axis]
         others = [f"{_symbol(key)} = {told(value)}" for key, value in row["settings"].items() if key not in shown]
         label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
         x = (epsilon if covered else None) if axis in _EPSILONS else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
             x = told(x)
         yield _Dot(label, unit, x, score, row["interval"])
+
+
+def _along_rounds(compared: Compared) -> set[str]:
+    """The variants whose noise is given: their epsilon follows from T, and one line goes through all rounds."""
+    noise: dict[str, set[float | None]] = {}
+    for row in compared.rows:
+        noise.setdefault(row["variant"], set()).add(row.get("noise_multiplier"))
+    return {variant for variant, values in noise.items() if len(values) == 1 and None not in values}
 
 
 def _epsilon_of(row: Mapping[str, Any], axis: str) -> Mapping[str, Any] | None:

@@ -96,6 +96,7 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "interval": record(ends, nothing=True),
         "guarantee": GUARANTEE,
         "as_published": Later(record({"epsilon": number(0.0, nothing=True), "unit": string()}, nothing=True)),
+        "noise_multiplier": Later(number(0.0, nothing=True)),
         "private": flag,
         "rounds": number(0, whole=True),
     }
