@@ -127,7 +127,7 @@ def test_epsilon_as_published_has_a_figure_of_its_own_beside_what_others_publish
     assert [*drawn(against(compared, "epsilon"))] == ["user-entity", "user"], "a real ε is beside no other"
     figure = against(compared, AS_PUBLISHED)
     panels = drawn(figure)
-    assert [*panels] == ["our runs, user-entity, not a guarantee", "user, as published"]
+    assert [*panels] == ["our runs\nuser-entity, not a guarantee", "user, as published"]
     ours, others = panels.values()
     assert ours["ours, T = 10 (user-entity, not a guarantee)"] == [(0.18, 46)]
     assert ours["ours, T = 50 (user-entity, not a guarantee)"] == [(0.2, 42)]

@@ -54,6 +54,8 @@ _WIDE_RANGE = 5.0
 _ALIKE = 1.01
 _LONG = 26
 """Characters of a label for each panel's width, up to which two labels stand side by side in the legend."""
+_NEAR = 1.2
+"""Values within this factor have ticks between them: rounded to two digits, they would coincide."""
 _FEW = 6
 """Values that an axis can name one by one."""
 
@@ -100,7 +102,9 @@ def against(compared: Compared, axis: str) -> Figure:
     public = [row[compared.metric.name] for row in compared.public if row["name"] == "public-only"]
     names = [*dict.fromkeys(dot.label for dot in dots), *dict.fromkeys(map(_source, points)), *public]
     beside = 2 if max(map(len, map(str, names))) < _LONG * max(2, columns) else 1
-    figure, panels = chart(max(7.4, 3.4 * columns), 3.6 + 0.2 * len(names) / beside, columns)
+    figure, panels = chart(
+        max(7.4, min(3.4, max(2.8, 11.6 / columns)) * columns), 3.6 + 0.2 * len(names) / beside, columns
+    )
     ours, published = panels[: len(units)], panels[len(units) :]
     scores = [dot.score for dot in placed]
     levels = [
@@ -113,7 +117,7 @@ def against(compared: Compared, axis: str) -> Figure:
         if axes is not ours[0]:
             axes.sharey(ours[0])
             axes.tick_params(labelleft=False)
-        axes.set_title("our runs, " * (axis == AS_PUBLISHED) + (unit or "no guarantee"), fontsize=9.5)
+        axes.set_title("our runs\n" * (axis == AS_PUBLISHED) + (unit or "no guarantee"), fontsize=9.5)
         for level in public:
             at = f"{number(level)}, public text only: ε = 0"
             axes.axhline(level, color=GREEN, linestyle="--", linewidth=1.2, label=at)
@@ -121,7 +125,7 @@ def against(compared: Compared, axis: str) -> Figure:
             for index, label in enumerate(dict.fromkeys(dot.label for dot in dots if dot.unit == shown)):
                 style = line(index) | ({} if shown else {"color": (GREY, BLACK)[index % 2], "markerfacecolor": "white"})
                 _draw(axes, [dot for dot in dots if dot.label == label], style, ticks, [*scores, *levels], far)
-        _horizontal(axes, compared, axis, [dot.x for dot in placed], ticks)
+        _horizontal(axes, compared, axis, [dot.x for dot in placed if dot.unit in (unit, "")], ticks)
     for axes, unit in zip(published, theirs, strict=True):
         _draw_published(axes, compared, axis, unit, [point for point in points if point["unit"] in (unit, "none")])
     legend(figure, panels, beside)
@@ -201,7 +205,7 @@ def _draw_published(axes: Axes, compared: Compared, axis: str, unit: str, points
         color, dash = (GREY, BLACK)[index % 2], ("--", ":")[index % 2]
         label = f"{number(point['y'])}, {_source(point)}"
         axes.axhline(point["y"], color=color, linestyle=dash, linewidth=1.2, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
     axes.set_xlabel(f"ε {NO_GUARANTEE}" if axis in _EPSILONS else f"{_label(axis)}, as published")
 
 
@@ -218,8 +222,8 @@ def _alike(values: Sequence[float]) -> bool:
 def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any], ticks: Sequence[str]) -> None:
     if axis in _EPSILONS:
         deltas = {row["guarantee"]["delta"] for row in compared.rows if row["guarantee"]["unit"] != "none"}
-        at = f" (δ = {show_delta(deltas.pop())})" if len(deltas) == 1 else ""
-        axes.set_xlabel(f"ε {'of one run' if axis == EPSILON else NO_GUARANTEE}{at}")
+        at = f"(δ = {show_delta(deltas.pop())})" if len(deltas) == 1 else ""
+        axes.set_xlabel(f"ε of one run {at}" if axis == EPSILON else f"ε {NO_GUARANTEE}\n{at}")
     else:
         axes.set_xlabel(_label(axis))
     if ticks:
@@ -230,7 +234,9 @@ def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any]
         axes.set_xscale("log")
         log_ticks(axes, "x", min(places), max(places))
     values = sorted({float(f"{place:.2g}") for place in places})
-    if len(values) <= _FEW:
+    if max(places) < _NEAR * min(places):
+        axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    elif len(values) <= _FEW:
         axes.set_xticks(values, labels=[number(value) for value in values])
         axes.minorticks_off()
     elif axes.get_xscale() == "linear":
