@@ -88,7 +88,10 @@ def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
 
 ROW = {"name": "é", "private": True, "perplexity": 1.0, "bits_per_byte": 1.0, "unk_share": 0.1, "delta": 1e-5}
 ROW |= {"variant": "é", "method": "uedp", "settings": {}, "interval": None}
-ROW |= {"guarantee": {"unit": "user-entity", "epsilon": 1.0, "sound": True}}
+OURS = {"unit": "user-entity", "epsilon": 1.0, "sound": True, "trust": "central"}
+WORD = {"unit": "word", "epsilon": 6.0, "sound": True, "trust": "local"}
+NOTHING = {"unit": "none", "epsilon": None, "sound": False, "trust": "central"}
+ROW |= {"guarantee": OURS, "guarantees": [OURS], "transform": "none", "retention": 1.0}
 AROUND = {"totals": [], "grid": [], "seeds": 1, "out": "/tmp/é"}
 COMPARED = AROUND | {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}]}
 
@@ -123,13 +126,44 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
         "rounds": 0,
         "perplexity": 9.0,
     }
-    free |= {"private": False, "guarantee": {"unit": "none", "epsilon": None, "sound": False}}
+    free |= {"private": False, "guarantee": NOTHING, "guarantees": [NOTHING]}
     console.print_comparison(AROUND | {"rows": [start, ours, free]})
     shown = capsys.readouterr().out
-    assert "free, without privacy, is worse than ours: it says nothing of what privacy costs" in shown
-    assert "Without a guarantee, with figures as private as the text: free." in shown
-    console.print_comparison(AROUND | {"rows": [start, ours, free | {"perplexity": 4.0}]})
-    assert ", without privacy" not in capsys.readouterr().out
+    assert "Without privacy, and yet worse than ours: free. What privacy costs is not seen from rows" in shown
+    assert "No guarantee for a user or an entity, and figures as private as the text: free." in shown
+    assert "retention" not in shown
+    for other in ({"perplexity": 4.0}, {"transform": "mask"}):  # what masks cost is no fault of its learning rate
+        console.print_comparison(AROUND | {"rows": [start, ours, free | other]})
+        assert "Without privacy" not in capsys.readouterr().out
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys):
+    both = {"name": "both", "variant": "both", "guarantees": [OURS, OURS | {"unit": "user", "epsilon": 0.5}, WORD]}
+    rows = [
+        ROW | {"name": "public-only", "variant": "public-only", "method": None, "guarantee": OURS | {"epsilon": 0.0}},
+        ROW | both | {"transform": "replace_words", "retention": 0.1234},
+        ROW | {"variant": "words", "private": False, "guarantee": WORD, "guarantees": [WORD]},
+        ROW | {"variant": "claimed", "guarantee": WORD | {"sound": False}, "guarantees": [WORD | {"sound": False}]},
+        ROW | {"variant": "bare", "private": False, "guarantee": NOTHING, "guarantees": [NOTHING], "retention": None},
+    ]
+    console.print_comparison(AROUND | {"rows": rows})
+    shown = capsys.readouterr().out
+    found = {cells(line)[0]: cells(line)[4:] for line in shown.splitlines() if line.startswith("│")}
+    assert found == {
+        "public-only": ["0.000", "every unit", "sound", "", "100.0%"],
+        "both": ["1.000", "user-entity", "sound", "0.500 user, 6.000 word (local)", "12.3%"],
+        "words": ["6.000", "word (local)", "sound", "", "100.0%"],
+        "claimed": ["6.000", "word (local)", "not a guarantee", "", "100.0%"],
+        "bare": ["∞", "-", "none", "", "-"],
+    }
+    assert "\nuser: one user, all of its sentences.\nword: one word, " in shown
+    assert "record: " not in shown
+    assert "\nlocal: against whoever trains, too" in shown
+    assert re.search(r"\nretention: share of .* \(private: read off the text\)\.\n", shown)
 
 
 def test_a_caution_of_several_steps_is_said_once(capsys):

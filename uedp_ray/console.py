@@ -21,9 +21,20 @@ from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
 from uedp_ray.privacy.statement import NO_GUARANTEE, OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
-from uedp_ray.search.told import INTERVALS, about_total, as_published, shortened, told
+from uedp_ray.search.told import (
+    INTERVALS,
+    PRIVATE_FIGURE,
+    RETENTION,
+    about_total,
+    about_units,
+    as_published,
+    promise_of,
+    retained,
+    shortened,
+    tells_text,
+    told,
+)
 from uedp_ray.tasks.metric import Metric, metric_in
-from uedp_ray.units import UNITS
 
 
 class _Spared:
@@ -144,51 +155,51 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
-    """Names variants without any guarantee of which another row beats the best: what the others lose by privacy is not seen
-    from them."""
+    """Names variants that are trained on the text as it is, without any guarantee, and yet worse than another row: what the
+    others lose by privacy is not seen from them."""
     scored = [row for row in rows if row[metric.name] is not None]
     best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
-    free = [row for row in scored if row.get("rounds") and all(epsilon is None for epsilon in row["epsilon"].values())]
-    free = [*{row["variant"]: row for row in sorted(free, key=lambda row: -metric.cost(row[metric.name]))}.values()]
-    return "".join(
-        f"{row['name']}, without privacy, is worse than {best['name']}: it says nothing of what privacy costs before its "
-        "learning rate and rounds suit it.\n"
-        for row in free
-        if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])
+    free = [row for row in scored if row["guarantee"]["unit"] == "none" and not tells_text(row)]
+    worse = [row for row in free if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])]
+    if not best or not worse:
+        return ""
+    names = ", ".join(dict.fromkeys(row["variant"] for row in worse))
+    return (
+        f"Without privacy, and yet worse than {best['name']}: {names}. What privacy costs is not seen from rows whose "
+        "learning rate and rounds do not suit them.\n"
     )
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
     rows, keys = answer["rows"], answer["grid"]
     metric = metric_in(rows[0])
+    transformed = any(map(tells_text, rows))
     table = Table(title=f"Held-out {metric.title}, and ε of each run alone")
     scores = (score.title for score in metric.scores)
     short = (key.split(".")[-1].replace("_", "\n") for key in keys)
     theirs = ["ε " + NO_GUARANTEE.replace(", ", ",\n")] * any(map(as_published, rows))
-    for name in ("model", *short, *scores, *(f"ε\n{unit}" for unit in UNITS), "protects", *theirs):
-        table.add_column(name, justify="left" if name in ("model", "protects") else "right", no_wrap=name == "model")
+    words = ("model", "of one", "guarantee", "of the same run, ε")
+    for name in ("model", *short, *scores, "ε", *words[1:], *["retention"] * transformed, *theirs):
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=name == "model")
     for row in rows:
         settings = (told(row["settings"][key]) if key in row["settings"] else "" for key in keys)
         ends = row["interval"]
         beside = f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]" if ends else ""
-        by_unit = (show_epsilon(row["epsilon"][unit], "∞") for unit in UNITS)
-        promised = row["guarantee"]
-        protects = {"none": "-"}.get(promised["unit"], promised["unit"]) if row["method"] else "all"
-        protects += " (not proven)" * (promised["unit"] != "none" and not promised["sound"])
-        table.add_row(
-            row["variant"], *settings, *_scores(row, beside), *by_unit, protects, *([as_published(row)] * len(theirs))
-        )
+        last = [*[retained(row)] * transformed, *[as_published(row)] * len(theirs)]
+        table.add_row(row["variant"], *settings, *_scores(row, beside), *promise_of(row), *last)
     print_table(table)
-    names = ", ".join(shortened([row for row in rows if row["guarantee"]["unit"] == "none"], rows))
-    unprotected = f"Without a guarantee, with figures as private as the text: {names}.\n" if names else ""
+    names = ", ".join(shortened([row for row in rows if not row["private"]], rows))
+    unprotected = (
+        f"No guarantee for a user or an entity, and figures as private as the text: {names}.\n" if names else ""
+    )
     kinds = {row["interval"]["kind"] for row in rows if row["interval"]}
     seeds = "".join(f"Mean of {answer['seeds']} seeds; {INTERVALS[kind]}.\n" for kind in sorted(kinds))
     together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
+    units = "".join(f"{line}\n" for line in about_units(rows))
+    kept = f"{RETENTION} {PRIVATE_FIGURE}.\n" * transformed
     typer.echo(
-        f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])}: sound accountant of each unit, "
-        "zero-out neighbours, Poisson sampling; "
-        "each row is one run, not a choice among runs.\n"
-        f"{seeds}{together}{unprotected}"
+        f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])}; each row is one run, not a choice among runs. Of one\n"
+        f"{units}{kept}{seeds}{together}{unprotected}"
         f"{_no_ceiling(rows, metric)}"
         f"{_scale(rows, metric)}"
         f"uedp-ray report {answer['out']}\n"

@@ -29,6 +29,8 @@ def row(variant, perplexity, unit="none", epsilon=None, method="uedp", **setting
         "guarantee": promised,
         "guarantees": [promised],
         "private": unit != "none",
+        "transform": "none",
+        "retention": None if method is None else 1.0,
         "rounds": 3,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 
 import pytest
@@ -85,12 +86,29 @@ def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp
         report([folder(tmp_path, grid=["vocabulary.path"])], publish=True)
 
 
+def test_what_a_transform_retained_is_for_the_owner_alone(tmp_path):
+    """Every row has a guarantee, and yet this figure was read off the text."""
+    rows = [each for each in ROWS if each["private"]]
+    masked = [each | {"transform": "mask", "retention": 0.0625} if each["variant"] == "ours" else each for each in rows]
+    path = report([folder(tmp_path, rows=masked)])
+    text = Page(path).text
+    assert "This page is private: retention was read off the text." in text
+    assert "6.2%" in text
+    assert "as they were (private: read off the text)" in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for changed, publish in ((masked, True), (rows, False)):
+        path = report([folder(tmp_path, rows=changed)], publish=publish)
+        assert not re.search(r"retention|6\.2%|100\.0%|private", Page(path).text)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rows": []}, "is not what a comparison writes"),
         ({"rows": [ROWS[1] | {"perplexity": "<script>"}]}, "perplexity"),
         ({"rows": [ROWS[1] | {"guarantee": promise("everybody", 1.0)}]}, "guarantee.unit"),
+        ({"rows": [ROWS[1] | {"retention": 2.0}]}, "retention"),
         ({"rows": [ROWS[1] | {"interval": {"kind": "t", "low": 1.0}}]}, "interval"),
         ({"totals": [{"unit": "user"}]}, "totals"),
         ({"published": {"figure": "1", "against": "epsilon", "points": [{"x": "1"}]}}, "published"),

@@ -2,8 +2,8 @@
 
     comparison_page("runs/compared")        # runs/compared/report.html and runs/compared/figures/*.svg
 
-As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee it is
-private, says so, and is written owner-only.
+As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee, or of
+transformed text, it is private, says so, and is written owner-only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
-from uedp_ray.privacy.statement import NO_GUARANTEE, show_epsilon
+from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.published import EPSILON
-from uedp_ray.search.told import INTERVALS, about_total, as_published, shortened, told
+from uedp_ray.search.told import (
+    INTERVALS,
+    PRIVATE_FIGURE,
+    RETENTION,
+    about_total,
+    about_units,
+    as_published,
+    promise_of,
+    retained,
+    shortened,
+    told,
+)
 
 
 def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool = False) -> Path:
@@ -44,10 +55,12 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             totals=[about_total(total) for total in _shown(compared)],
             pictures=drawn,
             columns=[*compared.grid],
-            unit_at=len(compared.grid) + len(compared.metric.scores) + 4,
             as_published=f"ε {NO_GUARANTEE}" if AS_PUBLISHED in axes_of(compared) else "",
             rows=[_cells(compared, row) for row in (*compared.public, *compared.rows)],
+            words={0, 1, *(len(compared.grid) + len(compared.metric.scores) + place for place in (4, 5, 6))},
             intervals=_intervals(compared),
+            units=about_units(compared.rows),
+            retention=f"{RETENTION} {PRIVATE_FIGURE}" if compared.transformed else "",
         )
     )
     write(page, text, private=compared.private, publish=publish)
@@ -94,14 +107,21 @@ def _intervals(compared: Compared) -> str:
 
 
 def _cells(compared: Compared, row: Mapping[str, Any]) -> list[str]:
-    """A row of the page's table: variant, method, settings, scores, ε, unit, rounds."""
-    promised, metric, ends = row["guarantee"], compared.metric, row["interval"]
+    """A row of the page's table: variant, method, settings, scores, rounds, ``promise_of``, retention."""
+    metric, ends = compared.metric, row["interval"]
     settings = [told(row["settings"][key]) if key in row["settings"] else "" for key in compared.grid]
     scores = ["–" if row[score.name] is None else score.show(row[score.name]) for score in metric.scores]
     if ends:
         scores[0] += f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]"
-    covered = promised["unit"] != "none" and promised["epsilon"] is not None
-    unit = "every unit" if row["method"] is None else promised["unit"] if covered else "no guarantee"
-    epsilon = show_epsilon(promised["epsilon"], "∞") + " *" * (not promised["sound"]) if covered else "∞"
-    cells = [row["variant"], row["method"] or "public text only", *settings, *scores, epsilon, unit, str(row["rounds"])]
-    return [*cells, as_published(row)] if AS_PUBLISHED in axes_of(compared) else cells
+    kept = [retained(row)] * compared.transformed
+    theirs = [as_published(row)] * (AS_PUBLISHED in axes_of(compared))
+    return [
+        row["variant"],
+        row["method"] or "public text only",
+        *settings,
+        *scores,
+        str(row["rounds"]),
+        *promise_of(row),
+        *kept,
+        *theirs,
+    ]

@@ -20,7 +20,8 @@ from uedp_ray.config import RunConfig
 from uedp_ray.config.files import names_file
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Later, Unexpected, flag, list_of, number, one_of, record, string
-from uedp_ray.privacy.guarantee import GUARANTEE
+from uedp_ray.privacy.guarantee import GUARANTEE, GUARANTEES
+from uedp_ray.search.told import tells_text
 from uedp_ray.tasks.metric import Metric, metric_in
 
 _TABLE = "table.json"
@@ -45,8 +46,13 @@ class Compared:
 
     @property
     def private(self) -> bool:
-        """Whether a row has no guarantee, so that its figures are as private as the text."""
-        return not all(row["private"] for row in self.rows)
+        """Whether a row has no guarantee, so that its figures are as private as the text, or one that was read off it."""
+        return self.transformed or not all(row["private"] for row in self.rows)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a row's text was transformed, and what that retained is known."""
+        return any(map(tells_text, self.rows))
 
 
 def is_comparison(path: Path) -> bool:
@@ -97,6 +103,9 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "guarantee": GUARANTEE,
         "as_published": Later(record({"epsilon": number(0.0, nothing=True), "unit": string()}, nothing=True)),
         "noise_multiplier": Later(number(0.0, nothing=True)),
+        "guarantees": GUARANTEES,
+        "transform": Later(string()),
+        "retention": Later(number(0.0, 1.0, nothing=True)),
         "private": flag,
         "rounds": number(0, whole=True),
     }
@@ -120,8 +129,12 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
 
 
 def publishable(compared: Compared) -> Compared:
-    """Returns the comparison without rows that no epsilon pays for. Raises: InputError if no total covers the others."""
-    rows = [row for row in compared.rows if row["private"]]
+    """Returns the comparison without rows that no epsilon pays for, and without what was read off the text of the others.
+
+    Raises: InputError if no total covers these.
+    """
+    off_the_text = ("transform", "retention")
+    rows = [{key: row[key] for key in row if key not in off_the_text} for row in compared.rows if row["private"]]
     names = {row["name"] for row in rows}
     if not any(total["epsilon"] is not None and names <= {*total["rows"]} for total in compared.totals):
         remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"

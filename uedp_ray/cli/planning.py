@@ -1,4 +1,4 @@
-"""``uedp-ray methods``, ``init`` and ``plan``. Nothing that they say, write or plan is read off private text."""
+"""``uedp-ray methods``, ``init``, ``plan`` and ``vectors``. Nothing that they say, write or plan is read off private text."""
 
 from __future__ import annotations
 
@@ -255,6 +255,33 @@ def plan(
         emit(answer, as_json)
     else:
         _print(answer)
+
+
+@app.command()
+def vectors(
+    config: Annotated[Path, typer.Argument(help="Run, sweep or comparison file (YAML) that names public text.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, for corpus.transform.vectors.")],
+    settings: Set = NONE,
+    dimensions: Annotated[int, typer.Option(min=1, help="Coordinates of a vector.")] = 16,
+    as_json: Json = False,
+) -> None:
+    """Word vectors of a file's public text, where none that others published will do. No private text is read."""
+    from uedp_ray.corpus.vectors import vectors_of, write_vectors
+    from uedp_ray.training.paths import for_use
+    from uedp_ray.training.run_vocabulary import public_sentences, public_text
+
+    target = _new_file(out, "--out")
+    file = _load(config, settings)
+    run = for_use(file if isinstance(file, RunConfig) else file.base)
+    field, sources = public_text(run)
+    if not sources:
+        raise InputError(field, None, "name public text, of which vectors are to be made")
+    with as_flags():
+        made = vectors_of(public_sentences(sources, run.pretrain.max_words, field=field), dimensions=dimensions)
+    with replacing(target) as new:
+        write_vectors(made, new)
+        _new_file(target, "--out")
+    emit({"path": str(target), "words": len(made.words), "dimensions": dimensions}, as_json)
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Word vectors that others published, as text: a word and its coordinates on each line (GloVe, word2vec).
+"""Word vectors as text, a word and its coordinates on each line: those that others published (GloVe, word2vec), or made of
+public text.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from uedp_ray.corpus.vectors import read_vectors
+    >>> from uedp_ray.corpus.vectors import read_vectors, vectors_of, write_vectors
     >>> folder = TemporaryDirectory()
     >>> file = Path(folder.name, "vectors.txt")
     >>> size = file.write_text("oslo 0.5 1\\nrome 0.25 1\\n1984 0 0\\n, 1 0\\n")
@@ -11,14 +12,22 @@
     (('oslo', 'rome'), [[0.5, 1.0], [0.25, 1.0]])
     >>> vectors.find("Oslo"), vectors.find("Bergen")
     (0, None)
+    >>> made = vectors_of(["oslo is cold", "rome is warm", "oslo was cold", "rome was warm"] * 9, dimensions=3)
+    >>> write_vectors(made, file)
+    >>> read_vectors(file).words == made.words, made.table.shape
+    (True, (6, 3))
     >>> folder.cleanup()
 
 The file, and so everything here, is public: its words must not be those of the private text. None comes with this package.
+Shape legend: V words, d coordinates, N words of the text, P pairs of words of which some stand near each other.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +36,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.linalg import svds
 
 from uedp_ray.errors import InputError, one_line, unreadable
 
@@ -35,9 +46,12 @@ WORD = re.compile(rf"[^{_APART}]+(?:['\u2019-][^{_APART}]+)*")
 """What counts as a word: all but blanks and punctuation. Whatever is not known to be one of these is part of a word."""
 
 
+MOST_WORDS = 20_000
+
+
 @dataclass(frozen=True)
 class Vectors:
-    """Shape legend: V words, d coordinates."""
+    """Words as points."""
 
     words: tuple[str, ...]
     """In the order of the file, which is by frequency in those that are published; each once."""
@@ -94,6 +108,45 @@ def read_vectors(path: Path, field: str = "vectors") -> Vectors:
     values.flags.writeable = False
     words = table["f0"].to_pylist()
     return Vectors(tuple(words[place] for place in kept), values)
+
+
+def vectors_of(texts: Iterable[str], *, dimensions: int, window: int = 5, most_words: int = MOST_WORDS) -> Vectors:
+    """Makes vectors of the most frequent words of public sentences, by which words they stand within ``window`` of.
+
+    Positive pointwise mutual information, its contexts smoothed by a power of 0.75, and its first ``dimensions`` singular
+    vectors, times the square roots of their values. The same text gives the same vectors.
+    Raises: InputError if the text has no more words than ``dimensions``.
+    Source: Levy, Goldberg and Dagan 2015.
+    """
+    said = [[word.lower() for word in WORD.findall(text) if not word.isdecimal()] for text in texts]
+    words = [word for word, _ in Counter(itertools.chain.from_iterable(said)).most_common(most_words)]
+    if len(words) <= dimensions:
+        raise InputError(
+            "dimensions", dimensions, f"the public text has {len(words)} words: ask for fewer, or name more text"
+        )
+    places = {word: place for place, word in enumerate(words)}
+    word_N = np.array([places.get(word, -1) for sentence in said for word in sentence])
+    sentence_N = np.repeat(np.arange(len(said)), [len(sentence) for sentence in said])
+    counts_VV = csr_array((len(words), len(words)))
+    for apart in range(1, window + 1):
+        first, second = word_N[:-apart], word_N[apart:]
+        near = (sentence_N[:-apart] == sentence_N[apart:]) & (first >= 0) & (second >= 0)
+        one_sided = coo_array((np.ones(near.sum()), (first[near], second[near])), shape=counts_VV.shape).tocsr()
+        counts_VV = counts_VV + one_sided + one_sided.T
+    pairs_P = counts_VV.tocoo()
+    total_V = counts_VV.sum(axis=1)
+    context_V = total_V**0.75 / (total_V**0.75).sum()
+    information_P = np.log(pairs_P.data / (total_V[pairs_P.row] * context_V[pairs_P.col])).clip(min=0)
+    information_VV = coo_array((information_P, (pairs_P.row, pairs_P.col)), shape=counts_VV.shape).tocsr()
+    left_Vd, sizes_d, _ = svds(information_VV, k=dimensions, v0=np.ones(len(words)))
+    return Vectors(tuple(words), left_Vd * np.sqrt(sizes_d))
+
+
+def write_vectors(vectors: Vectors, path: Path) -> None:
+    """Writes the file that ``read_vectors`` reads."""
+    with path.open("w", encoding="utf-8") as file:
+        for word, point in zip(vectors.words, vectors.table.tolist(), strict=True):
+            print(word, *(f"{coordinate:.5f}" for coordinate in point), file=file)
 
 
 def _of_blanks(row: pyarrow.csv.InvalidRow) -> str:

@@ -26,6 +26,7 @@ from uedp_ray.search.compared import public, row_of, totals, write_csv
 from uedp_ray.search.comparison import MADE, Comparison
 from uedp_ray.search.preflight import PREFLIGHT
 from uedp_ray.search.side_by_side import train_side_by_side
+from uedp_ray.search.told import tells_text
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, read_json, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
@@ -61,7 +62,8 @@ def compare(
     Returns: ``{"rows": […], "totals": […], "grid": […], "seeds": n, "out": …}``. A row holds name, variant, method, settings
       (of the grid), the scores (means over seeds), scores (of each), interval, epsilon by unit (None: no guarantee),
       guarantee (that of its own unit), as_published (``AsPublished.price``, which guarantees nothing; None: not asked for),
-      delta, rounds and run_dir (of the first seed). ``totals``: as ``compared.totals``.
+      delta, transform, retention (a mean as well; ``corpus.retention``; None: no mention), rounds and run_dir (of the first
+      seed). ``totals``: as ``compared.totals``.
     Raises: InputError for what the user can fix; KeyboardInterrupt on Ctrl-C, after which ``resume`` continues.
     """
     storage = Storage(folder_only(out).resolve())
@@ -188,7 +190,7 @@ def _written(
         "seeds": comparison.seeds,
         "published": published,
     }
-    private = any(row["private"] is False for row in rows)
+    private = any(row["private"] is False or tells_text(row) for row in rows)
     kept = [{key: row[key] for key in row if key != "run_dir"} for row in table["rows"]]
     write_json(out / "table.json", table | {"rows": kept}, private=private)
     write_csv(kept, comparison.grid, metric_of(comparison.base), out / "table.csv", private=private)

@@ -85,6 +85,8 @@ def row_of(row: Row, base: RunConfig, results: Sequence[Mapping[str, Any]]) -> d
         "as_published": row.as_published and row.as_published.price(config, dearest["noise_multiplier"]),
         **{key: dearest[key] for key in _STATED},
         "private": all(result["private"] for result in results),
+        "transform": config.corpus.transform.kind,
+        "retention": _mean([(result.get("retention") or {}).get("all") for result in results], None),
         "rounds": min(result["rounds"] for result in results),
         "run_dir": results[0]["run_dir"],
     }
@@ -103,6 +105,8 @@ def public(row: dict[str, Any], metric: Metric) -> dict[str, Any]:
         "guarantee": own(units, row["unit"]),
         "guarantees": units,
         "as_published": None,
+        "transform": "none",
+        "retention": None,
         **{key: value for key, value in row.items() if key != "unit"},
     }
 
@@ -178,7 +182,7 @@ def write_csv(
     writer = csv.writer(text)
     writer.writerow(
         ["name", "variant", "method", *keys, "seeds", *metric.names, *ends, "interval", "epsilon", "unit", "delta", "sound",
-         "rounds", f"epsilon {NO_GUARANTEE}", "unit as published"]
+         "transform", "retention", "rounds", f"epsilon {NO_GUARANTEE}", "unit as published"]
     )  # fmt: skip
     for row in rows:
         promised, bounds, theirs = row["guarantee"], row["interval"] or {}, row["as_published"] or {}
@@ -187,6 +191,7 @@ def write_csv(
             [row["name"], row["variant"], row["method"] or "", *settings, len(row["scores"]),
              *(row[name] for name in metric.names), *(bounds.get(end, "") for end in ends), bounds.get("kind", ""),
              "" if promised["epsilon"] is None else promised["epsilon"], promised["unit"], promised["delta"],
-             promised["sound"], row["rounds"], theirs.get("epsilon"), theirs.get("unit")]
+             promised["sound"], row["transform"], "" if row["retention"] is None else row["retention"], row["rounds"],
+             theirs.get("epsilon"), theirs.get("unit")]
         )  # fmt: skip
     write_atomically(path, text.getvalue().encode(), private=private)

@@ -15,6 +15,17 @@ from typing import Any
 
 from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
 
+MEANINGS = {
+    "user-entity": "one user and one entity together, all their sentences",
+    "user": "one user, all of its sentences",
+    "entity": "one entity, all sentences that have it, whoever wrote them",
+    "record": "one sentence; nothing of a user or an entity, who have many",
+    "word": "one word, among those that may become the same words; nothing of a sentence, a user or an entity",
+    "word-metric": "one word, times the distance between it and another; nothing of a sentence, a user or an entity",
+}
+"""Whose part an epsilon hides."""
+RETENTION = "retention: share of the detected mentions that the trained text still says as they were"
+PRIVATE_FIGURE = "(private: read off the text)"
 INTERVALS = {
     "t": "intervals of the mean over seeds at 95 % (Student's t)",
     "range": "intervals from the lower to the higher of two seeds",
@@ -39,6 +50,53 @@ def as_published(row: Mapping[str, Any]) -> str:
     """What the published arithmetic makes of a row (``AsPublished.price``): to be shown as no guarantee; empty for none."""
     theirs = row.get("as_published")
     return f"{theirs['epsilon']:.3f} ({theirs['unit']})" if theirs and theirs["epsilon"] is not None else ""
+
+
+def promise_of(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Of a row of the table: epsilon, its unit, whether a proof covers it, and what else the same runs guarantee.
+
+    >>> word = {"unit": "word", "epsilon": 6.0, "sound": True, "trust": "local"}
+    >>> promise_of({"method": "ordinary", "guarantee": word, "guarantees": [word]})
+    ('6.000', 'word (local)', 'sound', '')
+    """
+    own = row["guarantee"]
+    if row["method"] is None:
+        return show_epsilon(own["epsilon"]), "every unit", "sound", ""
+    if own["unit"] == "none" or own["epsilon"] is None:
+        return "∞", "-", "none", ""
+    others = (
+        f"{show_epsilon(each['epsilon'])} {_unit(each)}" for each in row["guarantees"] if each["unit"] != own["unit"]
+    )
+    return show_epsilon(own["epsilon"]), _unit(own), _SOUND[own["sound"]], ", ".join(others)
+
+
+_SOUND = {True: "sound", False: "not a guarantee"}
+
+
+def _unit(guarantee: Mapping[str, Any]) -> str:
+    return str(guarantee["unit"]) + " (local)" * (guarantee["trust"] == "local")
+
+
+def about_units(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the units in the table mean, a sentence each."""
+    promises = [each for row in rows if row["method"] is not None for each in row["guarantees"]]
+    found = {each["unit"] for each in promises}
+    lines = [f"{unit}: {meaning}." for unit, meaning in MEANINGS.items() if unit in found]
+    if any(each["trust"] == "local" for each in promises):
+        lines.append("local: against whoever trains, too; without it, against whoever has the model.")
+    return lines
+
+
+def tells_text(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a figure that was read off the private text, and that no epsilon covers: the retention of a
+    transform. Without one every mention is retained, whatever the text."""
+    return bool(row.get("transform", "none") != "none")
+
+
+def retained(row: Mapping[str, Any]) -> str:
+    """The retention of a row, as tables show it."""
+    share = row.get("retention")
+    return "-" if share is None else f"{share:.1%}"
 
 
 def about_total(total: Mapping[str, Any]) -> str:
