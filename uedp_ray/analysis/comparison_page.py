@@ -2,8 +2,8 @@
 
     comparison_page("runs/compared")        # runs/compared/report.html and runs/compared/figures/*.svg
 
-As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee, or of
-transformed text, it is private, says so, and is written owner-only.
+As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee it is
+private, says so, and is written owner-only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from uedp_ray.search.told import (
     promise_of,
     retained,
     shortened,
+    tells_text,
     told,
 )
 
@@ -44,6 +45,8 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
         compared = publishable(compared)
     page = page_for(path, out)
     check_figures(path / "figures")
+    retention = f"{RETENTION} {PRIVATE_FIGURE}" * any(map(tells_text, compared.rows))
+    theirs = AS_PUBLISHED in axes_of(compared)
     drawn = [_picture(compared, axis) for axis in axes_of(compared)]
     unprotected = [row for row in compared.rows if not row["private"]]
     text = (
@@ -55,12 +58,15 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             totals=[about_total(total) for total in _shown(compared)],
             pictures=drawn,
             columns=[*compared.grid],
-            as_published=f"ε {NO_GUARANTEE}" if AS_PUBLISHED in axes_of(compared) else "",
-            rows=[_cells(compared, row) for row in (*compared.public, *compared.rows)],
+            as_published=f"ε {NO_GUARANTEE}" if theirs else "",
+            rows=[
+                [*_cells(compared, row), *[retained(row)] * bool(retention), *[as_published(row)] * theirs]
+                for row in (*compared.public, *compared.rows)
+            ],
             words={0, 1, *(len(compared.grid) + len(compared.metric.scores) + place for place in (4, 5, 6))},
             intervals=_intervals(compared),
             units=about_units(compared.rows),
-            retention=f"{RETENTION} {PRIVATE_FIGURE}" if compared.transformed else "",
+            retention=retention,
         )
     )
     write(page, text, private=compared.private, publish=publish)
@@ -107,21 +113,11 @@ def _intervals(compared: Compared) -> str:
 
 
 def _cells(compared: Compared, row: Mapping[str, Any]) -> list[str]:
-    """A row of the page's table: variant, method, settings, scores, rounds, ``promise_of``, retention."""
+    """A row of the page's table: variant, method, settings, scores, rounds, ``promise_of``."""
     metric, ends = compared.metric, row["interval"]
     settings = [told(row["settings"][key]) if key in row["settings"] else "" for key in compared.grid]
     scores = ["–" if row[score.name] is None else score.show(row[score.name]) for score in metric.scores]
     if ends:
         scores[0] += f" [{metric.show(ends['low'])}, {metric.show(ends['high'])}]"
-    kept = [retained(row)] * compared.transformed
-    theirs = [as_published(row)] * (AS_PUBLISHED in axes_of(compared))
-    return [
-        row["variant"],
-        row["method"] or "public text only",
-        *settings,
-        *scores,
-        str(row["rounds"]),
-        *promise_of(row),
-        *kept,
-        *theirs,
-    ]
+    method = row["method"] or "public text only"
+    return [row["variant"], method, *settings, *scores, str(row["rounds"]), *promise_of(row)]

@@ -21,7 +21,6 @@ from uedp_ray.config.files import names_file
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Later, Unexpected, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.guarantee import GUARANTEE, GUARANTEES
-from uedp_ray.search.told import tells_text
 from uedp_ray.tasks.metric import Metric, metric_in
 
 _TABLE = "table.json"
@@ -46,13 +45,8 @@ class Compared:
 
     @property
     def private(self) -> bool:
-        """Whether a row has no guarantee, so that its figures are as private as the text, or one that was read off it."""
-        return self.transformed or not all(row["private"] for row in self.rows)
-
-    @property
-    def transformed(self) -> bool:
-        """Whether a row's text was transformed, and what that retained is known."""
-        return any(map(tells_text, self.rows))
+        """Whether a row has no guarantee, so that its figures are as private as the text. No other has retention."""
+        return not all(row["private"] for row in self.rows)
 
 
 def is_comparison(path: Path) -> bool:
@@ -133,8 +127,7 @@ def publishable(compared: Compared) -> Compared:
 
     Raises: InputError if no total covers these.
     """
-    off_the_text = ("transform", "retention")
-    rows = [{key: row[key] for key in row if key not in off_the_text} for row in compared.rows if row["private"]]
+    rows = [{key: row[key] for key in row if key != "retention"} for row in compared.rows if row["private"]]
     names = {row["name"] for row in rows}
     if not any(total["epsilon"] is not None and names <= {*total["rows"]} for total in compared.totals):
         remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"

@@ -26,7 +26,6 @@ from uedp_ray.search.compared import public, row_of, totals, write_csv
 from uedp_ray.search.comparison import MADE, Comparison
 from uedp_ray.search.preflight import PREFLIGHT
 from uedp_ray.search.side_by_side import train_side_by_side
-from uedp_ray.search.told import tells_text
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, read_json, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
@@ -50,7 +49,8 @@ def compare(
     resume: bool = False,
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Trains every row into ``out/<row>/`` and writes ``out/table.json`` and ``table.csv``, the rows without run_dir.
+    """Trains every row into ``out/<row>/`` and writes ``out/table.json`` and ``table.csv``, the rows without run_dir, and
+    without retention where every row has a guarantee.
 
     A variant, or the grid, may protect other categories (``corpus.categories``) of the one prepared corpus.
 
@@ -190,8 +190,9 @@ def _written(
         "seeds": comparison.seeds,
         "published": published,
     }
-    private = any(row["private"] is False or tells_text(row) for row in rows)
-    kept = [{key: row[key] for key in row if key != "run_dir"} for row in table["rows"]]
+    private = any(row["private"] is False for row in rows)
+    unwritten = {"run_dir"} if private else {"run_dir", "retention"}  # which no epsilon of the rows covers
+    kept = [{key: row[key] for key in row if key not in unwritten} for row in table["rows"]]
     write_json(out / "table.json", table | {"rows": kept}, private=private)
     write_csv(kept, comparison.grid, metric_of(comparison.base), out / "table.csv", private=private)
     return table | {"out": str(out)}

@@ -191,7 +191,7 @@ def write_csv(
             [row["name"], row["variant"], row["method"] or "", *settings, len(row["scores"]),
              *(row[name] for name in metric.names), *(bounds.get(end, "") for end in ends), bounds.get("kind", ""),
              "" if promised["epsilon"] is None else promised["epsilon"], promised["unit"], promised["delta"],
-             promised["sound"], row["transform"], "" if row["retention"] is None else row["retention"], row["rounds"],
+             promised["sound"], row["transform"], "" if row.get("retention") is None else row["retention"], row["rounds"],
              theirs.get("epsilon"), theirs.get("unit")]
         )  # fmt: skip
     write_atomically(path, text.getvalue().encode(), private=private)

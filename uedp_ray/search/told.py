@@ -90,7 +90,7 @@ def about_units(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def tells_text(row: Mapping[str, Any]) -> bool:
     """Whether a row has a figure that was read off the private text, and that no epsilon covers: the retention of a
     transform. Without one every mention is retained, whatever the text."""
-    return bool(row.get("transform", "none") != "none")
+    return "retention" in row and row["transform"] != "none"
 
 
 def retained(row: Mapping[str, Any]) -> str:
