@@ -52,8 +52,21 @@ def test_words_are_in_no_order(tmp_path):
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["org", "all", "org + person"]
     (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "ours (user-entity)")
     assert (line.get_linestyle(), [*line.get_xdata()]) == ("None", [0, 1, 2])
-    with pytest.raises(NothingToShow, match="No two rows of one unit differ in ε"):
+    with pytest.raises(NothingToShow, match="No two rows of one method and unit differ in ε"):
         against(load_comparison(folder(tmp_path, rows=rows, published=None)), "epsilon")
+
+
+def test_different_methods_are_no_line_of_what_epsilon_buys(tmp_path):
+    """A table of all methods drew seven panels of a dot or two each."""
+    rows = [row("ours", 40.0, "user", 2.0), row("words", 41.0, "record", 1.0), row("other", 42.0, "record", 8.0)]
+    rows[2]["method"] = "dpnr"
+    with pytest.raises(NothingToShow, match="No two rows of one method and unit differ"):
+        against(load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[], published=None)), "epsilon")
+    rows[2]["method"] = "uedp"
+    panels = drawn(
+        against(load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[], published=None)), "epsilon")
+    )
+    assert [*panels] == ["user", "record"]
 
 
 def test_a_page_states_the_total_first_and_is_private_with_a_row_that_has_no_guarantee(tmp_path):

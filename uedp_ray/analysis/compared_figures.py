@@ -62,6 +62,7 @@ _FEW = 6
 
 class _Dot(NamedTuple):
     label: str
+    method: str
     unit: str
     x: Any
     """None: the row has no place on the axis, and is a level."""
@@ -94,8 +95,8 @@ def against(compared: Compared, axis: str) -> Figure:
         raise NothingToShow(f"No row has both {compared.metric.title} and {'an ε' if axis in _EPSILONS else axis}.")
     units = [*dict.fromkeys(dot.unit for dot in placed if dot.unit)] or [""]
     points = points_on(compared, axis)
-    if axis == EPSILON and not points and all(_alike([dot.x for dot in placed if dot.unit == unit]) for unit in units):
-        raise NothingToShow("No two rows of one unit differ in ε, which then buys nothing more or less.")
+    if axis == EPSILON and not points and not _traded(placed):
+        raise NothingToShow("No two rows of one method and unit differ in ε, which then buys nothing more or less.")
     theirs = [*dict.fromkeys(point["unit"] for point in points)]
     theirs = [unit for unit in theirs if unit != "none"] or theirs
     columns = len(units) + len(theirs)
@@ -148,7 +149,7 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
         x = (epsilon if covered else None) if axis in _EPSILONS else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
             x = told(x)
-        yield _Dot(label, unit, x, score, row["interval"])
+        yield _Dot(label, row["method"], unit, x, score, row["interval"])
 
 
 def _along_rounds(compared: Compared) -> set[str]:
@@ -214,9 +215,14 @@ def _source(point: Mapping[str, Any]) -> str:
     return f"as published: {point['series']}, {point['corpus']} ({point['source']})"
 
 
-def _alike(values: Sequence[float]) -> bool:
-    """Whether epsilons differ by no more than calibration leaves."""
-    return max(values) <= _ALIKE * min(values)
+def _traded(placed: Sequence[_Dot]) -> bool:
+    """Whether two rows of one method and unit differ in epsilon by more than calibration leaves. Where it is 0, nothing was
+    left to trade for."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for dot in placed:
+        if dot.x:
+            found.setdefault((dot.method, dot.unit), []).append(dot.x)
+    return any(max(values) > _ALIKE * min(values) for values in found.values())
 
 
 def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any], ticks: Sequence[str]) -> None:
