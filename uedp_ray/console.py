@@ -28,6 +28,7 @@ from uedp_ray.search.told import (
     about_total,
     about_units,
     as_published,
+    named,
     promise_of,
     retained,
     shortened,
@@ -163,7 +164,7 @@ def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
     worse = [row for row in free if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])]
     if not best or not worse:
         return ""
-    names = ", ".join(dict.fromkeys(row["variant"] for row in worse))
+    names = named(dict.fromkeys(row["variant"] for row in worse))
     return (
         f"Without privacy, and yet worse than {best['name']}: {names}. What privacy costs is not seen from rows whose "
         "learning rate and rounds do not suit them.\n"
@@ -188,7 +189,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         last = [*[retained(row)] * transformed, *[as_published(row)] * len(theirs)]
         table.add_row(row["variant"], *settings, *_scores(row, beside), *promise_of(row), *last)
     print_table(table)
-    names = ", ".join(shortened([row for row in rows if not row["private"]], rows))
+    names = named(shortened([row for row in rows if not row["private"]], rows))
     unprotected = (
         f"No guarantee for a user or an entity, and figures as private as the text: {names}.\n" if names else ""
     )

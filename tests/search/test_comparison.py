@@ -284,7 +284,7 @@ def test_the_total_composes_every_run_with_the_guarantee_and_names_the_others(do
         assert total["epsilon"] == pytest.approx(epsilon_of_events(events, delta=1e-4, unit=total["unit"]))
     alone = [row["guarantee"]["epsilon"] for row in table["rows"] if row["guarantee"]["unit"] == "user-entity"]
     assert max(alone) < ours["epsilon"] < 2 * sum(alone), "dearer than any, and no dearer than all one by one"
-    assert "Not in it: users, bare." in about_total(ours)
+    assert "Not in it: users; bare." in about_total(ours)
 
 
 def test_the_csv_is_the_table(done):

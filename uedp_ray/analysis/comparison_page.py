@@ -29,6 +29,7 @@ from uedp_ray.search.told import (
     about_total,
     about_units,
     as_published,
+    named,
     promise_of,
     retained,
     shortened,
@@ -54,7 +55,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
         .get_template("comparison.html")
         .render(
             compared=compared,
-            unprotected=", ".join(shortened(unprotected, compared.rows)),
+            unprotected=named(shortened(unprotected, compared.rows)),
             totals=[about_total(total) for total in _shown(compared)],
             pictures=drawn,
             columns=[*compared.grid],

@@ -6,11 +6,13 @@
 >>> total = {"unit": "user", "epsilon": 9.1, "delta": 1e-5, "rows": ["a", "b"], "without": ["c"]}
 >>> about_total(total | {"categories": None, "why": ""})
 'Together, unit user: ε = 9.100 for all 2 rows with that guarantee, every seed counted (δ = 1e-05). Not in it: c.'
+>>> about_total(total | {"without": ["c", "d", "e"], "categories": None, "why": ""})    # the shorter list
+'Together, unit user: ε = 9.100 for all 2 rows with that guarantee (a; b), every seed counted (δ = 1e-05).'
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
@@ -55,6 +57,7 @@ def as_published(row: Mapping[str, Any]) -> str:
 def promise_of(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Of a row of the table: epsilon, its unit, whether a proof covers it, and what else the same runs guarantee.
 
+    >>> from uedp_ray.search.told import promise_of
     >>> word = {"unit": "word", "epsilon": 6.0, "sound": True, "trust": "local"}
     >>> promise_of({"method": "ordinary", "guarantee": word, "guarantees": [word]})
     ('6.000', 'word (local)', 'sound', '')
@@ -99,12 +102,19 @@ def retained(row: Mapping[str, Any]) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
+def named(names: Iterable[str]) -> str:
+    """A list of rows, whose names may have commas."""
+    return "; ".join(names)
+
+
 def about_total(total: Mapping[str, Any]) -> str:
     """A total in a sentence or two."""
     together = f"Together, unit {narrowed(total['unit'], total['categories'], 'row')}: "
     count = len(total["rows"])
     rows = f"{f'all {count} rows' if count > 1 else 'the row'} with that guarantee"
-    left = f" Not in it: {', '.join(total['without'])}." if total["without"] else ""
+    left = f" Not in it: {named(total['without'])}." if total["without"] else ""
+    if len(total["without"]) > count:  # the shorter of two lists
+        rows, left = f"{rows} ({named(total['rows'])})", ""
     if total["epsilon"] is None:
         return f"{together}no ε for {rows}{': ' + total['why'] if total['why'] else ''}.{left}"
     epsilon, delta = show_epsilon(total["epsilon"]), show_delta(total["delta"])
