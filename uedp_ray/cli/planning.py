@@ -1,4 +1,4 @@
-"""``uedp-ray methods``, ``init``, ``plan`` and ``vectors``. Nothing that they say, write or plan is read off private text."""
+"""``uedp-ray methods``, ``init``, ``plan``, ``vectors``. Nothing that they say, write or plan is read off private text."""
 
 from __future__ import annotations
 
