@@ -27,6 +27,7 @@ FLOORS = (
     ("plan",),
     ("updates",),
     ("training",),
+    ("audit",),
     ("search",),
     ("analysis",),
     ("console",),
@@ -113,6 +114,7 @@ MUST_NOT_KNOW = {
     "models": {"ray", "uedp_ray.privacy"},
     "updates": {"ray"},
     "training": {"optuna"},
+    "audit": {"ray"},
     "search": {"transformers"},
     "analysis": {"torch", "ray"},
 }

@@ -9,7 +9,7 @@ import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
 from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load_config
-from uedp_ray.console import Lines, emit, print_comparison, print_export, print_sweep, refuse_short
+from uedp_ray.console import Lines, emit, print_audit, print_comparison, print_export, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
 from uedp_ray.screens import screen, sweep_screen
@@ -228,6 +228,26 @@ def export(
 
     answer = run(source, _folder(out), reporter=Lines())
     emit(answer, as_json) if as_json else print_export(answer)
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN|COMPARISON", help="A run directory, or one of a comparison.")],
+    beam_width: Annotated[int, typer.Option(help="Continuations that the beam search keeps at each step.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """What a model remembers of canaries that were planted in its text (corpus.transform.kind: plant)."""
+    from uedp_ray.audit.planted import audit as run_audit
+    from uedp_ray.audit.planted import plants
+    from uedp_ray.search.compare import finished_runs
+
+    with as_flags(RUN="RUN"), screen() as reporter:
+        runs = [each for each in finished_runs(run) if plants(load_config(each / "config.yaml"))]
+        answers = [run_audit(each, beam_width=beam_width, reporter=reporter) for each in runs or [run]]
+    if as_json:
+        emit({"runs": answers}, as_json)
+    else:
+        print_audit(answers)
 
 
 @app.command()

@@ -36,10 +36,16 @@ _TRANSFORMED = ADDED | {"of": {"kind": typing.get_args(TransformKind)[1:]}}
 _MASKED = ADDED | {"of": {"kind": ("mask",)}}
 _CUT_UP = ADDED | {"of": {"kind": ("fragments",)}}
 _REPLACED = ADDED | {"of": {"kind": ("replace_words",)}}
+_PLANTED = ADDED | {"of": {"kind": ("plant",)}}
 _METRIC = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext", "santext", "fbdd", "vickrey")}}
 _CUSTEXT = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext",)}}
 _VICKREY = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("vickrey",)}}
 """Metadata of a setting that has no use unless another of its section has one of these values (``run.why_unused``)."""
+CANARY_LENGTH = 5
+"""Words of a canary."""
+MOST_CANARY_WORDS = 128
+"""Words that there are to draw canaries from."""
+_MOST_CANARIES = 1000
 FEWEST_SUBWORDS = 258
 """Tokens of ``public-subwords``, at least: every byte, the end token and the padding token."""
 
@@ -145,6 +151,18 @@ class TransformConfig:
     category_list: str = field(default="", metadata=_REPLACED)
     """``replace_words`` only: a file of public names, each with its category, for ``unknown: category_list``."""
 
+    sharer_probs: tuple[float, ...] = field(default=(0.002, 0.006, 0.02), metadata=_PLANTED)
+    """``plant`` only: p_u, the probability that a user is a sharer of a canary; each with each of ``planting_probs``."""
+    planting_probs: tuple[float, ...] = field(default=(0.01, 0.1, 1.0), metadata=_PLANTED)
+    """``plant`` only: p_e, the probability that a sentence of a sharer is replaced by the canary."""
+    canaries_per_cell: int = field(default=10, metadata=_PLANTED)
+    """``plant`` only: canaries for each pair of probabilities."""
+    canary_words: int = field(default=64, metadata=_PLANTED)
+    """``plant`` only: the words of a public list that canaries are drawn from; their cube is |R|, the suffixes that a
+    canary is ranked among."""
+    canary_seed: int = field(default=0, metadata=_PLANTED)
+    """``plant`` only: which canaries; public."""
+
     def __post_init__(self) -> None:
         if self.draw == "dataset":
             remedy = "one draw for everybody would show what one user's words became in other users' texts: use user"
@@ -158,6 +176,7 @@ class TransformConfig:
         for weight in self.neighbour_weights:
             positive("corpus.transform.neighbour_weights", weight)
         below_one("corpus.transform.mahalanobis", self.mahalanobis)
+        self._check_planted()
         if self.kind != "replace_words":
             return
         if not self.vectors:
@@ -167,6 +186,17 @@ class TransformConfig:
                 "is for corpus.transform.unknown: category_list: give both, a file of names with categories, or neither"
             )
             raise InputError("corpus.transform.category_list", self.category_list, remedy)
+
+    def _check_planted(self) -> None:
+        for name in ("sharer_probs", "planting_probs"):
+            if not getattr(self, name):
+                raise InputError(f"corpus.transform.{name}", [], "give one probability or more")
+            for value in getattr(self, name):
+                probability(f"corpus.transform.{name}", value)
+        at_least("corpus.transform.canary_words", self.canary_words, 8, most=MOST_CANARY_WORDS)
+        cells = len(self.sharer_probs) * len(self.planting_probs)
+        at_least("corpus.transform.canaries_per_cell", self.canaries_per_cell, 1, most=_MOST_CANARIES // cells)
+        seed("corpus.transform.canary_seed", self.canary_seed)
 
 
 @dataclass(frozen=True, kw_only=True)

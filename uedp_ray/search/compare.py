@@ -209,6 +209,11 @@ def _started(out: Path) -> dict[str, Any]:
     return read_json(path, fields, "restore it") if path.exists() else {"variants": []}
 
 
+def finished_runs(out: Path) -> list[Path]:
+    """The run directories of a comparison that have a result; none if ``out`` is no comparison's folder."""
+    return [run for run in (out / name for name in _started(out)["variants"]) if RunDir(run).result.is_file()]
+
+
 def _refuse_lost(out: Path) -> None:
     """Raises: InputError if a run that was started is gone: training it again would release another model uncharged."""
     for name in _started(out)["variants"]:

@@ -36,7 +36,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from uedp_ray.config import RunConfig, TaskConfig, load_config
 from uedp_ray.corpus.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ from uedp_ray.models.heads import saved_kind
 from uedp_ray.models.saved import load_model, longest_input
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import read_json
-from uedp_ray.tasks.base import Answer, Head, Task, task_of
+from uedp_ray.tasks.base import Answer, Head, Task, forward_logits, task_of
 from uedp_ray.training.evaluate import batches
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.prepared import make_task
@@ -173,6 +173,23 @@ class Predictor:
     def reading(self, texts: Sequence[str]) -> Reading:
         """How much of the texts is read. Raises: as ``predict``."""
         return self._reading(self._encoded(texts))
+
+    @torch.no_grad()
+    def next_log_probs(self, contexts: np.ndarray, tokens: np.ndarray | None = None) -> Tensor:
+        """The logarithms (natural) of the probabilities of the token that comes next, float64 on the CPU.
+
+        Args:
+          contexts: (N, L) tokens that follow a sentence's begin token; L is less than the network's longest input.
+          tokens: (V',) those that are asked for; None: all V of the model.
+
+        Shapes: (N, L) -> (N, V'). For a model of ``next_word`` only.
+        """
+        found = []
+        for start in range(0, len(contexts), size := max(1, _TOKENS_AT_ONCE // (contexts.shape[1] + 1))):
+            batch = self._task.collate(list(contexts[start : start + size])).to(self._device)
+            scores = batch.last(forward_logits(self._model, batch)).double().log_softmax(-1)
+            found.append((scores if tokens is None else scores[:, tokens]).cpu())
+        return torch.cat(found)
 
     def _encoded(self, texts: Sequence[str]) -> list[np.ndarray]:
         for text in texts:

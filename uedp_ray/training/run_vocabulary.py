@@ -80,8 +80,16 @@ def make_vocabulary(
     What the transforms of ``config``, and of the configs that are to be ``sharing`` it, write is in a vocabulary that is
     made here. The public text that was read is added to ``sketch``; ``reporter`` is told if it gives fewer pieces of words
     than asked.
-    Raises: InputError if it should come from the private text.
+    Raises: InputError if it should come from the private text, or lacks what one of these transforms needs.
     """
+    vocabulary = _made(config, sketch, sharing, reporter)
+    for transform in (transform_of(each.corpus.transform) for each in (config, *sharing)):
+        if transform is not None:
+            transform.check_vocabulary(vocabulary)
+    return vocabulary
+
+
+def _made(config: RunConfig, sketch: Sketch | None, sharing: Sequence[RunConfig], reporter: Reporter) -> Vocabulary:
     if config.model.warm_start:
         return warm_vocabulary(config.model.warm_start)
     settings = config.words

@@ -16,7 +16,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.draws import generator_of, secret_for
 from uedp_ray.storage.files import checksum
+
+if TYPE_CHECKING:
+    from uedp_ray.corpus.vocabulary import Vocabulary
 
 _SECTION = "corpus.transform."
 
@@ -54,6 +57,10 @@ class Generators:
     def of_user(self, name: str) -> np.random.Generator:
         """Of the user and a name alone: the same, from its beginning, whenever one of the user's sentences asks for it."""
         return generator_of(self._key, self._user + name.encode("utf-8", "surrogatepass"), b"user")
+
+    def of_person(self, name: str) -> np.random.Generator:
+        """Of a name alone, such as ``Sentence.user``: a sentence keeps it where ``corpus.regroup`` gives it another user."""
+        return generator_of(self._key, name.encode("utf-8", "surrogatepass"), b"person")
 
 
 class Transform(ABC):
@@ -97,6 +104,9 @@ class Transform(ABC):
         """Words of its own that it puts into texts; ``categories``: the protected ones, as far as they are known in public.
         Each is one token of a vocabulary that is made of public text. None, as here: they are words like others."""
         return ()
+
+    def check_vocabulary(self, vocabulary: Vocabulary) -> None:  # noqa: B027 (most write nothing that has to be known)
+        """Raises: InputError if texts would lose what they are transformed for, as the vocabulary does not know it."""
 
     @abstractmethod
     def text_of(self, sentence: Sentence, generators: Generators) -> str:
