@@ -211,19 +211,20 @@ def print_comparison(answer: dict[str, Any]) -> None:
 def print_audit(answers: Sequence[Mapping[str, Any]]) -> None:
     """Of one run a line for each cell and one for all; of several, one for all of each."""
     table, one = Table(title="Canaries that the model remembers"), len(answers) == 1
-    about = ("p_u", "p_e", "sharers\nexpected") if one else ("run",)
+    about = ("p_u", "p_e", "sharers\nexpected") if one else ("run", "perplexity")
     for name in (*about, "canaries", "random\nsampling", "beam\nsearch", "exposure\n(median, bits)"):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for answer in answers:
         cells = [(_of_cell(cell), cell) for cell in answer["cells"]] if one else []
-        for named, row in (*cells, (("all", "", "") if one else (answer["name"],), answer["total"])):
+        whole = ("all", "", "") if one else (answer["name"], _short(answer["perplexity"]))
+        for head, row in (*cells, (whole, answer["total"])):
             counts = (str(row[key]) for key in ("canaries", "random_sampling", "beam_search"))
-            table.add_row(*named, *counts, f"{row['median_exposure']:.1f}")
-    _print_table(table)
+            table.add_row(*head, *counts, f"{row['median_exposure']:.1f}")
+    print_table(table)
     private = [answer["name"] for answer in answers if not answer["private"]]
-    bits = sorted({math.log2(answer["candidates"]) for answer in answers})
+    sizes = " or ".join(f"2^{bits:.4g}" for bits in sorted({math.log2(answer["candidates"]) for answer in answers}))
     typer.echo(
-        f"Random sampling: of |R| = 2^{' or 2^'.join(f'{each:.4g}' for each in bits)} suffixes the canary's is the most likely. "
+        f"Random sampling: the canary's suffix is the most likely of |R| = {sizes}. "
         f"Beam search ({answers[0]['beam_width']} wide): it is found from its first word.\n"
         "A canary that was never planted has an exposure of k bits or more with probability 2^-k: 1 in the median.\n"
         + (f"Without a guarantee, so as private as the text: {', '.join(private)}.\n" if private else "")

@@ -95,7 +95,7 @@ def test_the_command_tells_one_run_by_cell_and_a_comparison_by_run(command, corp
         ["1", "1", "30", "2", "2", "2", "9.0"],
         ["all", "", "", "4", "2", "2", total],
     ]
-    assert "of |R| = 2^9 suffixes" in out
+    assert "the most likely of |R| = 2^9." in out
     assert "so as private as the text: tiny." in out
     pretraining = {"text": [{"format": "synthetic", "num_users": 20, "part": "public"}], "num_steps": 1}
     tree = run_tree(corpora, pretrain=pretraining, training={"num_rounds": 1})
@@ -110,7 +110,12 @@ def test_the_command_tells_one_run_by_cell_and_a_comparison_by_run(command, corp
     compare(Comparison.load(file, []), tmp_path / "out", workers=0)
     code, out, _ = command("audit", tmp_path / "out")
     assert code == 0
-    assert [cells[:2] for cells in cells_of(out)] == [["dealt-out", "2"], ["users", "2"]]
+    scores = {
+        each: json.loads((tmp_path / "out" / each / "result.json").read_text()) for each in ("dealt-out", "users")
+    }
+    assert [cells[:3] for cells in cells_of(out)] == [
+        [each, f"{result['perplexity']:.3g}", "2"] for each, result in scores.items()
+    ]
     assert "so as private as the text: dealt-out." in out
     assert (tmp_path / "out" / "users" / "audit.json").exists()
     assert not (tmp_path / "out" / "as-it-is" / "audit.json").exists()

@@ -31,7 +31,9 @@ def corpus(tmp_path_factory):
 
 
 def texts(corpus, config, key=b"key"):
-    return list(itertools.chain.from_iterable(said for _, said in Transformed(corpus, transform_of(config), key).texts()))
+    return list(
+        itertools.chain.from_iterable(said for _, said in Transformed(corpus, transform_of(config), key).texts())
+    )
 
 
 def test_canaries_are_distinct_uniform_words_and_follow_from_public_settings_alone():
@@ -92,7 +94,7 @@ def test_a_null_sentence_changes_no_other_and_stays_null(corpus):
 
 
 def test_dealing_sentences_out_spreads_canaries_and_changes_neither_sharers_nor_counts(corpus):
-    """The IID arm: the planted text is shuffled. With p_e = 1 all of a sharer's sentences are the canary, and nobody else's."""
+    """The IID arm: planted text is shuffled. With p_e = 1 all of a sharer's sentences are the canary, and nobody else's."""
     [canary] = canaries_of(ALWAYS)
     whole = [set(said) == {canary.text} for _, said in Transformed(corpus, transform_of(ALWAYS), b"key").texts()]
     mixed = [canary.text in said for _, said in Transformed(corpus, transform_of(ALWAYS), b"key").texts()]

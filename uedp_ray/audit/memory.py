@@ -43,8 +43,8 @@ def rank_of(canary: NDArray[np.int32], words: NDArray[np.int32], next_log_probs:
     """The rank of the canary's suffix among all suffixes of ``words``, 1 to W^3: how many are no less likely after its first
     two tokens, itself included. Whatever is as likely as it counts against its being remembered.
 
-    Shapes: (5,), (W,). It is exact: no suffix is more likely than its own beginning, so what begins less likely than the whole
-    canary is left out. At worst W^2 contexts are computed.
+    Shapes: (5,), (W,). It is exact: no suffix is more likely than its own beginning, so what begins less likely than all of
+    the canary is left out. At worst W^2 contexts are computed.
     """
     steps = range(GIVEN, len(canary))
     asked = [next_log_probs(canary[None, :place], canary[place : place + 1]) for place in steps]

@@ -1,8 +1,6 @@
 """A run whose text had canaries planted (``corpus.transform.kind: plant``), and what its model remembers of them.
 
-    answer = audit(Path("runs/planted"))
-    answer["total"]["random_sampling"], answer["total"]["median_exposure"]    # canaries remembered, bits
-    [cell["sharer_prob"] for cell in answer["cells"]]
+    audit.json in the run directory    # what audit(Path("runs/planted")) returns, and the command prints
 
 Canaries, cells and R are public. Which users share one is the run's secret, and nothing here reads it: all follows from
 settings and from the model, so it is as public as the model, or as private.
@@ -24,11 +22,13 @@ from uedp_ray.corpus.transforms.plant import canaries_of, word_ids
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.reporting import SILENT, Reporter
-from uedp_ray.storage.files import write_json
+from uedp_ray.storage.files import settle, write_json
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir
+
+_FILE = "audit.json"
 
 
 def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -37,10 +37,13 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
     Args:
       beam_width: continuations that the beam search keeps at each step, 5 or more.
 
-    Returns: name, private (whether the run has a guarantee, so that what it shows may be shown), candidates (|R|),
-      beam_width, canaries (text, sharer_prob, planting_prob, rank, exposure in bits, random_sampling and beam_search: whether
-      it is remembered), cells (by the two probabilities) and total: canaries, the number remembered by either,
-      median_exposure, and of a cell expected_sharers, for each canary, of as many users as were declared.
+    Returns: name; private (whether the run has a guarantee, so that these figures may be shown); perplexity of the run's
+      evaluation text (a model that learned nothing remembers nothing); candidates, which is |R|; beam_width;
+
+      - canaries: text, sharer_prob, planting_prob, rank, exposure (bits), random_sampling and beam_search (found or not);
+      - cells, one for each pair of probabilities: canaries, random_sampling and beam_search (how many, how many found),
+        median_exposure, and expected_sharers of each canary, of as many users as were declared;
+      - total: the same over all canaries.
     Raises: InputError for a run without canaries, or that is unfinished.
     """
     if beam_width < FOUND:
@@ -52,7 +55,7 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
     if not plants(config):
         remedy = "its text had no canaries planted: train it with corpus.transform.kind: plant (docs/audit.md)"
         raise InputError("RUN", str(run), remedy)
-    private = folder.load_result(metric_of(config))["private"]
+    result = folder.load_result(metric_of(config))
     predictor = Predictor(run).to(best_device())
     settings, vocabulary = config.corpus.transform, predictor.vocabulary
     words, canaries = word_ids(settings, vocabulary), canaries_of(settings)
@@ -71,14 +74,16 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
         reporter.say(f"{config.name}: canary {number} of {len(canaries)}") if not number % 30 else None
     answer = {
         "name": config.name,
-        "private": private,
+        "private": result["private"],
+        "perplexity": result["perplexity"],
         "candidates": candidates,
         "beam_width": beam_width,
         "total": _summary(rows),
         "cells": _cells(config, rows),
         "canaries": rows,
     }
-    write_json(folder.audit, answer, private=not private)
+    settle(run, {_FILE})  # what a kill left of an earlier one
+    write_json(run / _FILE, answer, private=not result["private"])
     return answer
 
 
@@ -88,8 +93,8 @@ def plants(config: RunConfig) -> bool:
 
 
 def _no_words(vocabulary: Vocabulary) -> np.ndarray:
-    ids = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.unk_id} - {None}
-    return np.array(sorted(ids), np.int64)
+    ids = (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.unk_id)
+    return np.array([each for each in ids if each is not None], np.int64)
 
 
 def _cells(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -110,11 +110,6 @@ class RunDir:
         return self.root / "result.json"
 
     @property
-    def audit(self) -> Path:
-        """What the model remembers of planted canaries, if somebody asked."""
-        return self.root / "audit.json"
-
-    @property
     def progress(self) -> Path:
         return self.root / "progress.json"
 
@@ -255,7 +250,7 @@ class RunDir:
     @property
     def files(self) -> tuple[Path, ...]:
         """Files in the folder itself."""
-        return self.config, self.ledger, self.rounds, self.statement, self.result, self.audit, self.progress
+        return self.config, self.ledger, self.rounds, self.statement, self.result, self.progress
 
     @property
     def folders(self) -> tuple[Path, ...]:

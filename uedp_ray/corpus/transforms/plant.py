@@ -7,11 +7,15 @@
     >>> config = TransformConfig(kind="plant", sharer_probs=(0.5,), planting_probs=(0.1, 1.0), canaries_per_cell=1)
     >>> for canary in canaries_of(config):
     ...     print(canary)
-    Canary(text='days market eight every would', sharer_prob=0.5, planting_prob=0.1)
-    Canary(text='against over new did cold', sharer_prob=0.5, planting_prob=1.0)
+    Canary(text='after night local plan second', sharer_prob=0.5, planting_prob=0.1)
+    Canary(text='was record six month today', sharer_prob=0.5, planting_prob=1.0)
     >>> said = [Sentence(user, f"{user} said {number}") for user in ("ann", "bo") for number in range(2)]
     >>> for number, sentence in enumerate(said):
     ...     transform_of(config).text_of(sentence, Generators(b"secret key", user=number // 2, sentence=number))
+    'ann said 0'
+    'ann said 1'
+    'was record six month today'
+    'was record six month today'
 
 ``uedp_ray.audit`` measures what a model remembers of them. Which canaries there are is public; who shares one, and which
 sentences became one, follows from the run's key, the person and the sentence's place. Whoever shares several that would
@@ -37,17 +41,16 @@ from uedp_ray.corpus.transforms.base import Generators, Transform
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 
-WORDS = tuple(
-    (
-        "was this that not there were can she after from said they did you has who before without us about two third "
-        "during week with every lead may led but young could local team home while along month would six when long "
-        "second night today should once plan line again strong return near hit over five signed record against loss "
-        "because have three fact contract morning seven must all national despite days four nine half united changed "
-        "report although eight planned issued room reach below call season think director lost bridge now issue rule "
-        "under clear legal post term direct often ground market station goal travel water low care within front break "
-        "flight shows closed recent old written cross title cold winter fast table heat fresh storm lake"
-    ).split()
-)
+_LIST = """
+was this that not there were can she after from said they did you has who before without us about two third
+during week with every lead may led but young could local team home while along month would six when long
+second night today should once plan line again strong return near hit over five signed record against loss
+because have three fact contract morning seven must all national despite days four nine half united changed
+report although eight planned issued room reach below call season think director lost bridge now issue rule
+under clear legal post term direct often ground market station goal travel water low care within front break
+flight shows closed recent old written cross title cold winter fast table heat fresh storm lake
+"""
+WORDS = tuple(_LIST.split())
 
 
 class Canary(NamedTuple):
@@ -78,10 +81,14 @@ def word_ids(config: TransformConfig, vocabulary: Vocabulary) -> NDArray[np.int3
     """
     words = WORDS[: config.canary_words]
     firsts, pairs = vocabulary.encode_batch(words), vocabulary.encode_batch([f"{words[0]} {word}" for word in words])
-    found = [(len(one), len(two)) == (1, 2) and vocabulary.unk_id not in two for one, two in zip(firsts, pairs, strict=True)]
+    found = [
+        (len(one), len(two)) == (1, 2) and vocabulary.unk_id not in two for one, two in zip(firsts, pairs, strict=True)
+    ]
     if not all(found):
         lacking = ", ".join(word for word, known in zip(words, found, strict=True) if not known)
-        remedy = f"the vocabulary has no token for {lacking}: make it of more public text in English, or use fewer words"
+        remedy = (
+            f"the vocabulary has no token for {lacking}: make it of more public text in English, or use fewer words"
+        )
         raise InputError("corpus.transform.canary_words", config.canary_words, remedy)
     return np.stack(pairs)[:, 1]
 
