@@ -101,7 +101,7 @@ def test_a_field_of_ag_news_may_be_as_long_as_any_row(tmp_path):
     assert sentence.text.startswith("word word")
 
 
-@pytest.mark.parametrize("format_", ["jsonl", "conll", "ag-news", "speeches", "text"])
+@pytest.mark.parametrize("format_", ["jsonl", "conll", "ag-news", "sst-2", "speeches", "text"])
 def test_hostile_lines_are_refused_in_one_line(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "file"
     for content in (f"{SECRET} \0".encode(), f"{SECRET}\n".encode("utf-16"), b"x" * (LONGEST + 1), b"[" * 1_000_000):
@@ -203,6 +203,31 @@ def test_ag_news_draws_users_from_the_seed(tmp_path: Path) -> None:
     sizes = [users.count(user) for user in dict.fromkeys(users)]
     assert all(7 <= size <= 23 for size in sizes[:-1])  # 15 +- 4 standard deviations
     assert len(set(sizes[:-1])) > 1
+
+
+def test_two_sources_of_one_file_by_the_place_of_its_rows(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "".join(f'"1","","Story {i}."\n' for i in range(40)))
+    one, other = read_file(path, "ag-news", num_rows=25), read_file(path, "ag-news", skip_rows=25)
+    assert [s.text for s in one + other] == [f"Story {i}." for i in range(40)]
+    assert (len(one), one[0].user, other[0].user) == (25, "user-1", "user-1"), "users are drawn of what is read"
+    assert [s.text for s in read_file(path, "ag-news", skip_rows=38, num_rows=9)] == ["Story 38.", "Story 39."]
+
+
+def test_sst_2_makes_every_row_a_user(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "sentence\tlabel\nit 's \"good \t1\nbad \t0\nfine \t1\n")
+    sentences = read_file(path, "sst-2")
+    assert [(s.text, s.label) for s in sentences] == [("it 's \"good", "1"), ("bad", "0"), ("fine", "1")]
+    assert len({s.user for s in sentences}) == 3
+    assert read_file(path, "sst-2", skip_rows=1, num_rows=1) == sentences[1:2]
+
+
+@pytest.mark.parametrize("row", [SECRET, f"{SECRET}\t", f"{SECRET}\tgood\t1"], ids=["bare", "unlabelled", "wide"])
+def test_sst_2_bad_row(tmp_path: Path, row: str) -> None:
+    with pytest.raises(InputError, match=r"file:3") as caught:
+        read_file(write_file(tmp_path, f"sentence\tlabel\nfine\t1\n{row}\n"), "sst-2")
+    assert SECRET not in str(caught.value)
+    with pytest.raises(InputError, match=r"file:1"):
+        read_file(write_file(tmp_path, "index\tsentence\n0\tfine\n"), "sst-2")
 
 
 def test_ag_news_restores_damaged_escapes() -> None:
@@ -328,6 +353,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         ("wnut17/wnut17train.conll", "conll", 3394, 3394),
         ("wnut17/emerging.dev.conll", "conll", 1009, 1009),
         ("agnews/train.csv", "ag-news", None, 15184),
+        ("sst2/train.tsv", "sst-2", 67349, 67349),
         ("cuad/cuad_contracts.jsonl", "jsonl", 466, None),
         ("tinyshakespeare/input.txt", "speeches", 309, None),
     ],

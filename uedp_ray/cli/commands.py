@@ -41,6 +41,10 @@ def prepare(
     min_words: Annotated[int, typer.Option(help="pseudo-users: shorter sentences are joined with the next.")] = 1,
     sentences_per_user: Annotated[int, typer.Option(help="pseudo-users: sentences of each.")] = 15,
     skip_users: Annotated[int, typer.Option(help="pseudo-users: users at the beginning to leave out.")] = 0,
+    skip_rows: Annotated[int, typer.Option(help="ag-news, sst-2: rows at the beginning to leave out.")] = 0,
+    num_rows: Annotated[
+        int | None, typer.Option(help="ag-news, sst-2: rows to read at most.", show_default="all")
+    ] = None,
     seed: Annotated[int, typer.Option(help="synthetic, ag-news: seed.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that detect entities (Ray tasks above 1).")] = 1,
     as_json: Json = False,
@@ -65,6 +69,8 @@ def prepare(
         "min_words": min_words,
         "sentences_per_user": sentences_per_user,
         "skip_users": skip_users,
+        "skip_rows": skip_rows,
+        "num_rows": num_rows,
         "seed": seed,
     }
     with as_flags(path="SOURCE"), screen() as reporter:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 SourceFormat = Literal[
-    "prepared", "conll", "ag-news", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
+    "prepared", "conll", "ag-news", "sst-2", "jsonl", "parquet", "speeches", "text", "pseudo-users", "synthetic"
 ]
-TextFormat = Literal["text", "conll", "ag-news", "jsonl", "parquet", "speeches"]
+TextFormat = Literal["text", "conll", "ag-news", "sst-2", "jsonl", "parquet", "speeches"]
 """Formats of files of others: those that are neither generated nor made here."""
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""

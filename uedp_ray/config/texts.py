@@ -32,6 +32,7 @@ from uedp_ray.errors import InputError
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 _CUT = {"of": {"format": ("pseudo-users",)}}
+_BY_PLACE = ADDED | {"of": {"format": ("ag-news", "sst-2")}}
 _TRANSFORMED = ADDED | {"of": {"kind": typing.get_args(TransformKind)[1:]}}
 _MASKED = ADDED | {"of": {"kind": ("mask",)}}
 _CUT_UP = ADDED | {"of": {"kind": ("fragments",)}}
@@ -75,6 +76,11 @@ class SourceConfig:
     """``pseudo-users`` only: shorter sentences are joined with the next, up to ``max_words``."""
     skip_users: int = field(default=0, metadata=ADDED | _CUT)
     """``pseudo-users`` only: users at the beginning to leave out, such as those that another source takes."""
+    skip_rows: int = field(default=0, metadata=_BY_PLACE)
+    """``ag-news`` and ``sst-2`` only, whose users follow from the place of a row: rows at the beginning to leave out,
+    such as those that another source takes."""
+    num_rows: int | None = field(default=None, metadata=_BY_PLACE)
+    """``ag-news`` and ``sst-2`` only: rows to read at most, after those; None: all."""
     part: Literal["private", "held_out", "public", "proxy"] = field(
         default="private", metadata={"of": {"format": ("synthetic",)}}
     )
@@ -95,6 +101,9 @@ class SourceConfig:
         at_least("num_users", self.num_users, 1)
         at_least("sentences_per_user", self.sentences_per_user, 1)
         at_least("skip_users", self.skip_users, 0)
+        at_least("skip_rows", self.skip_rows, 0)
+        if self.num_rows is not None:
+            at_least("num_rows", self.num_rows, 1)
         seed("seed", self.seed)
         check_choices(self)
 

@@ -11,6 +11,7 @@ an error names file and line, never their content.
 |---|---|---|
 | conll | a ``-DOCSTART-`` document; without any, each sentence is a user of its own | as in the file |
 | ag-news | drawn: N(15, 2^2) consecutive rows | a row; label = class |
+| sst-2 | each row is a user of its own | a row; labelled |
 | jsonl, parquet | column ``user`` | a row: running text, unless it has a label or tags |
 | speeches | the speaker of ``NAME:`` | a speech: running text |
 | text | one, ``public`` (public text has no owners) | a line: running text |

@@ -12,7 +12,7 @@ import numpy as np
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus._lines import LONGEST, Lines
-from uedp_ray.corpus.readers.base import Reader, files_of
+from uedp_ray.corpus.readers.base import Reader, chosen, files_of
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError
 
@@ -23,19 +23,19 @@ _ROWS_PER_USER = (15.0, 2.0)  # mean and standard deviation, as the paper divide
 def read_ag_news(source: SourceConfig) -> Iterator[Sentence]:
     """AG News (class, title, description). Its articles have no owner, so users are drawn, as in the paper.
 
-    User i owns the next n_i rows, n_i ~ N(15, 2^2) rounded and at least 1, drawn from ``source.seed`` alone: rows
-    stream, and the same file and seed give the same users. The last user holds what is left. The order of
-    the rows is the file's (the published training set is shuffled already).
+    User i owns the next n_i of the rows that ``source`` takes, n_i ~ N(15, 2^2) rounded and at least 1, drawn from
+    ``source.seed`` alone: rows stream, and the same file and seed give the same users. The last user holds what is
+    left. The order of the rows is the file's (the published training set is shuffled already).
     """
     generator = np.random.default_rng(source.seed)
     user = left = 0
-    for path in files_of(source, ""):
-        for label, text in _ag_news_rows(path):
-            if not left:
-                user += 1
-                left = max(1, round(generator.normal(*_ROWS_PER_USER)))
-            left -= 1
-            yield Sentence(f"user-{user}", text, label)
+    rows = (row for path in files_of(source, "") for row in _ag_news_rows(path))
+    for label, text in chosen(rows, source):
+        if not left:
+            user += 1
+            left = max(1, round(generator.normal(*_ROWS_PER_USER)))
+        left -= 1
+        yield Sentence(f"user-{user}", text, label)
 
 
 def _ag_news_rows(path: Path) -> Iterator[tuple[str, str]]:

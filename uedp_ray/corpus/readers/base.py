@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.errors import InputError, unreadable
 
+_Row = TypeVar("_Row")
 _SPECIAL = "neither a file nor a folder (a pipe, a device, a broken link?): write the text to a file"
 
 
@@ -44,6 +47,12 @@ def of_files(
         return (sentence for path in files_of(source, suffix) for sentence in read(path))
 
     return Reader(rows, lambda source: numbered, whole_users, suffix)
+
+
+def chosen(rows: Iterator[_Row], source: SourceConfig) -> Iterator[_Row]:
+    """The rows that ``source`` takes by their place in its text, for formats whose users follow from that place too."""
+    end = None if source.num_rows is None else source.skip_rows + source.num_rows
+    return itertools.islice(rows, source.skip_rows, end)
 
 
 def files_of(source: SourceConfig, suffix: str) -> list[Path]:
