@@ -278,6 +278,29 @@ def test_a_text_that_is_cut_into_users_evaluates_what_others_of_them_trained(tmp
             check_run(config)
 
 
+@pytest.mark.parametrize(
+    ("source", "evaluation", "taken"),
+    [
+        ({"skip_rows": 9}, {"num_rows": 9}, True),
+        ({"num_rows": 9}, {"skip_rows": 9}, True),
+        ({"skip_rows": 8}, {"num_rows": 9}, False),
+        ({}, {"skip_rows": 9}, False),
+        ({"num_rows": 9}, {}, False),
+        ({"skip_rows": 9}, {"num_rows": 9, "format": "text"}, False),
+    ],
+)
+def test_rows_of_one_file_evaluate_what_other_rows_of_it_trained(tmp_path, source, evaluation, taken):
+    (tmp_path / "news.csv").write_text('"1","","met"\n')
+    text = {"format": "ag-news", "path": str(tmp_path / "news.csv")}
+    corpus = {"source": {**text, **source}, "declared_num_users": 20, "evaluation": {**text, **evaluation}}
+    config = run_config(tmp_path, corpus=corpus)
+    if taken:
+        check_run(config)
+    else:
+        with pytest.raises(InputError, match="no text can evaluate a model trained on it"):
+            check_run(config)
+
+
 @pytest.mark.parametrize("times", [0, 1, 2], ids=["as it is", "prepared", "prepared twice"])
 def test_made_users_are_no_private_text(tmp_path, times):
     """Whoever wrote it is in several, and blanking one moves the sentences of the others."""

@@ -14,6 +14,8 @@ TextFormat = Literal["text", "conll", "ag-news", "sst-2", "jsonl", "parquet", "s
 """Formats of files of others: those that are neither generated nor made here."""
 GENERATED = frozenset({"synthetic"})
 """Formats whose reader reads no file; any other needs a path."""
+PLACED = ("ag-news", "sst-2")
+"""Formats of which a user is made of rows by their place."""
 Regrouping = Literal["users", "records", "iid"]
 SelectionRule = Literal["all", "any"]
 EntityDraw = Literal["global", "per_user"]

@@ -12,6 +12,7 @@ from typing import Literal
 from uedp_ray.config.choices import (
     ADDED,
     GENERATED,
+    PLACED,
     WORDS,
     MaskStyle,
     Regrouping,
@@ -32,7 +33,7 @@ from uedp_ray.errors import InputError
 _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 _CUT = {"of": {"format": ("pseudo-users",)}}
-_BY_PLACE = ADDED | {"of": {"format": ("ag-news", "sst-2")}}
+_BY_PLACE = ADDED | {"of": {"format": PLACED}}
 _TRANSFORMED = ADDED | {"of": {"kind": typing.get_args(TransformKind)[1:]}}
 _MASKED = ADDED | {"of": {"kind": ("mask",)}}
 _CUT_UP = ADDED | {"of": {"kind": ("fragments",)}}

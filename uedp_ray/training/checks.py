@@ -21,6 +21,7 @@ Nothing is written, and texts are only checked to exist and be readable. Inputs 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import tempfile
@@ -40,7 +41,7 @@ from uedp_ray.config import (
     TransformConfig,
     to_dict,
 )
-from uedp_ray.config.choices import LocalUpdateName
+from uedp_ray.config.choices import PLACED, LocalUpdateName
 from uedp_ray.config.run import why_unused
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
@@ -96,15 +97,21 @@ def _check_words_kept(config: RunConfig) -> None:
 
 
 def _other_users(source: SourceConfig, other: SourceConfig) -> bool:
-    """Whether two sources of one file take different users of it: those that it is cut into."""
+    """Whether two sources of one file take different users of it: those that it is cut into, or that rows make."""
+    if source.format == other.format and source.format in PLACED:
+        return _apart(
+            *((each.skip_rows, math.inf if each.num_rows is None else each.num_rows) for each in (source, other))
+        )
     taken = ("path", "num_users", "skip_users", "detector", "categories")
     cut_alike = dataclasses.replace(other, **{name: getattr(source, name) for name in taken}) == source
     if source.format != "pseudo-users" or not cut_alike:
         return False
-    return (
-        source.skip_users + source.num_users <= other.skip_users
-        or other.skip_users + other.num_users <= source.skip_users
-    )
+    return _apart(*((each.skip_users, each.num_users) for each in (source, other)))
+
+
+def _apart(one: tuple[int, float], other: tuple[int, float]) -> bool:
+    """Of two stretches, each by what is before it and how long it is."""
+    return sum(one) <= other[0] or sum(other) <= one[0]
 
 
 def check_comparable(config: RunConfig, reporter: Reporter = SILENT) -> None:

@@ -36,6 +36,7 @@ from typing import Protocol
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, TaskConfig
+from uedp_ray.config.choices import PLACED
 from uedp_ray.corpus.detectors.regex import nameless
 from uedp_ray.corpus.overlap import MOST_SHARED, Hashes, Sketch, shared_text, shared_users
 from uedp_ray.corpus.readers import whole_users
@@ -92,10 +93,12 @@ def check_evaluation(private: Corpus, evaluation: Corpus, source: SourceConfig) 
 
 def name_other_users(evaluation: SourceConfig) -> str:
     """Returns the remedy for evaluation text that a model is trained on."""
-    skip = ", or cut both texts alike, and skip the users of corpus.source (skip_users)"
-    return "no text can evaluate a model trained on it: name text of other users" + (
-        skip if evaluation.format == "pseudo-users" else ""
-    )
+    skip = ""
+    if evaluation.format == "pseudo-users":
+        skip = ", or cut both texts alike, and skip the users of corpus.source (skip_users)"
+    elif evaluation.format in PLACED:
+        skip = ", or rows that corpus.source leaves out (skip_rows, num_rows of both)"
+    return f"no text can evaluate a model trained on it: name text of other users{skip}"
 
 
 def check_other(private: Corpus, other: Corpus, field: str, source: SourceConfig, remedy: str) -> Compared:
