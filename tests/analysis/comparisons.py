@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 ROUNDS, EPSILON, KINDS = "training.num_rounds", "privacy.target_epsilon", "corpus.categories"
+OF_A_WORD = "corpus.transform.epsilon"
 
 
 def promise(unit, epsilon):
@@ -13,7 +14,7 @@ def promise(unit, epsilon):
 
 
 def row(variant, perplexity, unit="none", epsilon=None, method="uedp", **settings):
-    settings = {{"T": ROUNDS, "e": EPSILON, "c": KINDS}[key]: value for key, value in settings.items()}
+    settings = {{"T": ROUNDS, "e": EPSILON, "c": KINDS, "w": OF_A_WORD}[key]: value for key, value in settings.items()}
     name = f"{variant} {settings}" if settings else variant
     promised = promise(unit, epsilon)
     return {

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from tests.analysis.comparisons import KINDS, ROUNDS, ROWS, TABLE, folder, promise, row
+from tests.analysis.comparisons import KINDS, OF_A_WORD, ROUNDS, ROWS, TABLE, folder, promise, row
 from tests.analysis.page import Page
 from uedp_ray.analysis.compared_figures import AS_PUBLISHED, against, axes_of
 from uedp_ray.analysis.comparisons import load_comparison
@@ -67,6 +67,17 @@ def test_different_methods_are_no_line_of_what_epsilon_buys(tmp_path):
         against(load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[], published=None)), "epsilon")
     )
     assert [*panels] == ["user", "record"]
+
+
+def test_epsilon_of_a_word_is_that_of_a_row_where_words_are_protected(tmp_path):
+    def compared(unit, epsilons):
+        rows = [row("ours", 40.0 - w, unit, epsilon, w=w) for w, epsilon in zip((1, 5), epsilons, strict=True)]
+        return load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[OF_A_WORD], totals=[]))
+
+    words, rounds = compared("word", (1.0, 5.0)), compared("user-entity", (2.0, 3.0))
+    assert (axes_of(words), axes_of(rounds)) == (["epsilon"], ["epsilon", OF_A_WORD])
+    assert drawn(against(words, "epsilon"))["word"]["ours (word)"] == [(1, 39), (5, 35)]
+    assert drawn(against(rounds, "epsilon"))["user-entity"]["ours, epsilon = 5 (user-entity)"] == [(3, 35)]
 
 
 def test_a_page_states_the_total_first_and_is_private_with_a_row_that_has_no_guarantee(tmp_path):

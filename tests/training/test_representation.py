@@ -11,13 +11,14 @@ from tests.training.test_tasks import TASKS
 from uedp_ray.config import ModelConfig, RepresentationConfig
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.methods import apply
+from uedp_ray.methods import METHODS, apply
 from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import load_model
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.privacy.representation import NoisedVectors
 from uedp_ray.tasks.base import Head
 from uedp_ray.tasks.classify import Classify
+from uedp_ray.training.checks import unused
 from uedp_ray.training.host import train
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.representation import PrivateVectors
@@ -132,3 +133,12 @@ def test_a_representation_needs_what_its_guarantee_rests_on(corpora):
         apply(base, "gaudp_as_published")
     with pytest.raises(InputError, match=r"representation\.target_epsilon"):
         RepresentationConfig(kind="gaussian")
+
+
+def test_settings_of_other_noise_change_nothing(corpora):
+    base = run_config(corpora, task=TASKS["classify"], model={**TREE["model"], "architecture": "bert"})
+    settings = {"representation.target_epsilon": 2.0, "representation.num_records": 400}
+    vain = {method: {key for key in settings if key in unused(apply(base, method, settings))} for method in METHODS}
+    assert vain["ordinary"] == {*settings}
+    assert vain["gaudp"] == vain["dpnr"] == {"representation.num_records"}
+    assert vain["gaudp_as_published"] == set()

@@ -38,8 +38,10 @@ from uedp_ray.search.told import told
 
 AS_PUBLISHED = "epsilon_as_published"
 """The axis of what the published arithmetic makes of our runs."""
-DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier")
+DECIDES_EPSILON = ("privacy.target_epsilon", "privacy.noise_multiplier", "representation.target_epsilon")
 """Settings that these axes show."""
+_OF_A_WORD = "corpus.transform.epsilon"
+"""One more, where words are what is protected: it decides nothing of the rounds."""
 _EPSILONS = (EPSILON, AS_PUBLISHED)
 _ROUNDS = "training.num_rounds"
 _SYMBOLS = {
@@ -74,7 +76,12 @@ def axes_of(compared: Compared) -> list[str]:
     """What there are figures against: ``epsilon``, ``AS_PUBLISHED`` where rows have one, and every setting of the grid that
     epsilon does not stand for."""
     as_published = [AS_PUBLISHED] if any(row.get("as_published") for row in compared.rows) else []
-    return [EPSILON, *as_published, *(key for key in compared.grid if key not in DECIDES_EPSILON)]
+    shown = {key: [row for row in compared.rows if key in row["settings"]] for key in compared.grid}
+    return [
+        EPSILON,
+        *as_published,
+        *(key for key, rows in shown.items() if not all(_decides(key, row) for row in rows)),
+    ]
 
 
 def points_on(compared: Compared, axis: str) -> Sequence[Mapping[str, Any]]:
@@ -142,9 +149,10 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
         epsilon = promised["epsilon"]
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
         unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
-        rounds = [_ROUNDS] if row["variant"] in along else []
-        shown = [*DECIDES_EPSILON, *rounds] if axis in _EPSILONS else [axis]
-        others = [f"{_symbol(key)} = {told(value)}" for key, value in row["settings"].items() if key not in shown]
+        settings, on_epsilon = row["settings"], axis in _EPSILONS
+        rounds = [_ROUNDS] if row["variant"] in along and on_epsilon else []
+        shown = [*rounds, *(key for key in settings if (_decides(key, row) if on_epsilon else key == axis))]
+        others = [f"{_symbol(key)} = {told(value)}" for key, value in settings.items() if key not in shown]
         label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
         x = (epsilon if covered else None) if axis in _EPSILONS else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
@@ -167,6 +175,11 @@ def _epsilon_of(row: Mapping[str, Any], axis: str) -> Mapping[str, Any] | None:
         return {**theirs, "sound": False}
     guarantee: Mapping[str, Any] = row["guarantee"]
     return None if axis == AS_PUBLISHED and guarantee["unit"] != "none" else guarantee
+
+
+def _decides(key: str, row: Mapping[str, Any]) -> bool:
+    """Whether a setting of the grid decides on a row's ε, so that the axis of ε shows it."""
+    return key in DECIDES_EPSILON or (key == _OF_A_WORD and row["guarantee"]["unit"].startswith("word"))
 
 
 def _draw(

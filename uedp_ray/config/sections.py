@@ -7,6 +7,7 @@ Every field is a PUBLIC setting: nothing here may be read off the private data. 
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -157,6 +158,9 @@ class PrivacyConfig:
             )
 
 
+_NOISED = {"of": {"kind": typing.get_args(RepresentationKind)[1:]}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RepresentationConfig:
     """Noise that each user adds to the vector of a sentence, on which the head of a classifier is then trained (methods
@@ -165,16 +169,16 @@ class RepresentationConfig:
     kind: RepresentationKind = "none"
     """``laplace``: scaled to [0, 1] and noised coordinate by coordinate (DPNR). ``gaussian``: clipped and noised (GauDP).
     ``…_published``: with the noise that was published for ``target_epsilon``, which then is no guarantee."""
-    target_epsilon: float | None = None
+    target_epsilon: float | None = field(default=None, metadata=_NOISED)
     """Of one sentence, at ``privacy.delta`` (of ``laplace`` at 0), for all of training. ``laplace_published``: of one
     coordinate."""
-    clip_norm: float = 1.0
+    clip_norm: float = field(default=1.0, metadata={"of": {"kind": ("gaussian", "gaussian_published")}})
     """``gaussian``: the L2 norm that vectors are clipped to."""
-    word_dropout: float = 0.0
+    word_dropout: float = field(default=0.0, metadata=_NOISED)
     """The probability with which each word is hidden before its sentence's vector is computed."""
-    drawn: Literal["once", "each_epoch"] = "once"
+    drawn: Literal["once", "each_epoch"] = field(default="once", metadata=_NOISED)
     """Whether a vector is sent once and kept, or noised anew for each epoch, each of which then costs."""
-    num_records: int | None = None
+    num_records: int | None = field(default=None, metadata={"of": {"kind": ("gaussian_published",)}})
     """``gaussian_published``: the sentences that its figure is for. A public number."""
 
     def __post_init__(self) -> None:

@@ -38,7 +38,6 @@ from uedp_ray.config import (
     RunConfig,
     SourceConfig,
     TrainingConfig,
-    TransformConfig,
     to_dict,
 )
 from uedp_ray.config.choices import PLACED, LocalUpdateName
@@ -331,9 +330,8 @@ def _unused(config: RunConfig) -> list[_Unused]:
     if config.bounds.mode != "enforced":
         surplus = ("entity_bound", "holder_bound")
         unused.append(("bounds", config.bounds, BoundsConfig(), surplus, f"bounds.mode is {config.bounds.mode}"))
-    transform = config.corpus.transform
-    for setting in dataclasses.fields(transform):
-        if (other := why_unused(transform, setting)) is not None:
-            why = f"corpus.transform.{other}"
-            unused.append(("corpus.transform", transform, TransformConfig(), (setting.name,), why))
+    for name, section in (("corpus.transform", config.corpus.transform), ("representation", config.representation)):
+        for setting in dataclasses.fields(section):
+            if (other := why_unused(section, setting)) is not None:
+                unused.append((name, section, type(section)(), (setting.name,), f"{name}.{other}"))
     return unused
