@@ -150,11 +150,11 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
         unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
         settings, on_epsilon = row["settings"], axis in _EPSILONS
-        rounds = [_ROUNDS] if row["variant"] in along and on_epsilon else []
+        rounds = [_ROUNDS] if row["variant"] in along else []
         shown = [*rounds, *(key for key in settings if (_decides(key, row) if on_epsilon else key == axis))]
         others = [f"{_symbol(key)} = {told(value)}" for key, value in settings.items() if key not in shown]
         label = f"{', '.join([row['variant'], *others])} ({unit or 'no guarantee'})"
-        x = (epsilon if covered else None) if axis in _EPSILONS else row["settings"].get(axis)
+        x = (epsilon if covered else None) if on_epsilon else row["settings"].get(axis)
         if axis in row["settings"] and not _is_number(x):
             x = told(x)
         yield _Dot(label, row["method"], unit, x, score, row["interval"])
@@ -241,7 +241,7 @@ def _traded(placed: Sequence[_Dot]) -> bool:
 def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any], ticks: Sequence[str]) -> None:
     if axis in _EPSILONS:
         deltas = {row["guarantee"]["delta"] for row in compared.rows if row["guarantee"]["unit"] != "none"}
-        at = f"(δ = {show_delta(deltas.pop())})" if len(deltas) == 1 else ""
+        at = f"(δ = {show_delta(*deltas)})" if len(deltas) == 1 and 0.0 not in deltas else ""
         axes.set_xlabel(f"ε of one run {at}" if axis == EPSILON else f"ε {NO_GUARANTEE}\n{at}")
     else:
         axes.set_xlabel(_label(axis))
