@@ -158,7 +158,7 @@ def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys)
         "both": ["1.000", "user-entity", "sound", "0.500 user, 6.000 word (local)", "12.3%"],
         "words": ["6.000", "word (local)", "sound", "", "100.0%"],
         "claimed": ["6.000", "word (local)", "not a guarantee", "", "100.0%"],
-        "bare": ["∞", "-", "none", "", "-"],
+        "bare": ["∞", "-", "no guarantee", "", "-"],
     }
     assert "\nuser: one user, all of its sentences.\nword: one word, " in shown
     assert "record: " not in shown

@@ -66,7 +66,7 @@ def promise_of(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     if row["method"] is None:
         return show_epsilon(own["epsilon"]), "every unit", "sound", ""
     if own["unit"] == "none" or own["epsilon"] is None:
-        return "∞", "-", "none", ""
+        return "∞", "-", "no guarantee", ""
     others = (
         f"{show_epsilon(each['epsilon'])} {_unit(each)}" for each in row["guarantees"] if each["unit"] != own["unit"]
     )
