@@ -147,6 +147,15 @@ def test_a_comparison_has_a_page_of_its_own(tmp_path):
         report([folder(tmp_path), tmp_path])
 
 
+def test_a_published_point_is_never_beyond_its_axis(tmp_path):
+    (point,) = TABLE["published"]["points"]
+    points = [{**point, "x": x, "y": y} for x, y in ((0.18, 583.06), (0.19, 36.07), (0.2, 35.0), (0.21, 34.0))]
+    axes = against(
+        load_comparison(folder(tmp_path, published={**TABLE["published"], "points": points})), "epsilon"
+    ).axes[-1]
+    assert axes.get_ylim()[0] < 34.0 < 583.06 < axes.get_ylim()[1]
+
+
 def test_where_the_noise_is_given_a_line_against_epsilon_goes_through_all_rounds(tmp_path):
     rows = [{**each, "noise_multiplier": 2.0} for each in (row("ours", 50.0 - T, "user", T / 4, T=T) for T in (4, 8))]
     compared = load_comparison(folder(tmp_path, rows=[ROWS[0], *rows], grid=[ROUNDS], published=None))

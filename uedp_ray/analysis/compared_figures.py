@@ -209,7 +209,8 @@ def _draw(
 
 def _draw_published(axes: Axes, compared: Compared, axis: str, unit: str, points: Sequence[Mapping[str, Any]]) -> None:
     """Draws the points of one unit; those that no unit is protected in are levels."""
-    score_axis(axes, compared.metric, [point["y"] for point in points])
+    scores = [point["y"] for point in points]
+    score_axis(axes, compared.metric, scores, scores)  # all of them: what is printed is not cut
     axes.set_title(f"{unit}, as published", fontsize=9.5)
     placed = [point for point in points if point["unit"] != "none"] or points
     for index, name in enumerate(dict.fromkeys(map(_source, placed))):
