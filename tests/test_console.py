@@ -91,7 +91,7 @@ ROW |= {"variant": "é", "method": "uedp", "settings": {}, "interval": None}
 OURS = {"unit": "user-entity", "epsilon": 1.0, "sound": True, "trust": "central"}
 WORD = {"unit": "word", "epsilon": 6.0, "sound": True, "trust": "local"}
 NOTHING = {"unit": "none", "epsilon": None, "sound": False, "trust": "central"}
-ROW |= {"guarantee": OURS, "guarantees": [OURS], "transform": "none", "retention": 1.0}
+ROW |= {"guarantee": OURS, "guarantees": [OURS], "transform": "none", "retention": 1.0, "noise_multiplier": None}
 AROUND = {"totals": [], "grid": [], "seeds": 1, "out": "/tmp/é"}
 COMPARED = AROUND | {"rows": [ROW | {"epsilon": {"user-entity": 1.0, "user": None, "entity": 1.0}}]}
 
@@ -132,7 +132,11 @@ def test_a_run_without_privacy_that_another_beats_is_no_limit(capsys):
     assert "Without privacy, and yet worse than ours: free. What privacy costs is not seen from rows" in shown
     assert "No guarantee for a user or an entity, and figures as private as the text: free." in shown
     assert "retention" not in shown
-    for other in ({"perplexity": 4.0}, {"transform": "mask"}):  # what masks cost is no fault of its learning rate
+    for other in (
+        {"perplexity": 4.0},
+        {"transform": "mask"},
+        {"noise_multiplier": 2.5},
+    ):  # cost by themselves
         console.print_comparison(AROUND | {"rows": [start, ours, free | other]})
         assert "Without privacy" not in capsys.readouterr().out
 

@@ -156,11 +156,11 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
-    """Names variants that are trained on the text as it is, without any guarantee, and yet worse than another row: what the
+    """Names variants that are trained without noise, on the text as it is, and are yet worse than another row: what the
     others lose by privacy is not seen from them."""
     scored = [row for row in rows if row[metric.name] is not None]
     best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
-    free = [row for row in scored if row["guarantee"]["unit"] == "none" and not tells_text(row)]
+    free = [row for row in scored if _unchanged(row)]
     worse = [row for row in free if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])]
     if not best or not worse:
         return ""
@@ -169,6 +169,10 @@ def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
         f"Without privacy, and yet worse than {best['name']}: {names}. What privacy costs is not seen from rows whose "
         "learning rate and rounds do not suit them.\n"
     )
+
+
+def _unchanged(row: Mapping[str, Any]) -> bool:
+    return row["guarantee"]["unit"] == "none" and row["noise_multiplier"] is None and not tells_text(row)
 
 
 def print_comparison(answer: dict[str, Any]) -> None:
@@ -199,7 +203,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
     units = "".join(f"{line}\n" for line in about_units(rows))
     kept = f"{RETENTION} {PRIVATE_FIGURE}.\n" * transformed
     typer.echo(
-        f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])}; each row is one run, not a choice among runs. Of one\n"
+        f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])} is of one run, not of a choice among runs. It hides\n"
         f"{units}{kept}{seeds}{together}{unprotected}"
         f"{_no_ceiling(rows, metric)}"
         f"{_scale(rows, metric)}"
