@@ -38,6 +38,13 @@ def test_units_have_panels_of_their_own_and_so_has_what_was_published(tmp_path):
         assert "60, public text only: ε = 0" in panels[unit]
 
 
+def test_published_points_far_apart_are_on_a_logarithmic_axis(tmp_path):
+    points = [TABLE["published"]["points"][0] | {"x": x} for x in (5, 20, 500)]
+    compared = load_comparison(folder(tmp_path, published={**TABLE["published"], "points": points}))
+    axes = against(compared, "epsilon").axes[-1]
+    assert (axes.get_xscale(), [*axes.get_xticks()]) == ("log", [5, 20, 500])
+
+
 def test_against_a_setting_every_other_one_makes_a_line(tmp_path):
     panels = drawn(against(load_comparison(folder(tmp_path)), ROUNDS))
     assert [*panels] == ["user-entity", "user"], "published points are against epsilon"

@@ -220,7 +220,7 @@ def _draw_published(axes: Axes, compared: Compared, axis: str, unit: str, points
         color, dash = (GREY, BLACK)[index % 2], ("--", ":")[index % 2]
         label = f"{number(point['y'])}, {_source(point)}"
         axes.axhline(point["y"], color=color, linestyle=dash, linewidth=1.2, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    _places(axes, [point["x"] for point in placed])
     axes.set_xlabel(f"ε {NO_GUARANTEE}" if axis in _EPSILONS else f"{_label(axis)}, as published")
 
 
@@ -249,7 +249,12 @@ def _horizontal(axes: Axes, compared: Compared, axis: str, places: Sequence[Any]
     if ticks:
         axes.set_xticks(range(len(ticks)), labels=list(ticks))
         axes.set_xlim(-0.5, len(ticks) - 0.5)
-        return
+    else:
+        _places(axes, places)
+
+
+def _places(axes: Axes, places: Sequence[float]) -> None:
+    """Scales the axis of these numbers, and names them if they are few."""
     if min(places) > 0 and max(places) > _WIDE_RANGE * min(places):
         axes.set_xscale("log")
         log_ticks(axes, "x", min(places), max(places))
