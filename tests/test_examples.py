@@ -50,7 +50,7 @@ from uedp_ray.training.privacy_page import Total
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[1]
-NOT_PYTHON = re.compile(r"^(\w+/|\w+\.json |sample -> |base: |figure,|\{)")
+NOT_PYTHON = re.compile(r"^(\w+/|\w+\.json |sample -> |base: |variants:|figure,|\{)")
 """How a block begins that shows files, settings or an order of steps."""
 PIECES = {"/shared/sweep": "{here}/shared", "/scratch": "{here}/scratch", "s3://bucket": "file://{here}/bucket"}
 """What no test may have, and what stands for it."""

@@ -62,7 +62,7 @@ def test_the_wheel_runs_from_any_folder_and_brings_the_recipes(built, tmp_path):
     with zipfile.ZipFile(wheel) as found:
         found.extractall(tmp_path / "installed")
     installed = tmp_path / "installed"
-    for folder in ("sweeps", "cluster"):
+    for folder in ("sweeps", "sweeps/paper", "cluster"):
         (shared,) = installed.glob(f"*.data/data/share/uedp_ray/{folder}")
         assert sorted(path.name for path in shared.iterdir()) == sorted(path.name for path in (ROOT / folder).iterdir())
     for path in (ROOT / "uedp_ray").rglob("*"):
