@@ -276,8 +276,16 @@ def check_comparable(sweeps: Sequence[Sweep]) -> None:
     for other in others:
         for what, theirs, ours in zip(_SCALES, _scale(other), _scale(first), strict=True):
             if theirs != ours:
+                theirs, ours = _apart(theirs, ours), _apart(ours, theirs)
                 remedy = f"{first.name} has {ours}; sweeps that differ in {what} are joined for reading, never ranked"
                 raise InputError(f"{what} of {other.name}", theirs, remedy)
+
+
+def _apart(value: Any, other: Any) -> Any:
+    """The value, or of a section what differs from the other."""
+    if not (isinstance(value, Mapping) and isinstance(other, Mapping)):
+        return value
+    return {key: each for key, each in value.items() if other.get(key) != each}
 
 
 def _scored_on(sweep: Sweep) -> list[dict[str, Any]]:
