@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from uedp_ray.calibration import planned_charges
-from uedp_ray.config import CorpusConfig, PrivacyConfig, RunConfig, TaskConfig
+from uedp_ray.config import CorpusConfig, PrivacyConfig, RunConfig, TaskConfig, choices
 from uedp_ray.methods import METHODS, Method, apply
 from uedp_ray.plan import Plan, epsilons, units_of
 from uedp_ray.search.compared import own
+from uedp_ray.search.comparison import Comparison
 from uedp_ray.training.guarantees import guarantees
 
 BASE = RunConfig(corpus=CorpusConfig(declared_num_users=1000), privacy=PrivacyConfig(noise_multiplier=1.0))
@@ -52,3 +55,21 @@ def test_methods_are_listed_with_what_they_protect(command):
         assert line[1:3] == [row["unit"], row["trust"]]
         assert line[3].startswith(f"{promise}  ")
         assert row["summary"] in line[3]
+
+
+LABELLED = ("dpnr", "gaudp")
+"""How the names of methods begin that need a label of each sentence."""
+
+
+@pytest.mark.parametrize(("recipe", "leaves"), [("methods", ()), ("conll2003-methods", LABELLED)])
+def test_the_recipes_of_all_methods_leave_none_out(recipe, leaves, monkeypatch):
+    monkeypatch.setenv("UEDP_DATA", "/data")
+    compared = Comparison.load(Path(__file__).parents[1] / "sweeps" / f"{recipe}.yaml", [])
+    runs = [(row.method, row.config(compared.base)) for row in compared.rows]
+    transforms = [config.corpus.transform for _, config in runs]
+    assert {method for method, _ in runs} == {name for name in METHODS if not name.startswith(leaves)}
+    assert {config.corpus.regroup for _, config in runs} == {*get_args(choices.Regrouping)}
+    assert {each.kind for each in transforms} == {*get_args(choices.TransformKind)} - {"plant"}  # which is for audits
+    assert {each.style for each in transforms if each.kind == "mask"} == {*get_args(choices.MaskStyle)}
+    words = {each.mechanism for each in transforms if each.kind == "replace_words"}
+    assert words == {*get_args(choices.WordMechanism)}

@@ -6,8 +6,6 @@ import csv
 import json
 import math
 import stat
-from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -16,9 +14,8 @@ from scipy import integrate, optimize
 from tests.search.test_compare import PRETRAIN, written
 from tests.told import Told
 from tests.training.runs import run_tree
-from uedp_ray.config import RunConfig, choices, from_dict
+from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import InputError
-from uedp_ray.methods import METHODS
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.search.compare import compare
@@ -387,21 +384,3 @@ def test_side_by_side_all_others_end_before_one_that_failed_is_told(corpora, tmp
     spent = json.loads((tmp_path / "out" / "ours" / "result.json").read_text())["epsilon"]["user-entity"]
     events = read_ledger(tmp_path / "out" / "ours" / "ledger.jsonl")
     assert spent == pytest.approx(epsilon_of_events(events, delta=1e-4))
-
-
-LABELLED = ("dpnr", "gaudp")
-"""How the names of methods begin that need a label of each sentence."""
-
-
-@pytest.mark.parametrize(("recipe", "leaves"), [("methods", ()), ("conll2003-methods", LABELLED)])
-def test_the_recipes_of_all_methods_leave_none_out(recipe, leaves, monkeypatch):
-    monkeypatch.setenv("UEDP_DATA", "/data")
-    compared = Comparison.load(Path(__file__).parents[2] / "sweeps" / f"{recipe}.yaml", [])
-    runs = [(row.method, row.config(compared.base)) for row in compared.rows]
-    transforms = [config.corpus.transform for _, config in runs]
-    assert {method for method, _ in runs} == {name for name in METHODS if not name.startswith(leaves)}
-    assert {config.corpus.regroup for _, config in runs} == {*get_args(choices.Regrouping)}
-    assert {each.kind for each in transforms} == {*get_args(choices.TransformKind)} - {"plant"}  # which is for audits
-    assert {each.style for each in transforms if each.kind == "mask"} == {*get_args(choices.MaskStyle)}
-    words = {each.mechanism for each in transforms if each.kind == "replace_words"}
-    assert words == {*get_args(choices.WordMechanism)}
