@@ -23,7 +23,6 @@ from uedp_ray.privacy.statement import NO_GUARANTEE, OF_ONE_RUN, narrowed, show_
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.told import (
     INTERVALS,
-    PRIVATE_FIGURE,
     RETENTION,
     about_total,
     about_units,
@@ -201,7 +200,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
     seeds = "".join(f"Mean of {answer['seeds']} seeds; {INTERVALS[kind]}.\n" for kind in sorted(kinds))
     together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
     units = "".join(f"{line}\n" for line in about_units(rows))
-    kept = f"{RETENTION} {PRIVATE_FIGURE}.\n" * transformed
+    kept = f"{RETENTION}.\n" * transformed
     typer.echo(
         f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])} is of one run, not of a choice among runs. It hides\n"
         f"{units}{kept}{seeds}{together}{unprotected}"

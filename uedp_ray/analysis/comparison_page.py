@@ -24,7 +24,6 @@ from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import (
     INTERVALS,
-    PRIVATE_FIGURE,
     RETENTION,
     about_total,
     about_units,
@@ -46,9 +45,10 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
         compared = publishable(compared)
     page = page_for(path, out)
     check_figures(path / "figures")
-    retention = f"{RETENTION} {PRIVATE_FIGURE}" * any(map(tells_text, compared.rows))
-    theirs = AS_PUBLISHED in axes_of(compared)
-    drawn = [_picture(compared, axis) for axis in axes_of(compared)]
+    retention = RETENTION * any(map(tells_text, compared.rows))
+    axes = axes_of(compared)
+    theirs = AS_PUBLISHED in axes
+    drawn = [_picture(compared, axis) for axis in axes]
     unprotected = [row for row in compared.rows if not row["private"]]
     text = (
         templates()

@@ -20,6 +20,7 @@ from uedp_ray.analysis.style import NothingToShow, in_words, svg
 from uedp_ray.analysis.summary import shown_total, terms
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SECRET, TRAINS_ANEW
+from uedp_ray.privacy.statement import NO_GUARANTEE
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
             "ε against rounds",
             "The chosen run's mechanism with fewer and more rounds; each unit has its own axis; "
             "the choice is not included. The dashed "
-            f"curve is the paper's arithmetic: {epsilon.NO_GUARANTEE}.",
+            f"curve is the paper's arithmetic: {NO_GUARANTEE}.",
             lambda: _over_rounds(sweep, _spent(sweep)),
         ),
         picture(

@@ -29,6 +29,8 @@ from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir
 
 _FILE = "audit.json"
+_TOLD = 30
+"""Canaries from one line of progress to the next."""
 
 
 def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> dict[str, Any]:
@@ -71,7 +73,8 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
             "beam_search": found_by_beam(ids, left_out, beam_width, predictor.next_log_probs),
         }
         rows.append(canary._asdict() | measured)
-        reporter.say(f"{config.name}: canary {number} of {len(canaries)}") if not number % 30 else None
+        if number % _TOLD == 0:
+            reporter.say(f"{config.name}: canary {number} of {len(canaries)}")
     answer = {
         "name": config.name,
         "private": result["private"],

@@ -146,7 +146,7 @@ def write_vectors(vectors: Vectors, path: Path) -> None:
     """Writes the file that ``read_vectors`` reads."""
     with path.open("w", encoding="utf-8") as file:
         for word, point in zip(vectors.words, vectors.table.tolist(), strict=True):
-            print(word, *(f"{coordinate:.5f}" for coordinate in point), file=file)
+            file.write(" ".join([word, *(f"{coordinate:.5f}" for coordinate in point)]) + "\n")
 
 
 def _of_blanks(row: pyarrow.csv.InvalidRow) -> str:

@@ -26,8 +26,10 @@ MEANINGS = {
     "word-metric": "one word, times the distance between it and another; nothing of a sentence, a user or an entity",
 }
 """Whose part an epsilon hides."""
-RETENTION = "retention: share of the detected mentions that the trained text still says as they were"
-PRIVATE_FIGURE = "(private: read off the text)"
+RETENTION = (
+    "retention: share of the detected mentions that the trained text still says as they were "
+    "(private: read off the text)"
+)
 INTERVALS = {
     "t": "intervals of the mean over seeds at 95 % (Student's t)",
     "range": "intervals from the lower to the higher of two seeds",

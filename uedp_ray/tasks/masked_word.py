@@ -92,7 +92,7 @@ class MaskedWord(Task):
 
 
 def _losses(model: nn.Module, batch: Batch) -> Tensor:
-    """(B, T) losses. The output layer, most of the work of a small network, sees the chosen words alone."""
+    """(B, T) losses. The output layer, most of the work of a small network, sees what is predicted alone."""
     predicted = batch.targets != IGNORED
     output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][predicted],))

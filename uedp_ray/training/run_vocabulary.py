@@ -83,8 +83,8 @@ def make_vocabulary(
     Raises: InputError if it should come from the private text, or lacks what one of these transforms needs.
     """
     vocabulary = _made(config, sketch, sharing, reporter)
-    for transform in (transform_of(each.corpus.transform) for each in (config, *sharing)):
-        if transform is not None:
+    for settings in dict.fromkeys(each.corpus.transform for each in (config, *sharing)):
+        if (transform := transform_of(settings)) is not None:
             transform.check_vocabulary(vocabulary)
     return vocabulary
 
