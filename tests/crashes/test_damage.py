@@ -366,13 +366,13 @@ def test_a_sample_of_the_crash_matrix(tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     matrices = [
-        *("--points", "8"),
-        *("--and", "--points", "6", "--at", "ledger.jsonl", "--only", "train, private"),
-        *("--and", "--points", "4", "--at", "sweep.yaml", "--only", "sweep"),
-        *("--and", "--points", "4", "--at", "private/owners", "--only", "train at a URL"),
-        *("--and", "--points", "4", "--errors", "--only", "train"),
-        *("--and", "--points", "3", "--errors", "--once", "--at", "study.journal", "--only", "sweep, adaptive"),
-        *("--and", "--points", "4", "--other", "--only", "train", "--only", "train, private"),
+        *("--points", "6"),
+        *("--and", "--points", "4", "--at", "ledger.jsonl", "--only", "train, private"),
+        *("--and", "--points", "3", "--at", "sweep.yaml", "--only", "sweep"),
+        *("--and", "--points", "3", "--at", "private/owners", "--only", "train at a URL"),
+        *("--and", "--points", "3", "--errors", "--only", "train"),
+        *("--and", "--points", "2", "--errors", "--once", "--at", "study.journal", "--only", "sweep, adaptive"),
+        *("--and", "--points", "3", "--other", "--only", "train", "--only", "train, private"),
     ]
     command = [sys.executable, "-m", "tests.crashes", *matrices]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -21,7 +21,6 @@ import warnings
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from uedp_ray.config import ModelConfig
@@ -105,6 +104,8 @@ def _untie(model: nn.Module, head: nn.Module, config: ModelConfig) -> None:
     """Gives the output layer a matrix of its own: an adapter that is merged into it would change the embedding too."""
     if not any(m is not head and getattr(m, "weight", None) is head.weight for m in model.modules()):
         return
+    from transformers import PreTrainedModel  # here, as it costs 2.5 s, which drivers that build no network are spared
+
     if not isinstance(model, PreTrainedModel):
         remedy = "the output layer is one with the embedding: set model.tie_embeddings: false, or leave it out"
         raise InputError("model.lora_targets", config.lora_targets, remedy)
