@@ -27,6 +27,7 @@ from uedp_ray.search.told import (
     about_total,
     about_units,
     as_published,
+    hides_anybody,
     named,
     promise_of,
     retained,
@@ -192,7 +193,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
         last = [*[retained(row)] * transformed, *[as_published(row)] * len(theirs)]
         table.add_row(row["variant"], *settings, *_scores(row, beside), *promise_of(row), *last)
     print_table(table)
-    names = named(shortened([row for row in rows if not row["private"]], rows))
+    names = named(shortened([row for row in rows if not hides_anybody(row)], rows))
     unprotected = (
         f"No guarantee for a user or an entity, and figures as private as the text: {names}.\n" if names else ""
     )

@@ -110,6 +110,7 @@ def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp
     assert "bare" not in text
     assert "private" not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert text.count("Together, unit") == 1, "no total that leaves out a row of the page"
     alone = [TABLE["totals"][0]]
     with pytest.raises(InputError, match="has no total that covers all of its private rows"):
         report([folder(tmp_path, totals=alone)], publish=True)

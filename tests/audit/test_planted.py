@@ -103,6 +103,7 @@ def test_the_command_tells_one_run_by_cell_and_a_comparison_by_run(command, corp
     variants = {
         "users": {"method": "user_dp"},
         "dealt out": {"method": "clip_only", "set": {"corpus.regroup": "iid", "privacy.unit": "user"}},
+        "records": {"method": "record_dp", "set": {"corpus.declared_num_users": 1000}},
         "as it is": {"method": "clip_only", "set": {"corpus.transform.kind": "none"}},
     }
     file = tmp_path / "compare.yaml"
@@ -111,11 +112,13 @@ def test_the_command_tells_one_run_by_cell_and_a_comparison_by_run(command, corp
     code, out, _ = command("audit", tmp_path / "out")
     assert code == 0
     scores = {
-        each: json.loads((tmp_path / "out" / each / "result.json").read_text()) for each in ("dealt-out", "users")
+        each: json.loads((tmp_path / "out" / each / "result.json").read_text())
+        for each in ("dealt-out", "records", "users")
     }
     assert [cells[:3] for cells in cells_of(out)] == [
         [each, f"{result['perplexity']:.3g}", "2"] for each, result in scores.items()
     ]
-    assert "so as private as the text: dealt-out." in out
+    assert "so as private as the text: dealt-out, records." in out, "who hides one record hides no user"
+    assert stat.S_IMODE((tmp_path / "out" / "records" / "audit.json").stat().st_mode) == 0o600
     assert (tmp_path / "out" / "users" / "audit.json").exists()
     assert not (tmp_path / "out" / "as-it-is" / "audit.json").exists()

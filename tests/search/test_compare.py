@@ -181,11 +181,18 @@ def test_a_category_that_the_corpus_does_not_have_is_refused_before_any_training
     assert f"{tmp_path / 'out' / 'corpora'} holds a copy of the private text" in told[-1]
 
 
+@pytest.mark.parametrize("noise", ["calibrated", "none"])
 @pytest.mark.parametrize(("part", "field"), [("private", "pretrain.text"), ("held_out", "corpus.evaluation")])
-def test_public_text_is_compared_with_the_others_before_it_is_trained_on(corpora, tmp_path, monkeypatch, part, field):
+def test_public_text_is_compared_with_the_others_before_it_is_trained_on(
+    corpora, tmp_path, monkeypatch, part, field, noise
+):
+    """Whether the base or a variant alone is to be private."""
     monkeypatch.setattr(pretrain, "pretrain_into", lambda *_, **__: pytest.fail("pre-trained first"))
     base = run_tree(corpora, pretrain={"text": [{"format": "synthetic", "num_users": 8, "part": part}], "num_steps": 2})
-    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": VARIANTS}), [])
+    base["privacy"] |= {"noise": noise, "noise_multiplier": None if noise == "none" else 1.0}
+    noised = {"privacy.noise": "calibrated", "privacy.noise_multiplier": 1.0}
+    variants = {"not private": {"method": "noiseless"}, "private": {"method": "uedp", "set": noised}}
+    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
     with pytest.raises(InputError, match="of its running text with") as caught:
         compare(comparison, tmp_path / "out", workers=0)
     assert caught.value.field == field

@@ -200,6 +200,12 @@ def test_a_run_whose_words_are_replaced_states_what_that_guarantees(corpora, tmp
     assert "draws of epsilon" not in statement + json.dumps(result)
 
 
+def test_noise_of_a_known_seed_guarantees_no_words_either(corpora, tmp_path, words):
+    config = run_config(corpora, corpus={"transform": words}, privacy=TEST_NOISE, training={"num_rounds": 1})
+    result = train(config, tmp_path / "run", workers=0)
+    assert [each["unit"] for each in result["guarantees"]] == ["none"]
+
+
 def test_a_run_does_not_go_on_with_other_vectors(corpora, tmp_path, words):
     config = run_config(corpora, corpus={"transform": words})
     crash(config, tmp_path / "run", charges=1)

@@ -123,16 +123,18 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
 
 
 def publishable(compared: Compared) -> Compared:
-    """Returns the comparison without rows that no epsilon pays for, and without what was read off the text of the others.
+    """Returns the comparison without rows that no epsilon pays for, without what was read off the text of the others, and
+    with those totals alone that cover all that is left: whoever sees the page sees all of its rows.
 
     Raises: InputError if no total covers these.
     """
     rows = [{key: row[key] for key in row if key != "retention"} for row in compared.rows if row["private"]]
     names = {row["name"] for row in rows}
-    if not any(total["epsilon"] is not None and names <= {*total["rows"]} for total in compared.totals):
+    covering = [each for each in compared.totals if each["epsilon"] is not None and names <= {*each["rows"]}]
+    if not covering:
         remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"
         raise InputError("--publish", str(compared.path), remedy)
     for key in compared.grid:
         if names_file(RunConfig, key):
             raise InputError("--publish", key, "names files: compare them under names of variants, which are yours")
-    return dataclasses.replace(compared, rows=rows)
+    return dataclasses.replace(compared, rows=rows, totals=covering)

@@ -27,6 +27,7 @@ from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.units import RECORD
 
 _FILE = "audit.json"
 _TOLD = 30
@@ -75,9 +76,10 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
         rows.append(canary._asdict() | measured)
         if number % _TOLD == 0:
             reporter.say(f"{config.name}: canary {number} of {len(canaries)}")
+    protected = result["private"] and config.unit != RECORD  # one record is nobody
     answer = {
         "name": config.name,
-        "private": result["private"],
+        "private": protected,
         "perplexity": result["perplexity"],
         "candidates": candidates,
         "beam_width": beam_width,
@@ -86,7 +88,7 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
         "canaries": rows,
     }
     settle(run, {_FILE})  # what a kill left of an earlier one
-    write_json(run / _FILE, answer, private=not result["private"])
+    write_json(run / _FILE, answer, private=not protected)
     return answer
 
 

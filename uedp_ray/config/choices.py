@@ -23,6 +23,8 @@ SurplusRule = Literal["truncate", "reweight"]
 HolderRule = Literal["truncate", "reweight", "fill"]
 TaskKind = Literal["next_word", "classify", "tag_words", "tag_entities"]
 TransformKind = Literal["none", "mask", "fragments", "replace_words", "plant"]
+CLAIMING_NOTHING = frozenset({"none", "mask", "fragments", "plant"})
+"""Transforms that guarantee nothing. Where there is another, public text must not be the private text."""
 MaskStyle = Literal["category", "token", "remove"]
 WordMechanism = Literal["custext", "santext", "fbdd", "vickrey", "random"]
 WordDistance = Literal["euclidean", "cosine"]

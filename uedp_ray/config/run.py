@@ -35,7 +35,7 @@ from typing import Any
 
 import yaml
 
-from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, WORDS
+from uedp_ray.config.choices import ADDED, BOUNDING_SENTENCES, CLAIMING_NOTHING, WORDS
 from uedp_ray.config.io import from_dict, of_file, parse_overrides, read_yaml, set_keys, to_dict, to_digest
 from uedp_ray.config.sections import (
     BoundsConfig,
@@ -248,7 +248,7 @@ class RunConfig:
     @property
     def guarded(self) -> bool:
         """Whether something is to be guaranteed, so that public text must not be the private text."""
-        noised = self.representation.kind != "none" or self.corpus.transform.kind == "replace_words"
+        noised = self.representation.kind != "none" or self.corpus.transform.kind not in CLAIMING_NOTHING
         return self.privacy.noise == "calibrated" or self.is_local or noised
 
     @property

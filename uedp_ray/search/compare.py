@@ -125,7 +125,7 @@ def _start(
         open_corpus(used.source.path, config.corpus.categories)
     assert used.evaluation is not None  # prepare_corpora refuses it
     assert source is not None
-    private = open_corpus(used.source.path) if untrained.guarded else None
+    private = open_corpus(used.source.path) if any(config.guarded for config in configs) else None
     evaluation = open_corpus(used.evaluation.path).text_sketch
     if not (out / "pretrained" / "model").exists():
         check_public_text(comparison.base, None if private is None else private.text_sketch, evaluation)

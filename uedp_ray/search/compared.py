@@ -62,7 +62,7 @@ def row_of(row: Row, base: RunConfig, results: Sequence[Mapping[str, Any]]) -> d
     metric, config = metric_of(base), row.config(base)
     guarantees = [result.get("guarantees") or [nothing(delta=result["delta"]).to_dict()] for result in results]
     dearest, promised = max(
-        zip(results, guarantees, strict=True), key=lambda pair: own(pair[1], config.privacy.unit)["epsilon"] or 0.0
+        zip(results, guarantees, strict=True), key=lambda pair: _spent(own(pair[1], config.privacy.unit))
     )
     scores = [result[metric.name] for result in results]
     means = {
@@ -90,6 +90,10 @@ def row_of(row: Row, base: RunConfig, results: Sequence[Mapping[str, Any]]) -> d
         "rounds": min(result["rounds"] for result in results),
         "run_dir": results[0]["run_dir"],
     }
+
+
+def _spent(guarantee: Mapping[str, Any]) -> float:
+    return math.inf if guarantee["epsilon"] is None else float(guarantee["epsilon"])
 
 
 def public(row: dict[str, Any], metric: Metric) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Comparison:
         if not isinstance(seeds, int) or isinstance(seeds, bool):
             raise InputError("seeds", seeds, "expected a whole number")
         at_least("seeds", seeds, 1, most=MAX_SEEDS)
-        published = Published.load(tree["published"]) if "published" in tree else None
+        published = Published.load(tree["published"], path.parent) if "published" in tree else None
         found = cls(base, variants, _checked(tree.get("grid", {})), seeds, published, as_published)
         found.check()
         return found

@@ -58,14 +58,15 @@ class Published:
     points: tuple[Point, ...]
 
     @classmethod
-    def load(cls, tree: Any) -> Published:
-        """Reads ``{csv: FILE, figure: NAME, against: epsilon}``; the last may be left out. Raises: InputError."""
+    def load(cls, tree: Any, folder: Path) -> Published:
+        """Reads ``{csv: FILE, figure: NAME, against: epsilon}``; the last may be left out. ``folder``: where the comparison
+        file is, beside which the file lies. Raises: InputError."""
         known = isinstance(tree, dict) and {"csv", "figure"} <= set(tree) <= _KEYS
         if not known or not all(isinstance(value, str) for key, value in tree.items() if key != "figure"):
             raise InputError(
                 "published", tree, "expected csv: a file, figure: its name there, and against if not epsilon"
             )
-        path, figure = Path(os.path.expandvars(tree["csv"])), str(tree["figure"])
+        path, figure = folder / os.path.expandvars(tree["csv"]), str(tree["figure"])
         points = [_point(path, number, row) for number, row in _rows(path) if row["figure"] == figure]
         if not points:
             raise InputError("published.figure", figure, f"{path} has no such figure")
