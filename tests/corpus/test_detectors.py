@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ from spacy.pipeline import Tagger
 from spacy.tokens import Doc, Span
 
 from uedp_ray.corpus.categories import KNOWN, canonical, expand
-from uedp_ray.corpus.detectors import build_detectors, unite
+from uedp_ray.corpus.detectors import DETECTORS, build_detectors, unite
 from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.errors import InputError
@@ -224,7 +225,7 @@ def test_missing_spacy_model_names_the_command(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["spacy", "spacy:", "ner", "annotated:x"])
 def test_unknown_detector(spec: str) -> None:
-    with pytest.raises(InputError, match="annotated, capitalized, regex, list:FILE, spacy:MODEL"):
+    with pytest.raises(InputError, match=re.escape(", ".join(DETECTORS.values()))):
         build_detectors((spec,))
 
 

@@ -137,7 +137,7 @@ class RunConfig:
                 "privacy.sentence_clip_norm",
                 self.privacy.sentence_clip_norm,
                 f"{self.training.local_update} cannot use it (an entity may move a user's update by 2 l2_clip_norm): "
-                "drop it",
+                "set it to null",
             )
 
     def _check_local(self) -> None:
