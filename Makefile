@@ -12,19 +12,22 @@ OUT := runs/quickstart
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the package: none but the first compiles it
 
-.PHONY: quickstart test check lint docs clean
+.PHONY: quickstart test check privacy lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/uedp-ray sweep sweeps/quickstart.yaml --out $(OUT) $(if $(wildcard $(OUT)/sweep.yaml),--resume)
 	$(BIN)/uedp-ray report $(OUT)
 	$(if $(wildcard $(OUT)-model),,$(BIN)/uedp-ray export $(OUT) --out $(OUT)-model)
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
+test: $(VENV)/.installed-dev
+	$(MAKE) -j 2 --output-sync=target lint privacy  # mypy has one core
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/privacy --durations=25
 
 check: $(VENV)/.installed-dev lint
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not whole" -q
+
+privacy: $(VENV)/.installed-dev
+	$(BIN)/pytest -n 2 --dist loadfile tests/privacy --cov=uedp_ray.privacy --cov-report=term:skip-covered --cov-fail-under=95
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -43,9 +46,9 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 clean:  # never removes runs/: what was paid for cannot be recreated
 	rm -rf $(VENV) build
