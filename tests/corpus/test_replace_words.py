@@ -196,7 +196,7 @@ def test_a_claim_says_what_it_leaves_out(toy, listed):
     assert alone is None or f"of {len(WORDS)} words are alone in their group, and not protected" in alone.note
     claim = toy(mechanism="vickrey", mahalanobis=0.5, scope="entities", unknown="copy", epsilon=2.0).claim()
     assert (claim.unit, claim.epsilon) == ("word-metric", 2.0)
-    for part in ("Mahalanobis distance", "drawn once for a user", "all other words stay", "UNPROTECTED"):
+    for part in ("Mahalanobis distance", "drawn once for a user", "all other words stay", "UNPROTECTED", "53 bits"):
         assert part in claim.note
     claim = toy(keep_stop_words=True, **listed).claim()
     assert (claim.unit, claim.epsilon) == ("word", 0.0)

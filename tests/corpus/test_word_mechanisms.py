@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,25 @@ def test_draws_follow_the_law(name):
     counted = counts(found, 2)
     for word in range(len(LINE)):
         assert low(counted[word]) <= law(found, 2).get(word, 0.0) <= high(counted[word])
+
+
+@pytest.mark.parametrize("name", ["custext", "santext", "random"])
+def test_draws_of_53_bits_are_as_near_to_the_law_as_the_accounting_says(name):
+    """The largest number below 1, and where it falls: what is rarer than 2^-53 is never drawn, and the rest hardly moves."""
+    far = mechanism([0.0, 4.6], name, epsilon=20.0)
+    never = counts(far, 0)[1] == 0
+    rare = law(far, 0)[1]
+    assert never == (rare < 2**-53) == (name == "santext")
+    wide = mechanism(np.random.default_rng(0).normal(size=(26, 3)), name, epsilon=20.0)
+    outputs, probabilities = wide.law(3)
+    exact = [Fraction(each) for each in probabilities.tolist()]
+    ends = [0.0, *np.cumsum(probabilities).tolist()]
+    drawn = [math.ceil(Fraction(end) / Fraction(ends[-1]) * 2**53) for end in ends]  # of 2^53 equal uniform numbers
+    moved = sum(
+        abs(Fraction(last - first, 2**53) - each / sum(exact))
+        for first, last, each in zip(drawn, drawn[1:], exact, strict=False)
+    )
+    assert moved / 2 <= len(outputs) * Fraction(1, 2**52)
 
 
 def test_no_word_of_a_group_is_told_from_another_by_more_than_epsilon():

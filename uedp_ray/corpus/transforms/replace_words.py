@@ -94,6 +94,7 @@ class ReplaceWords(Transform):
         if mechanism.unit == "word-metric":
             measured = "Mahalanobis" if config.mechanism == "vickrey" and config.mahalanobis else "Euclidean"
             yield f"It is for two words at a {measured} distance of 1 between their vectors, and grows with the distance."
+            yield "Where it grows beyond 15, it is of exact draws, and not of draws with 53 bits."
         elif config.mechanism != "random":
             yield "It is of words that may become the same words; to which of these groups a word belongs may show."
         if alone:
