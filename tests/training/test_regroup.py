@@ -32,6 +32,8 @@ DELTA, PERSONS = 1e-4, ("user-entity", "user", "entity")
 DEALT = {"corpus.regroup": "iid", "corpus.declared_num_users": NUM_USERS}
 DEALT |= {"privacy.sentence_clip_norm": 0.4, "privacy.l2_clip_norm": 1.0}
 
+WORDS = {"corpus.transform.kind": "replace_words", "corpus.transform.vectors": "toy.txt"}
+
 
 def records(corpora, **settings):
     return methods.apply(run_config(corpora), "record_dp", {"corpus.declared_num_users": 2000, **settings})
@@ -168,6 +170,8 @@ def test_noise_of_dealt_records_is_the_least_that_meets_the_target(corpora, clip
             },
             "training.local_update",
         ),
+        *((each, WORDS | {"corpus.transform.draw": "user"}, "corpus.transform.draw") for each in (records, dealt)),
+        (dealt, WORDS | {"corpus.transform.scope": "entities"}, "corpus.transform.draw"),  # where it is the default
         (dealt, {"privacy.sentence_clip_norm": None}, "privacy.sentence_clip_norm"),
         (dealt, {"privacy.sentence_clip_norm": 1.1}, "privacy.sentence_clip_norm"),
         (dealt, {"training.local_update": "local_sgd"}, "privacy.sentence_clip_norm"),
