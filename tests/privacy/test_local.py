@@ -219,7 +219,8 @@ def test_dpnr(dropout, of_word):
     assert (record.unit, record.epsilon) == ("record", pytest.approx(38.4))
     assert (word.unit, word.epsilon) == ("word", pytest.approx(of_word, abs=5e-4))
     again = dpnr(dimension=768, coordinate_epsilon=0.05, word_dropout=dropout, uses=7)
-    assert [each.epsilon for each in again] == pytest.approx([7 * record.epsilon, 7 * word.epsilon])
+    of_all = math.log((1 - dropout) * math.exp(7 * 38.4) + dropout)  # a word is dropped from all draws, or from none
+    assert [each.epsilon for each in again] == pytest.approx([7 * record.epsilon, of_all])
     printed = dpnr_as_published(coordinate_epsilon=0.05, word_dropout=dropout)
     assert printed.epsilon == pytest.approx(math.log((1 - dropout) * math.exp(0.05) + dropout))
     assert "not a guarantee" in printed.told
@@ -236,6 +237,18 @@ def test_dpnr_of_one_coordinate_is_exact(dropout):
     assert loss <= found + 1e-12
     if not dropout:
         assert loss == pytest.approx(found)
+
+
+def test_dpnr_of_two_draws_of_a_word_that_is_dropped_once_is_exact():
+    """Vectors 0 and 1 by a word, and that of a dropped word anywhere between: the joint densities of two draws."""
+    line, dropout, worst = np.linspace(-8, 8, 801), 0.4, 0.0
+    for between in (0.0, 0.3, 0.5, 1.0):
+        density = {mean: stats.laplace.pdf(line, mean, 1 / 0.7) for mean in (0.0, between, 1.0)}
+        joint = {mean: np.outer(each, each) for mean, each in density.items()}
+        one, other = ((1 - dropout) * joint[mean] + dropout * joint[between] for mean in (0.0, 1.0))
+        worst = max(worst, float(np.abs(np.log(one / other)).max()))
+    settings = {"dimension": 1, "coordinate_epsilon": 0.7, "word_dropout": dropout}
+    assert 2 * dpnr(**settings)[1].epsilon < worst <= dpnr(**settings, uses=2)[1].epsilon + 1e-12
 
 
 def test_everything_dropped_and_large_epsilons():

@@ -11,9 +11,10 @@ from uedp_ray.privacy.local import hockey_stick
 from uedp_ray.privacy.representation import NoisedVectors
 
 
-def noised(kind="gaussian", target=1.0, *, dimension=6, epochs=1, delta=1e-5, batch_size=32, **settings):
+def noised(kind="gaussian", target=1.0, *, dimension=6, epochs=1, delta=1e-5, batch_size=32, words=False, **settings):
     config = RepresentationConfig(kind=kind, target_epsilon=target, **settings)
-    return NoisedVectors(config, dimension=dimension, delta=delta, epochs=epochs, batch_size=batch_size)
+    sizes = {"dimension": dimension, "epochs": epochs, "batch_size": batch_size}
+    return NoisedVectors(config, delta=delta, words_are_tokens=words, **sizes)
 
 
 def test_the_noise_is_what_the_target_needs_by_arithmetic_of_its_own():
@@ -22,8 +23,9 @@ def test_the_noise_is_what_the_target_needs_by_arithmetic_of_its_own():
     assert hockey_stick(1.5, mu) == pytest.approx(1e-5, rel=0.02)
     assert hockey_stick(1.5, mu) <= 1e-5
     assert noised("laplace", 3.0, dimension=768).scale == pytest.approx(768 / 3.0)
-    (record, word) = noised("laplace", 38.4, dimension=768, word_dropout=0.5).guarantees()
+    (record, word) = noised("laplace", 38.4, dimension=768, word_dropout=0.5, words=True).guarantees()
     assert (record.epsilon, round(word.epsilon, 3)) == (pytest.approx(38.4), 37.707)
+    assert noised("laplace", 38.4, dimension=768, word_dropout=0.5).guarantees() == [record], "unless words are tokens"
     assert noised("laplace", 3.0, epochs=4, drawn="each_epoch").scale == pytest.approx(4 * 6 / 3.0)
     more = noised(target=1.5, clip_norm=0.5, epochs=4, drawn="each_epoch")
     assert more.scale == pytest.approx(2 * gaussian.scale, rel=0.01), "four Gaussian releases are one of half the noise"

@@ -270,6 +270,11 @@ class RunConfig:
         return replace(vocabulary, kind=kind, path=path)
 
     @property
+    def words_are_tokens(self) -> bool:
+        """Whether each word is to be one token, of a vocabulary of words that keeps words of punctuation marks alone."""
+        return self.words.kind == "public-words" and not self.words.strip_punctuation
+
+    @property
     def starts_public(self) -> bool:
         """Whether there is a public model before training, with words of its own."""
         if self.model.warm_start:

@@ -175,9 +175,9 @@ class RepresentationConfig:
     clip_norm: float = field(default=1.0, metadata={"of": {"kind": ("gaussian", "gaussian_published")}})
     """``gaussian``: the L2 norm that vectors are clipped to."""
     word_dropout: float = field(default=0.0, metadata=_NOISED)
-    """The probability with which each word is hidden before its sentence's vector is computed."""
+    """The probability with which each token is hidden before its sentence's vector is computed, once for all epochs."""
     drawn: Literal["once", "each_epoch"] = field(default="once", metadata=_NOISED)
-    """Whether a vector is sent once and kept, or noised anew for each epoch, each of which then costs."""
+    """Whether a vector is noised once and kept, or noised anew for each epoch, each of which then costs."""
     num_records: int | None = field(default=None, metadata={"of": {"kind": ("gaussian_published",)}})
     """``gaussian_published``: the sentences that its figure is for. A public number."""
 

@@ -163,6 +163,16 @@ class Vocabulary:
         """SHA-256 of the serialised tokenizer."""
         return hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
+    @property
+    def words_are_tokens(self) -> bool:
+        """Whether what stands between spaces is one token, unless the name of a special or an added one is in it."""
+        parts = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        steps = (parts["normalizer"] or {}).get("normalizers", [parts["normalizer"]])
+        whole = [each["type"] for each in (parts["model"], parts["pre_tokenizer"]) if each]
+        return whole == ["WordLevel", "WhitespaceSplit"] and all(
+            each in (None, {"type": "Lowercase"}) for each in steps
+        )
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, (T_i,) int32, possibly empty; sentence boundaries are left to the model.
 

@@ -41,6 +41,8 @@ _OF_A_SENTENCE = (
     "its private/ has their texts, their draws and the key of their noise"
 )
 
+_OF_A_WORD = "A word is one token, and another one comes in its place. Each is dropped once, with probability"
+
 
 def local_dp_sgd(mechanism: LocalRound, *, rounds: int, delta: float) -> Guarantee:
     """What ``rounds`` noised differences of a user promise of each of its sentences, if it sends one in every round.
@@ -212,9 +214,9 @@ def dpnr(
 ) -> tuple[Guarantee, Guarantee]:
     """What DPNR promises of a record, and of one word in it: r in [0, 1]^k, with Lap(1 / epsilon) on each coordinate.
 
-    A record moves every coordinate by up to 1: k epsilon for each use. A word is dropped before anything is computed with
-    probability ``word_dropout`` mu, in secret, and then moves nothing: ln((1 - mu) e^(k epsilon) + mu). Each draw of noise
-    is a use: one in all if the representation is drawn once and kept, one for each step of training if not.
+    A record moves every coordinate by up to 1: k epsilon for each use. A word that is one token is dropped before anything
+    is computed with probability ``word_dropout`` mu, once for all uses and in secret, and then moves nothing: after T uses
+    ln((1 - mu) e^(T k epsilon) + mu). Each draw of noise is a use: one in all if the representation is drawn once and kept.
 
         >>> from uedp_ray.privacy.local import dpnr
         >>> [round(dpnr(dimension=768, coordinate_epsilon=0.05, word_dropout=mu)[1].epsilon, 3) for mu in (0.0, 0.5, 0.9)]
@@ -229,7 +231,7 @@ def dpnr(
     note += "A label that is sent beside it has no guarantee."
     return (
         _pure("record", uses * whole, note),
-        _pure("word", uses * _with_dropout(whole, word_dropout), f"{note} Word dropout {word_dropout:g}, in secret."),
+        _pure("word", _with_dropout(uses * whole, word_dropout), f"{note} {_OF_A_WORD} {word_dropout:g}, in secret."),
     )
 
 

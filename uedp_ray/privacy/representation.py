@@ -41,11 +41,23 @@ class _Published(TypedDict):
 
 
 class NoisedVectors:
-    """The mechanism of a representation section, for vectors of some dimension."""
+    """The mechanism of a representation section, for vectors of some dimension.
 
-    def __init__(self, config: RepresentationConfig, *, dimension: int, delta: float, epochs: int, batch_size: int = 1):
-        self._config, self._dimension, self._delta = config, dimension, delta
-        self.word_dropout = config.word_dropout
+    ``words_are_tokens``: whether words are dropped, and not parts of words: else nothing is promised of a word.
+    """
+
+    def __init__(
+        self,
+        config: RepresentationConfig,
+        *,
+        dimension: int,
+        delta: float,
+        epochs: int,
+        batch_size: int = 1,
+        words_are_tokens: bool = False,
+    ):
+        self._config, self.dimension, self._delta = config, dimension, delta
+        self.word_dropout, self.promises_words = config.word_dropout, words_are_tokens and config.kind == "laplace"
         self.uses = 1 if config.drawn == "once" else epochs
         share = min(1.0, batch_size / (config.num_records or batch_size))
         self._published = _Published(sampling_prob=share, steps=max(1, round(epochs / share)), delta=delta)
@@ -56,7 +68,7 @@ class NoisedVectors:
         config, target = self._config, self._config.target_epsilon
         assert target is not None  # the section requires it
         if config.kind == "laplace":
-            return self._dimension * self.uses / target
+            return self.dimension * self.uses / target
         if config.kind == "laplace_published":
             return 1.0 / target
         if config.kind == "gaussian_published":
@@ -74,12 +86,13 @@ class NoisedVectors:
             return [local.dpnr_as_published(coordinate_epsilon=1.0 / self.scale, word_dropout=config.word_dropout)]
         each = 1.0 / self.scale
         uses, dropped = self.uses, config.word_dropout
-        return [*local.dpnr(dimension=self._dimension, coordinate_epsilon=each, uses=uses, word_dropout=dropped)]
+        found = local.dpnr(dimension=self.dimension, coordinate_epsilon=each, uses=uses, word_dropout=dropped)
+        return [*found] if self.promises_words else [found[0]]
 
     def release(self, vector: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
         """(k,) float64: scaled or clipped, and noised. One that is not finite counts as zero."""
-        if vector.shape != (self._dimension,):
-            raise RuntimeError(f"a vector of {vector.shape} numbers is charged as one of {self._dimension}")
+        if vector.shape != (self.dimension,):
+            raise RuntimeError(f"a vector of {vector.shape} numbers is charged as one of {self.dimension}")
         if not np.isfinite(vector).all():
             vector = np.zeros_like(vector)
         if self._config.kind.startswith("laplace"):

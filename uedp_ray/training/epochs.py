@@ -11,7 +11,7 @@ private text as the reference that says what privacy costs (``training.loop: epo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +22,6 @@ from uedp_ray.corpus.tokens import TokenStore
 from uedp_ray.interrupts import deferred
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Batch, Task
-from uedp_ray.training.representation import PrivateVectors
 from uedp_ray.training.rounds import Driver, RoundState, server_rate
 
 STEADY_NORM = 1.0
@@ -66,6 +65,28 @@ class EpochDriver(Driver, Protocol):
     def after_round(self, state: RoundState) -> None: ...
 
 
+class Source(Protocol):
+    """What epochs are of."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) of its sentences, by which batches are made up (``shuffled``)."""
+
+    def of(self, numbers: np.ndarray, epoch: int) -> AbstractContextManager[Batch]:
+        """Surrounds the pass of a batch of them."""
+
+
+class Sentences:
+    """Those of a tokenised text, less those without tokens."""
+
+    def __init__(self, task: Task, tokens: TokenStore):
+        self._task, self._tokens, self._used = task, tokens, np.flatnonzero(tokens.lengths)
+        self.lengths = tokens.lengths[self._used]
+
+    def of(self, numbers: np.ndarray, epoch: int) -> AbstractContextManager[Batch]:
+        return nullcontext(self._task.collate([self._tokens.sentence(int(each)) for each in self._used[numbers]]))
+
+
 def run_epochs(
     state: RoundState,
     config: TrainingConfig,
@@ -73,30 +94,26 @@ def run_epochs(
     model: torch.nn.Module,
     params: FlatParameters,
     task: Task,
-    tokens: TokenStore,
+    source: Source,
     driver: EpochDriver,
-    vectors: PrivateVectors | None = None,
 ) -> None:
     """Trains epochs ``state.next_round`` to ``config.num_rounds`` by the server's optimizer.
 
-    An epoch follows from its number and the state before it: a resumed run ends with the same bits. Sentences without tokens
-    are left out. ``vectors``: what the network's head reads in their place.
+    An epoch follows from its number and the state before it: a resumed run ends with the same bits.
     """
-    used, device = np.flatnonzero(tokens.lengths), state.parameters.device
-    lengths = tokens.lengths[used]
+    device = state.parameters.device
     for epoch in range(state.next_round, config.num_rounds):
         attempt = driver.admit(epoch)
         if attempt is None:
             break
         driver.amid_round()
         generator = np.random.default_rng([config.seed, epoch])
-        batches = shuffled(lengths, config.local_batch_size, generator)
+        batches = shuffled(source.lengths, config.local_batch_size, generator)
         with seeded(device, int(generator.integers(1 << 31))):
             for step, batch in enumerate(batches):
                 params.set(state.parameters)
-                read = task.collate([tokens.sentence(int(number)) for number in used[batch]]).to(device)
-                with nullcontext(read) if vectors is None else vectors.of(read, used[batch], epoch) as read:
-                    loss = mean_loss(model, task, read, bf16=config.precision == "bf16")
+                with source.of(batch, epoch) as read:
+                    loss = mean_loss(model, task, read.to(device), bf16=config.precision == "bf16")
                 state.parameters.grad = params.gradient(loss)
                 for group in state.optimizer.param_groups:
                     group["lr"] = server_rate(config, epoch + step / len(batches))

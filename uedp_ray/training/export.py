@@ -29,7 +29,7 @@ from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, cautions_of, epsilons
-from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.ledger import check_uncut, read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
 from uedp_ray.storage.locks import INSIDE, folder_locked
@@ -88,7 +88,7 @@ class Finished:
         except InputError as error:
             raise InputError("RUN", str(run.root), f"{error.remedy}: restore the model's own files") from error
         config, events = run.load_config(), read_ledger(run.ledger)
-        run.check_uncut(len(events))
+        check_uncut(run.ledger, len(events), run.num_known)
         result, setup = run.load_result(metric_of(config)), run.load_setup()
         plan = planned(config, setup)
         plan.check_header(events[0]["header"], run.setup)

@@ -22,7 +22,7 @@ from uedp_ray.corpus.textsize import SIZE
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Later, anything, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.guarantee import GUARANTEES
-from uedp_ray.privacy.ledger import Ledger, check_uncut, read_ledger
+from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 from uedp_ray.reporting import Reporter
 from uedp_ray.storage.base import IN_PLACE, Storage
@@ -179,10 +179,6 @@ class RunDir:
         finally:
             os.close(descriptor)
 
-    def check_uncut(self, num_events: int) -> None:
-        """Raises InputError if the ledger has fewer lines than were charged, as far as that is known."""
-        check_uncut(self.ledger, num_events, self.num_known)
-
     @property
     def outcomes(self) -> tuple[Path, ...]:
         """Files that exist only after a charge."""
@@ -215,6 +211,11 @@ class RunDir:
     def drawn(self) -> Path:
         """A vocabulary of the private text, from before it is charged; once it is, it is copied to ``vocabulary``."""
         return self.private / "vocabulary"
+
+    @property
+    def vectors(self) -> Path:
+        """What is kept of the vector of each sentence (``training.representation``)."""
+        return self.private / "vectors.npy"
 
     @property
     def used(self) -> Path:
@@ -261,7 +262,7 @@ class RunDir:
     def private_files(self) -> tuple[Path, ...]:
         """Files in ``private/``, except those of groups and workers (``OF_WORKERS``)."""
         made = (self.key, self.setup, self.text, self.charged, self.sentence_weight, self.used, self.lock, self.group)
-        return *made, self.speed
+        return *made, self.speed, self.vectors
 
     def load_config(self) -> RunConfig:
         return load_config(self.config)

@@ -21,7 +21,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.driver import RunDriver, Scored
-from uedp_ray.training.epochs import run_epochs
+from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
@@ -113,16 +113,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 after_round=driver.after_round if driver else lambda state: None,
             )
         elif driver:  # the other workers have nothing to do
-            run_epochs(
-                state,
-                config.training,
-                tokens=prepared.tokens,
-                model=model,
-                params=params,
-                task=task,
-                driver=driver,
-                vectors=private_vectors(run, config, model, vocabulary),
-            )
+            source: Source = Sentences(task, prepared.tokens)
+            if config.representation.kind != "none":
+                source = private_vectors(run, prepared, model, task, update.isolated)
+            run_epochs(state, config.training, source=source, model=model, params=params, task=task, driver=driver)
     except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
         if driver:
             driver.interrupted()
