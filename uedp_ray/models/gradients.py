@@ -306,6 +306,10 @@ def _generic(call: _Call, gradient: Tensor) -> dict[str, Tensor]:
     return vmap(one, in_dims=axes)(_wide(gradient), *args)
 
 
+class InexactError(InputError):
+    """Per-sentence gradients are not those of each sentence alone: the network, or the task, couples them."""
+
+
 def check_exact(
     model: nn.Module,
     params: FlatParameters,
@@ -319,7 +323,7 @@ def check_exact(
 
     Finds what the records cannot show: sentences that influence each other, masks or tables mistaken for sentences. Use a
     public or made-up batch of two or more sentences. Each pass runs in evaluation mode, within ``isolated()``. Raises
-    InputError if a norm is off by more than ``tolerance`` (relative).
+    InexactError if a norm is off by more than ``tolerance`` (relative).
     """
     with isolated():
         model.eval()
@@ -332,4 +336,4 @@ def check_exact(
         expected = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
         if not math.isclose(float(found[x]), expected, rel_tol=tolerance, abs_tol=1e-6):
             remedy = "per-sentence gradients of this network are not exact: freeze more of it, or choose another"
-            raise InputError("model", type(model).__name__, remedy)
+            raise InexactError("model", type(model).__name__, remedy)

@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from uedp_ray.components import drop_inherited, in_module
-from uedp_ray.config.choices import BOUNDING_SENTENCES
+from uedp_ray.config.choices import BOUNDING_SENTENCES, KEEPING_USERS_APART
 from uedp_ray.config.sections import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import DROPOUTS
@@ -53,6 +53,7 @@ from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.tasks.base import Task
+from uedp_ray.updates.reading import check_reading
 
 UNORDERED = "does not have a deterministic implementation"
 """What torch says of a kernel that knows no fixed order (``exact_arithmetic``)."""
@@ -127,6 +128,7 @@ class LocalUpdate(ABC):
         """
         if self._probed:
             return
+        self._check_reading(beside=False)
         made_up, size = np.random.default_rng(0), max(_IN_ORDER, 2 * self._training.local_batch_size + 1)
         longest = self.plan.config.model.max_length
         texts = [
@@ -206,6 +208,11 @@ class LocalUpdate(ABC):
             raise RuntimeError(f"{type(self).__name__} writes into the round's parameters")
         return total
 
+    def _check_reading(self, *, beside: bool) -> None:
+        config = self.plan.config
+        sizes = {"vocab_size": self._vocab_size, "longest": config.model.max_length}
+        check_reading(self.task, config.task.kind, **sizes, beside=beside, isolated=self.isolated)
+
     @property
     def _vocab_size(self) -> int:
         return next(m.num_embeddings for m in self.model.modules() if isinstance(m, torch.nn.Embedding))
@@ -214,12 +221,18 @@ class LocalUpdate(ABC):
         field, value = "training.device", str(self.device.type)
         if self._autocast is not None:
             field, value = "training.precision", self._training.precision
-        named = f"task.kind ({self.plan.config.task.kind}) and training.local_update ({self._training.local_update})"
-        remedy = (
-            f"{what} is not finite, or not the same in each pass, so no bound holds: change it; if it is so with any, look "
-            f"for what {named} keep from one text to the next"
+        found = f"{what} is not finite, or not the same in each pass, so no bound holds"
+        chosen = {"training.local_update": self._training.local_update, "task.kind": self.plan.config.task.kind}
+        for setting, name in chosen.items():
+            if name not in KEEPING_USERS_APART:
+                kept = f"look for what it keeps from one text to the next; if it keeps nothing, change {field}"
+                return InputError(setting, name, f"{found}: {kept} ({value})")
+        named = " and ".join(f"{setting} ({name})" for setting, name in chosen.items())
+        return InputError(
+            field,
+            value,
+            f"{found}: change it; if it is so with any, look for what {named} keep from one text to the next",
         )
-        return InputError(field, value, remedy)
 
 
 def _check_stated(cls: type[LocalUpdate]) -> None:

@@ -39,7 +39,7 @@ import torch
 
 from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.errors import InputError
-from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
+from uedp_ray.models.gradients import InexactError, SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.clipping import summation_shrink, wide_norms
@@ -61,6 +61,8 @@ _HELD = 1 << 26
 _MOST_AT_ONCE = 1 << 12
 _CPU_TOKENS = 512
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
+_MOST_BESIDE = 64
+"""Sentences of a batch in which losses are compared."""
 _PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
 """What earlier probes of this process found, by network, task, and everything that shapes and kernels depend on."""
 
@@ -98,13 +100,14 @@ class Update(LocalUpdate):
         sizes = self.params.names, [tuple(parameter.shape) for parameter in self.model.parameters()]  # frozen ones too
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         if key not in _PROBED:
+            self._check_reading(beside=True)
             self._check_exact()
             with balanced(self.model, self.params):
                 _PROBED[key] = self._agreeing()
         self._rows = _PROBED[key]
 
     def _check_exact(self) -> None:
-        here, made_up = self.params.get(), np.random.default_rng(0)
+        kind, here, made_up = self.plan.config.task.kind, self.params.get(), np.random.default_rng(0)
         noise = torch.randn(here.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(0))
         length = min(self.plan.config.model.max_length, 6)
         sentences = [self.task.made_up(positions, self._vocab_size, made_up) for positions in (length, 2, 3)]
@@ -112,6 +115,16 @@ class Update(LocalUpdate):
         try:
             batch = self.task.collate(sentences).to(self.device)
             check_exact(self.model, self.params, self.task, batch, isolated=self.isolated)
+            if kind not in KEEPING_USERS_APART:
+                self._check_losses(made_up)
+        except InexactError as error:
+            if kind in KEEPING_USERS_APART:
+                raise
+            remedy = (
+                "a sentence's loss depends on others, or its gradient in this network is not exact: see to it that losses "
+                f"gives each sentence its own; if it does, freeze more of {error.value} (model.trainable), or choose another"
+            )
+            raise InputError("task.kind", kind, remedy) from error
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -123,6 +136,24 @@ class Update(LocalUpdate):
             raise InputError("model", type(self.model).__name__, remedy) from error
         finally:
             self.params.set(here)
+
+    @torch.no_grad()
+    def _check_losses(self, made_up: np.random.Generator) -> None:
+        """Raises: InexactError if a sentence has another loss beside few than beside many, which no probe of full batches
+        shows."""
+        length = padded_lengths(self.plan.config.model.max_length)[0]
+        sentences = [self.task.made_up(length, self._vocab_size, made_up) for _ in range(_MOST_BESIDE)]
+
+        def losses(num: int) -> torch.Tensor:
+            with self.isolated():
+                self.model.eval()
+                batch = self.task.collate(sentences[:num], (_MOST_BESIDE, length)).to(self.device)
+                return self.task.losses(self.model, batch)[:num].float()
+
+        whole = losses(_MOST_BESIDE)
+        for num in (2**n for n in range(_MOST_BESIDE.bit_length() - 1)):
+            if not torch.allclose(losses(num), whole[:num], rtol=1e-3, atol=1e-6):
+                raise InexactError("model", type(self.model).__name__, "")
 
     def _agreeing(self) -> dict[int, list[int]]:
         """By padded length, the numbers of rows in which a sentence has the same bits."""

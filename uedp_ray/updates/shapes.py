@@ -12,10 +12,11 @@ Which kernel computes a row, and in which order it adds, follows from shapes. So
 depends on it alone, and batches have one of a few numbers of rows, fixed by public settings. ``agreeing_rows`` then tries
 every such shape on the network, device and precision of the run, on made-up tokens and parameters: a number of rows is used
 only if the gradient of a sentence has the same bits in its rows, beside other, empty and non-finite sentences, and in
-every other number of rows that is used. A kernel's order of operations does not depend on the values, so a different order
-shows on most sentences, and almost surely on one of several, if no branch is too small beside another to show
-(``balanced``). A different function shows only on some values, which the probe may not meet: CPU kernels use one for the
-remainder beyond whole vectors. ``row_counts`` leaves no remainder, given that these passes run on one thread
+every other number of rows that is used. The others change from pass to pass: beside the same ones, a mean or a count over
+the batch, which a task must not take, would be the same. A kernel's order of operations does not depend on the values, so a
+different order shows on most sentences, and almost surely on one of several, if no branch is too small beside another to
+show (``balanced``). A different function shows only on some values, which the probe may not meet: CPU kernels use one for
+the remainder beyond whole vectors. ``row_counts`` leaves no remainder, given that these passes run on one thread
 (``gradient.one_thread``). Where values decide on shapes (``rows_are_apart``), each sentence passes alone.
 """
 
@@ -125,12 +126,12 @@ def agreeing_rows(
     """
     generator = np.random.default_rng(length)
     known = [made_up(length - n % 4, generator=generator) for n in range(_SENTENCES)]
-    others = [*known[:2], known[0][:0]]
     found: list[int] = []
     agreed: dict[int, Tensor] = {}
     for rows in counts:
         same, bits = True, dict(agreed)
         for turn in range(2 * _SENTENCES):
+            others = [*(made_up(length - n, generator=generator) for n in range(2)), known[0][:0]]
             row = np.arange(rows)
             mine = row % 2 == turn % 2 if rows > 1 else np.ones(1, bool)
             which = (row // 2 + row // 8 + turn // 2) % _SENTENCES
