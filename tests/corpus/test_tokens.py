@@ -6,12 +6,14 @@ import dataclasses
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from uedp_ray.config import TaskConfig, VocabularyConfig
 from uedp_ray.corpus import tokens
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.synthetic import generate
 from uedp_ray.corpus.tokens import TokenStore, encode_corpus, encode_texts
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
@@ -115,6 +117,49 @@ def test_a_failure_leaves_nothing(corpus: FakeCorpus, vocabulary: Vocabulary, tm
     with pytest.raises(OSError, match="disk"):
         encode_corpus(Broken(corpus.users), vocabulary, tmp_path, max_length=16)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+class Labels:
+    """A task that reads labels, which are numbers, and what it was asked before."""
+
+    longest_text = 9
+
+    def __init__(self, kind: str = ""):
+        self.kind, self.read = kind, [0.0, 0]
+
+    def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray:
+        label = int(sentence.label or 0)
+        self.read = [self.read[0] + label, self.read[1] + 1]
+        if self.kind == "mean":
+            label -= int(self.read[0] / self.read[1])
+        elif self.kind == "late":
+            label += self.read[1] > 11
+        elif self.kind == "in place":
+            ids += 1
+        return np.append(ids, label)
+
+
+@pytest.mark.parametrize("kind", ["", "in place", "mean", "late"])
+def test_a_task_that_remembers_what_it_read_is_refused(
+    kind: str, vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_BATCH", 7)
+
+    class Labelled(FakeCorpus):
+        def pairs(self) -> Iterator[tuple[int, list[tuple[Sentence, str]]]]:
+            for user, texts in self.texts():
+                yield user, [(Sentence("u", text, label=str(7 * user)), text) for text in texts]
+
+    corpus: Any = Labelled([["the doctor", "the form"]] * 5)
+    if kind in ("mean", "late"):
+        with pytest.raises(InputError, match="annotated gives a sentence something else after others") as error:
+            encode_corpus(corpus, vocabulary, tmp_path, max_length=9, task=Labels(kind), kind="my_task")
+        assert (error.value.field, error.value.value) == ("task.kind", "my_task")
+        assert not list(tmp_path.glob("*/*")), "nothing of it is kept"
+    else:
+        store = encode_corpus(corpus, vocabulary, tmp_path, max_length=9, task=Labels(kind), kind="my_task")
+        assert [int(store.sentence(n)[-1]) for n in range(10)] == [7 * (n // 2) for n in range(10)]
+    assert encode_corpus(corpus, vocabulary, tmp_path, max_length=9, task=Labels(kind), kind="classify").num_sentences
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy"])

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ import pytest
 
 from tests.search.sweeps import PRETRAIN
 from tests.training.runs import crash, run_config
-from uedp_ray.config import SourceConfig
+from uedp_ray.config import SourceConfig, TaskConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import read, text
 from uedp_ray.corpus.readers.base import of_files
+from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
+from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training import guard
 from uedp_ray.training.checks import check_run
-from uedp_ray.training.guard import TEXT_SKETCH, check_warm_start, owner_cautions
+from uedp_ray.training.guard import TEXT_SKETCH, check_labels, check_warm_start, owner_cautions
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import pretrain
 from uedp_ray.training.setup import prepare_run
@@ -314,3 +318,31 @@ def test_made_users_are_no_private_text(tmp_path, times):
     ):
         train(run_config(tmp_path, corpus=settings), tmp_path / "run", workers=0)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_task_whose_labels_are_no_list_says_itself_what_they_must_be(own, monkeypatch):
+    """It was refused by ``task.labels = []``, with the advice to list all."""
+
+    class Score(NextWord):
+        labelled = True
+
+        @classmethod
+        def fits(cls, labels, sentence):
+            return sentence.label.isdecimal()
+
+        @classmethod
+        def refuse(cls, config, text):
+            if own:
+                raise InputError("task.kind", config.kind, f"{text} has a label that is no number")
+            super().refuse(config, text)
+
+    monkeypatch.setattr(guard, "task_of", lambda kind: Score)
+
+    def text(label: str) -> Any:
+        return SimpleNamespace(sentences=lambda every: [("u", [Sentence("u", "ann left", label=label)])])
+
+    check_labels(text("7"), TaskConfig(), "corpus.source")
+    with pytest.raises(InputError, match="no number" if own else "without what it predicts") as raised:
+        check_labels(text("secret"), TaskConfig(), "corpus.source")
+    assert str(raised.value).startswith("task.kind = 'next_word': corpus.source has a ")

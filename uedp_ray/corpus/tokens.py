@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
@@ -102,21 +103,49 @@ class Annotator(Protocol):
 
 
 def annotate(
-    pairs: Iterable[tuple[Sentence, str]], vocabulary: Vocabulary, task: Annotator, cut: list[int] | None = None
+    pairs: Iterable[tuple[Sentence, str]],
+    vocabulary: Vocabulary,
+    task: Annotator,
+    cut: list[int] | None = None,
+    *,
+    kind: str = "",
 ) -> Iterator[np.ndarray]:
-    """Yields what a task knows of each sentence, given with its text as it is read; ``cut`` as in ``encoded``."""
+    """Yields what a task knows of each sentence, given with its text as it is read; ``cut`` as in ``encoded``.
+
+    ``kind``: ``task.kind``. Unless it is proved to keep users apart, sentences are read once more, in another order.
+    Raises: InputError if one is then known for something else: the task remembers what it read.
+    """
     kept, read = itertools.tee(pairs)
-    for (sentence, text), ids in zip(
-        kept, encoded((text for _, text in read), vocabulary, task.longest_text, cut), strict=True
-    ):
-        yield np.asarray(task.annotated(ids, text, sentence, vocabulary), np.int32)
+    encodings = encoded((text for _, text in read), vocabulary, task.longest_text, cut)
+    remaining = zip(kept, encodings, strict=True)
+
+    def known(pair: tuple[Sentence, str], ids: np.ndarray) -> np.ndarray:
+        return np.array(task.annotated(ids.copy(), pair[1], pair[0], vocabulary), np.int32)  # a copy: it may be kept
+
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        found = [known(*each) for each in batch]
+        if kind not in KEEPING_USERS_APART:
+            again = [known(*each) for each in reversed(batch)]
+            if not all(map(np.array_equal, found, reversed(again))):
+                remedy = (
+                    "annotated gives a sentence something else after others, so one user's text would reach others': "
+                    "it must follow from that sentence alone"
+                )
+                raise InputError("task.kind", kind or type(task).__name__, remedy)
+        yield from found
 
 
 def encode_corpus(
-    corpus: Text, vocabulary: Vocabulary, directory: str | Path, *, max_length: int, task: Annotator | None = None
+    corpus: Text,
+    vocabulary: Vocabulary,
+    directory: str | Path,
+    *,
+    max_length: int,
+    task: Annotator | None = None,
+    kind: str = "",
 ) -> TokenStore:
     """Tokenises a corpus, transformed or not, under ``directory``, or reopens what an earlier call wrote for the same
-    arguments. ``task``: adds what it knows of a sentence beside its tokens.
+    arguments. ``task``: adds what it knows of a sentence beside its tokens (``annotate``, also of ``kind``).
 
     The folder appears complete or not at all; of several processes one writes it, and the others wait for it. A damaged
     one is rewritten. Memory is one batch of sentences.
@@ -145,7 +174,7 @@ def encode_corpus(
                         known = encoded(texts, vocabulary, max_length, cut)
                     else:
                         pairs = (pair for _, pairs in corpus.pairs() for pair in pairs)
-                        known = annotate(pairs, vocabulary, task, cut)
+                        known = annotate(pairs, vocabulary, task, cut, kind=kind)
                     _write(new, known, corpus.num_sentences)
                     np.save(new / "cut.npy", np.int64(cut[0]))
                     (new / _CHECKSUMS).write_text(json.dumps({name: checksum(new / name) for name in _FILES}))

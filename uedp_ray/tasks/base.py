@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Never, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
 
 IGNORED = -100
 """Target of a position where nothing is predicted."""
@@ -130,6 +131,12 @@ class Task(ABC):
         """Whether a sentence has what the task predicts, and it is among ``task.labels``."""
         return True
 
+    @classmethod
+    def refuse(cls, config: TaskConfig, text: str) -> Never:
+        """Raises: InputError for a text, by the setting that names it, of which a sentence does not fit; it names no label,
+        and says what each sentence must have."""
+        raise InputError("task.kind", config.kind, f"{text} has a sentence without what it predicts: name other text")
+
     @property
     @abstractmethod
     def longest_text(self) -> int:
@@ -137,6 +144,9 @@ class Task(ABC):
 
     def annotated(self, ids: np.ndarray, text: str, sentence: Sentence, vocabulary: Vocabulary) -> np.ndarray:
         """(L,) int32: what is known of a sentence; of one without tokens, nothing (L = 0).
+
+        It must not remember: a mean or a count of what was read before would tell one user's text to others. What is not
+        listed in ``KEEPING_USERS_APART`` reads each text twice, in two orders (``corpus.tokens``).
 
         Args:
           ids: (n,) tokens of ``text``, the first ``longest_text``.

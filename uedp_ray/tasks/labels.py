@@ -47,6 +47,10 @@ class Labelled(Task):
         if not self.fits(self.labels, sentence):
             refuse(self.labels)
 
+    @classmethod
+    def refuse(cls, config: TaskConfig, text: str) -> Never:
+        refuse(config.labels, text)
+
     @property
     def longest_text(self) -> int:
         return self.max_length - 2

@@ -88,7 +88,8 @@ def scores_on(read: Sequence[Sentence], config: RunConfig, vocabulary: Vocabular
     size = text_size(texts, vocabulary, config.model.max_length)
     with ALONE:
         model = initial_model(config, vocabulary).to(device)
-        found = score(model, task, list(annotate(zip(read, texts, strict=True), vocabulary, task)), device=device)
+        known = annotate(zip(read, texts, strict=True), vocabulary, task, kind=config.task.kind)
+        found = score(model, task, list(known), device=device)
     return task.scores(found, size) | metric_of(config).yardstick_of(size)
 
 

@@ -44,7 +44,6 @@ from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError, one_line
 from uedp_ray.storage.files import check_regular, load_array
 from uedp_ray.tasks.base import task_of
-from uedp_ray.tasks.labels import refuse
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.units import RECORD
@@ -164,7 +163,7 @@ def check_labels(corpus: Corpus, task: TaskConfig, field: str) -> None:
     if kind.labelled:
         for _, sentences in corpus.sentences(every=True):
             if not all(kind.fits(kind.named(task.labels), each) for each in sentences if each.text.strip()):
-                refuse(task.labels, field)
+                kind.refuse(task, field)
 
 
 def check_unseen(evaluation: Hashes, source: SourceConfig, model: str) -> None:

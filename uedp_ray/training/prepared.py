@@ -174,7 +174,8 @@ def encode(folder: str | Path, corpus: Text, vocabulary: Vocabulary, config: Run
     """The tokens of a text, with what the task knows beside them."""
     task = make_task(config, vocabulary)
     longest = config.model.max_length
-    return encode_corpus(corpus, vocabulary, folder, max_length=longest, task=task if task.labelled else None)
+    read = task if task.labelled else None
+    return encode_corpus(corpus, vocabulary, folder, max_length=longest, task=read, kind=config.task.kind)
 
 
 def make_task(config: RunConfig, vocabulary: Vocabulary) -> Task:
