@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,6 +11,11 @@ AS_WELL = (
     "scores as well, as far as chance lets one tell (perplexity 100.0, now 99.5): hand that on instead; what was trained "
     "stays spent, and covers this choice too"
 )
+
+
+def test_an_abbreviation_keeps_its_capitals_where_it_begins_a_line():
+    assert PERPLEXITY.heading == "Perplexity"
+    assert dataclasses.replace(PERPLEXITY, title="RMSE of scores").heading == "RMSE of scores"
 
 
 @pytest.mark.parametrize(

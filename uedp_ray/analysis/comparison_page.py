@@ -90,7 +90,7 @@ def _shown(compared: Compared) -> list[dict[str, Any]]:
 
 def _picture(compared: Compared, axis: str) -> Picture:
     what = {EPSILON: "ε", AS_PUBLISHED: f"ε {NO_GUARANTEE}"}.get(axis, axis)
-    title = f"{compared.metric.title.capitalize()} against {what}"
+    title = f"{compared.metric.heading} against {what}"
     caption = "A panel for each unit: ε of different units are different promises, and are not compared."
     caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
     if axis == AS_PUBLISHED:

@@ -57,28 +57,28 @@ def pictures(sweep: Sweep, prefix: str) -> list[Picture]:
     noiseless = f"Noiseless line: {figures.noiseless(sweep)}." if "noiseless" in set(sweep.references["name"]) else ""
     learning = picture(  # first, since it reads files of many runs: one that is refused costs no drawing
         "learning",
-        f"{sweep.metric.title.capitalize()} over the rounds",
+        f"{sweep.metric.heading} over the rounds",
         f"The best finished trials. {'Thin lines are further seeds. ' if several_seeds else ''}{noiseless}",
         lambda: figures.learning_curves(sweep),
     )
     return [
         picture(
             "pareto",
-            f"{sweep.metric.title.capitalize()} against ε",
+            f"{sweep.metric.heading} against ε",
             f"{_of_trials(sweep)} {spread} {noiseless}",
             lambda: _against_epsilon(sweep),
             _of_scores(sweep),
         ),
         picture(
             "order",
-            f"{sweep.metric.title.capitalize()} of the trials",
+            f"{sweep.metric.heading} of the trials",
             f"{_in_total(sweep)} {spread} {noiseless}",
             lambda: figures.in_order(sweep),
             _of_scores(sweep),
         ),
         picture(
             "compute",
-            f"{sweep.metric.title.capitalize()} against compute",
+            f"{sweep.metric.heading} against compute",
             f"One pass is as much work as reading the whole text once. {_of_trials(sweep)} {spread} {noiseless}",
             lambda: figures.compute(sweep),
         ),

@@ -64,6 +64,11 @@ class Score:
     least: float = 0.0
     """No model scores less."""
 
+    @property
+    def heading(self) -> str:
+        """``title`` as it begins a line: an abbreviation keeps its capitals."""
+        return self.title[:1].upper() + self.title[1:]
+
     def show(self, value: float) -> str:
         return format(value, self.format)
 

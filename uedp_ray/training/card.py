@@ -136,7 +136,7 @@ def _scored(metric: Metric, result: Mapping[str, Any]) -> str:
 
 def _before(metric: Metric, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     before = metric.before(result)
-    return [(f"{metric.title.capitalize()} before training on the private text", before)] if before else []
+    return [(f"{metric.heading} before training on the private text", before)] if before else []
 
 
 def _sentences(config: RunConfig, vocabulary: Vocabulary, longest: int | None) -> str:
