@@ -147,9 +147,11 @@ def cells(line):
 
 def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys):
     both = {"name": "both", "variant": "both", "guarantees": [OURS, OURS | {"unit": "user", "epsilon": 0.5}, WORD]}
+    beside = {"name": "beside", "variant": "beside", "guarantees": [OURS, WORD | {"sound": False}]}
     rows = [
         ROW | {"name": "public-only", "variant": "public-only", "method": None, "guarantee": OURS | {"epsilon": 0.0}},
         ROW | both | {"transform": "replace_words", "retention": 0.1234},
+        ROW | beside,
         ROW | {"variant": "words", "private": False, "guarantee": WORD, "guarantees": [WORD]},
         ROW | {"variant": "claimed", "guarantee": WORD | {"sound": False}, "guarantees": [WORD | {"sound": False}]},
         ROW | {"variant": "bare", "private": False, "guarantee": NOTHING, "guarantees": [NOTHING], "retention": None},
@@ -160,6 +162,7 @@ def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys)
     assert found == {
         "public-only": ["0.000", "every unit", "sound", "", "100.0%"],
         "both": ["1.000", "user-entity", "sound", "0.500 user, 6.000 word (local)", "12.3%"],
+        "beside": ["1.000", "user-entity", "sound", "6.000 word (local) (not a guarantee)", "100.0%"],
         "words": ["6.000", "word (local)", "sound", "", "100.0%"],
         "claimed": ["6.000", "word (local)", "not a guarantee", "", "100.0%"],
         "bare": ["∞", "-", "no guarantee", "", "-"],

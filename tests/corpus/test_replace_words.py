@@ -8,11 +8,13 @@ import re
 import pytest
 
 from uedp_ray.config import SourceConfig, TransformConfig
+from uedp_ray.corpus import word_mechanisms
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transforms.base import Generators, Transformed, transform_of
 from uedp_ray.corpus.transforms.replace_words import ReplaceWords
+from uedp_ray.corpus.word_mechanisms import SanText
 from uedp_ray.errors import InputError
 
 WORDS = [f"w{place}x" for place in range(40)] + ["oslo", "rome", "the"]
@@ -184,6 +186,30 @@ def test_a_class_that_says_nothing_of_its_words_moves_them():
 
     config = TransformConfig(kind="replace_words", mechanism="random", vectors="toy.txt")
     assert (ReplaceWords(config).moves_words, Changed(config).moves_words) == ("", "kind")
+
+
+def test_a_claim_is_of_its_class_alone(toy):
+    """A subclass that returns the text as it was inherited "epsilon = 2 of one word", and the line on its draws."""
+
+    class Nothing(ReplaceWords):
+        def text_of(self, sentence, generators):
+            return sentence.text
+
+    transform = toy(mechanism="santext", epsilon=2.0)
+    assert transform.claim().epsilon == 2.0
+    assert "of epsilon = 2 each" in transform.told([[said("oslo")]])
+    assert Nothing(transform.config).claim() is Nothing(transform.config).told([[said("oslo")]]) is None
+
+
+def test_a_mechanism_of_others_has_no_figure_told_as_one(toy, monkeypatch):
+    class Own(SanText):
+        unit, epsilon, hidden_among = "word-metric", SanText.epsilon, SanText.hidden_among
+
+    monkeypatch.setitem(word_mechanisms._MECHANISMS, "own", Own)
+    transform = toy(mechanism="santext")
+    object.__setattr__(transform.config, "mechanism", "own")
+    assert transform.claim().epsilon == 1.0
+    assert transform.told([[said("oslo")]]) is None
 
 
 def test_a_claim_says_what_it_leaves_out(toy, listed):

@@ -18,8 +18,9 @@ from scipy.integrate import quad
 from scipy.stats import beta
 
 from uedp_ray.config import TransformConfig
+from uedp_ray.config.choices import PROVED_WORD_MECHANISMS
 from uedp_ray.corpus.vectors import Vectors, read_vectors
-from uedp_ray.corpus.word_mechanisms import Vickrey, mechanism_of
+from uedp_ray.corpus.word_mechanisms import ByLaw, SanText, Vickrey, mechanism_of
 from uedp_ray.errors import InputError
 
 LINE = (0.0, 0.7, 1.0, 1.8, 3.0)
@@ -64,6 +65,28 @@ def betrayed(found, words):
         ratios = [low(a) / high(b) for a, b in zip(counted[one], counted[other], strict=True)]
         worst[one, other] = math.log(max(ratios))
     return worst
+
+
+def test_what_a_class_does_not_state_itself_it_does_not_promise():
+    """A sharper law promised what SanText does, and a mechanism that said nothing of epsilon that of the file."""
+
+    class Sharper(SanText):
+        def law(self, word):
+            outputs, weights = super().law(word)
+            return outputs, weights**100
+
+    class Says(ByLaw):
+        unit = "word"
+
+        def law(self, word):
+            return np.array([word]), np.ones(1)
+
+    config = TransformConfig(kind="replace_words", vectors="toy", epsilon=2.0)
+    heir, said = Sharper(config, vectors(LINE)), Says(config, vectors(LINE))
+    assert (heir.unit, heir.epsilon, heir.hidden_among().max()) == ("", math.inf, 1)
+    assert (said.unit, said.epsilon) == ("word", math.inf)
+    assert [mechanism(LINE, name, epsilon=2.0).epsilon for name in PROVED_WORD_MECHANISMS - {"random"}] == [2.0] * 4
+    assert mechanism(LINE, "random", epsilon=2.0).epsilon == 0.0
 
 
 def test_custext_draws_by_the_exponential_mechanism():

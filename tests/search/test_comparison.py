@@ -280,10 +280,10 @@ def test_no_total_is_made_up_for_what_nothing_here_adds_up(done):
         row("b", guarantee("user", 2.0, sound=False)),
         row("c", guarantee("none", None)),
     ]
-    word, user = totals(rows, {name: [out / "ours-noise-multiplier-2"] for name in "abc"}, comparison.base)
+    (word,) = totals(rows, {name: [out / "ours-noise-multiplier-2"] for name in "abc"}, comparison.base)
     assert (word["epsilon"], word["rows"], word["without"]) == (None, ["a"], ["b", "c"])
     assert "nothing here adds that up" in about_total(word)
-    assert user["rows"] == [], "what nobody has proved is in no total"
+    assert word["unit"] == "word", "what nobody has proved is in no total, and has none"
 
 
 def test_entities_of_a_total_are_those_that_all_rows_protect(done, tmp_path):

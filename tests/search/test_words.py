@@ -10,8 +10,9 @@ import pytest
 
 from tests.training.runs import run_config
 from uedp_ray.config import TransformConfig
+from uedp_ray.corpus import word_mechanisms
 from uedp_ray.corpus.vectors import Vectors
-from uedp_ray.corpus.word_mechanisms import mechanism_of
+from uedp_ray.corpus.word_mechanisms import SanText, mechanism_of
 from uedp_ray.errors import InputError
 from uedp_ray.search.words import prior_of, tradeoff, tuned, tuned_for
 
@@ -73,6 +74,35 @@ def test_t_is_searched_too_but_not_beside_weights():
     assert found.inference_error > 0.95 * nearest.inference_error
     weighed = mechanism("vickrey", selection=0.9, neighbour_weights=(1.0, 2.0))
     assert tuned(weighed, PRIOR, most_loss=0.9, num_trials=5).selection == 0.9
+
+
+def test_the_setting_is_searched_and_what_it_states_is_told(monkeypatch, corpora, tmp_path):
+    """The stated epsilon was printed as the setting, and a guarantee was told of a mechanism that nobody proved."""
+
+    class Twice(SanText):
+        unit = "word-metric"
+
+        @property
+        def epsilon(self):
+            return 2 * self.setting
+
+        def law(self, word):
+            weights = np.exp(-self.setting * np.abs(self.vectors.table[:, 0] - self.vectors.table[word, 0]))
+            return np.arange(len(weights)), weights / weights.sum()
+
+    config = TransformConfig(kind="replace_words", vectors="toy", mechanism="santext")
+    found = tuned(Twice(config, VECTORS), PRIOR, most_loss=0.5)
+    assert found.epsilon == 2 * found.setting
+    assert tradeoff(Twice(config, VECTORS).at(found.setting, found.selection), PRIOR) == found
+    file = tmp_path / "toy.txt"
+    file.write_text("".join(f"{word} {at}\n" for word, at in zip(("the", "in", "met", "left"), LINE, strict=False)))
+    monkeypatch.setitem(word_mechanisms._MECHANISMS, "santext", Twice)
+    section = {"kind": "replace_words", "mechanism": "santext", "vectors": str(file)}
+    run = run_config(corpora, corpus={"transform": section})
+    answer = tuned_for(run, most_loss=0.5, num_trials=4)
+    assert f"epsilon = {2 * answer['corpus.transform.epsilon']:.6g} (unit word-metric)" in answer["note"]
+    monkeypatch.setattr("uedp_ray.search.words.PROVED_WORD_MECHANISMS", frozenset())
+    assert "Nothing is guaranteed" in tuned_for(run, most_loss=0.5, num_trials=4)["note"]
 
 
 def test_what_cannot_be_searched_is_refused():

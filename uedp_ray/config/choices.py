@@ -44,6 +44,10 @@ KEEPING_USERS_APART = frozenset(
 )
 """Local updates and tasks of which docs/accounting.md proves that a user's update follows from that user alone. Of a name
 that is not here it is assumed, and ``privacy.md`` says so."""
+PROVED_TRANSFORMS = frozenset({"mask", "fragments", "replace_words", "plant"})
+PROVED_WORD_MECHANISMS = frozenset({"custext", "santext", "fbdd", "vickrey", "random"})
+"""Transforms and word mechanisms of which docs/accounting.md proves what they claim, and that what becomes of a sentence
+follows from it alone. What a name that is not here claims is no guarantee, and the rest is assumed of it."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 ADDED = {"added": True}

@@ -15,13 +15,14 @@
     >>> custext.hidden_among().tolist()    # words that may become the same words
     [2, 2, 2, 2]
 
-What each guarantees is proved in docs/accounting.md, "Words"; ``unit`` names it. Shape legend: V words, d coordinates of a
-vector, K neighbours, n draws. Words are numbers, their places in the file of vectors.
+What each guarantees is proved in docs/accounting.md, "Words"; ``unit`` and ``epsilon`` say it. Shape legend: V words,
+d coordinates of a vector, K neighbours, n draws. Words are numbers, their places in the file of vectors.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Self
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from uedp_ray.components import in_table
+from uedp_ray.components import drop_inherited, in_table
 from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.vectors import Vectors
 
@@ -41,19 +42,34 @@ _POINTS = 20
 
 
 class WordMechanism(ABC):
-    """A channel from words to words. ``epsilon``: of one draw of one word, in the sense of ``unit``."""
+    """A channel from words to words. What a class does not state itself of its privacy, it does not promise: ``unit``,
+    ``epsilon`` and ``hidden_among`` are not inherited.
 
-    unit: ClassVar[str]
+    Attributes:
+      setting: ``corpus.transform.epsilon``, whatever the mechanism makes of it.
+      selection: ``corpus.transform.selection``.
+    """
+
+    unit: ClassVar[str] = ""
     """``word``: of words that may become the same words (``hidden_among``). ``word-metric``: of any two words, times the
-    distance between them."""
+    distance between them. Empty: of nothing."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        drop_inherited(cls, WordMechanism, "unit", "epsilon", "hidden_among")
 
     def __init__(self, config: TransformConfig, vectors: Vectors):
-        self.vectors, self.epsilon, self.selection = vectors, config.epsilon, config.selection
+        self.vectors, self.setting, self.selection = vectors, config.epsilon, config.selection
 
-    def at(self, epsilon: float, selection: float) -> Self:
-        """The same with another epsilon and, if it is ``vickrey``, another t: what is made of vectors alone is kept."""
+    @property
+    def epsilon(self) -> float:
+        """Of one draw of one word, in the sense of ``unit``; as here: without bound."""
+        return math.inf
+
+    def at(self, setting: float, selection: float) -> Self:
+        """The same with another setting and, if it is ``vickrey``, another t: what is made of vectors alone is kept."""
         other = copy.copy(self)
-        other.epsilon, other.selection = epsilon, selection
+        other.setting, other.selection = setting, selection
         return other
 
     @abstractmethod
@@ -103,9 +119,9 @@ class Uniform(ByLaw):
 
     unit = "word"
 
-    def __init__(self, config: TransformConfig, vectors: Vectors):
-        super().__init__(config, vectors)
-        self.epsilon = 0.0
+    @property
+    def epsilon(self) -> float:
+        return 0.0
 
     def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
         size = len(self.vectors.words)
@@ -129,12 +145,16 @@ class CusText(ByLaw):
         mapped = {"aggressive": self._own, "balanced": self._shared, "conservative": self._apart}[config.mapping]
         self._outputs = mapped(min(config.num_neighbours, len(vectors.words)))
 
+    @property
+    def epsilon(self) -> float:
+        return self.setting
+
     def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
         outputs = self._outputs[word]
         far = self._far(word, outputs)
         spread = far.max() - far.min()
         score = 1 - (far - far.min()) / spread if spread > 0 else np.ones(len(outputs))
-        weights = np.exp(self.epsilon * (score - 1) / 2)  # the best has 1: no epsilon overflows
+        weights = np.exp(self.setting * (score - 1) / 2)  # the best has 1: no epsilon overflows
         return outputs, weights / weights.sum()
 
     def hidden_among(self) -> Words:
@@ -184,9 +204,13 @@ class SanText(ByLaw):
 
     unit = "word-metric"
 
+    @property
+    def epsilon(self) -> float:
+        return self.setting
+
     def law(self, word: int) -> tuple[Words, NDArray[np.float64]]:
         table = self.vectors.table
-        weights = np.exp(-self.epsilon * cdist(table[word : word + 1], table)[0] / 2)
+        weights = np.exp(-self.setting * cdist(table[word : word + 1], table)[0] / 2)
         return np.arange(len(table)), weights / weights.sum()
 
     def hidden_among(self) -> Words:
@@ -197,6 +221,10 @@ class Noised(WordMechanism):
     """The word nearest to the word's vector with noise. Source: Feyisetan et al. 2020."""
 
     unit = "word-metric"
+
+    @property
+    def epsilon(self) -> float:
+        return self.setting
 
     def sample(self, words: Words, generator: np.random.Generator) -> Words:
         drawn = list[Words]()
@@ -215,7 +243,7 @@ class Noised(WordMechanism):
         for part in self._parts(np.repeat(words, _POINTS)):
             points_nd = self._points(part, generator)
             near_nk, shares_nk = self._choices(points_nd)
-            logs_nW = -self.epsilon * cdist(self._scaled(points_nd), self._scaled(self.vectors.table[words]))
+            logs_nW = -self.setting * cdist(self._scaled(points_nd), self._scaled(self.vectors.table[words]))
             weights_nW = np.exp(logs_nW - logs_nW.max(axis=1, keepdims=True))
             weights_nW /= weights_nW.sum(axis=1, keepdims=True)
             for near_n, shares_n in zip(near_nk.T, shares_nk.T, strict=True):
@@ -230,11 +258,11 @@ class Noised(WordMechanism):
         return [words[start : start + step] for start in range(0, len(words), step)]
 
     def _points(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
-        """(n, d) vectors with noise, whose density is proportional to exp(-epsilon * norm)."""
+        """(n, d) vectors with noise, whose density is proportional to exp(-setting * norm)."""
         dimensions = self.vectors.table.shape[1]
         direction = generator.standard_normal((len(words), dimensions))
         direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-        noise = direction * generator.gamma(dimensions, 1 / self.epsilon, (len(words), 1))
+        noise = direction * generator.gamma(dimensions, 1 / self.setting, (len(words), 1))
         return self.vectors.table[words] + self._shaped(noise)
 
     def _shaped(self, noise_nd: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -257,10 +285,19 @@ class Vickrey(Noised):
     printed, nothing is guaranteed. Mahalanobis noise: Xu et al. 2020.
     """
 
+    unit = "word-metric"
+
     def __init__(self, config: TransformConfig, vectors: Vectors):
         super().__init__(config, vectors)
         self._weights = np.array(config.neighbour_weights[: len(vectors.words)])
         self._shape = _spread(vectors.table, config.mahalanobis) if config.mahalanobis else None
+
+    @property
+    def epsilon(self) -> float:
+        return self.setting
+
+    def hidden_among(self) -> Words:
+        return self._everything()
 
     @property
     def by_weight(self) -> bool:

@@ -137,6 +137,8 @@ def totals(
     found = []
     for unit in dict.fromkeys(row["guarantee"]["unit"] for row in rows if row["guarantee"]["epsilon"] is not None):
         covered = [row["name"] for row in rows if _promises(row, unit)]
+        if not covered:  # no row has a guarantee of it: what was claimed or published is none
+            continue
         folders = [folder for name in covered for folder in runs[name]]
         total: dict[str, Any] = {
             "unit": unit,

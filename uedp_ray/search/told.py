@@ -71,7 +71,9 @@ def promise_of(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     if own["unit"] == "none" or own["epsilon"] is None:
         return "∞", "-", "no guarantee", ""
     others = (
-        f"{show_epsilon(each['epsilon'])} {_unit(each)}" for each in row["guarantees"] if each["unit"] != own["unit"]
+        f"{show_epsilon(each['epsilon'])} {_unit(each)}{'' if each['sound'] else ' (' + _SOUND[False] + ')'}"
+        for each in row["guarantees"]
+        if each["unit"] != own["unit"]
     )
     return show_epsilon(own["epsilon"]), _unit(own), _SOUND[own["sound"]], ", ".join(others)
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from uedp_ray.config import RunConfig
+from uedp_ray.config.choices import PROVED_WORD_MECHANISMS
 from uedp_ray.corpus.vectors import WORD, Vectors, read_vectors
 from uedp_ray.corpus.word_mechanisms import ByLaw, Uniform, Vickrey, WordMechanism, mechanism_of
 from uedp_ray.errors import InputError
@@ -46,7 +47,10 @@ _LEAST, _MOST = 0.1, 1000.0
 class Tradeoff:
     """What one setting costs and gives."""
 
+    setting: float
+    """``corpus.transform.epsilon``."""
     epsilon: float
+    """What the mechanism states there: of one draw, in the sense of its ``unit``."""
     selection: float
     loss: float
     """L: the mean distance between a word and what replaces it, over that between two words of the prior."""
@@ -83,6 +87,7 @@ def tradeoff(mechanism: WordMechanism, prior: NDArray[np.float64]) -> Tradeoff:
     loss = (joint_WV * far_WV).sum() / (prior_W @ far_WV[:, words] @ prior_W)
     guessed = np.divide(squares_V, arrives_V, out=np.zeros_like(squares_V), where=arrives_V > 0).sum()
     return Tradeoff(
+        setting=mechanism.setting,
         epsilon=mechanism.epsilon,
         selection=mechanism.selection,
         loss=float(loss),
@@ -117,9 +122,9 @@ def tuned(
     found: dict[int, Tradeoff] = {}
 
     def score(trial: optuna.Trial) -> float:
-        epsilon = trial.suggest_float("epsilon", _LEAST / unit, _MOST / unit, log=True)
+        setting = trial.suggest_float("epsilon", _LEAST / unit, _MOST / unit, log=True)
         selection = trial.suggest_float("selection", 0.0, 1.0) if chosen else mechanism.selection
-        at = found[trial.number] = tradeoff(mechanism.at(epsilon, selection), prior)
+        at = found[trial.number] = tradeoff(mechanism.at(setting, selection), prior)
         trial.set_constraint("loss", at.loss - most_loss)
         return at.inference_error
 
@@ -151,16 +156,18 @@ def tuned_for(config: RunConfig, *, most_loss: float, num_words: int = 200, num_
     field, sources = public_text(used)
     prior = prior_of(mechanism.vectors, public_sentences(sources, config.pretrain.max_words, field=field), num_words)
     found = tuned(mechanism, prior, most_loss=most_loss, num_trials=num_trials)
-    answer = {f"corpus.transform.{name}": getattr(found, name) for name in ("epsilon", "selection")}
+    answer = {"corpus.transform.epsilon": found.setting, "corpus.transform.selection": found.selection}
     if settings.mechanism != "vickrey" or settings.neighbour_weights:
         del answer["corpus.transform.selection"]
     measures = {name: getattr(found, name) for name in ("loss", "inference_error", "map_error")}
     counted = (
         "counted in public text" if sources else "1 / rank in the file of vectors, as the run names no public text"
     )
+    claimed = settings.mechanism in PROVED_WORD_MECHANISMS and mechanism.unit
+    promise = f"What is guaranteed is epsilon = {found.epsilon:.6g}" if claimed else "Nothing is guaranteed"
     note = (
         f"An adversary among {int(np.count_nonzero(prior))} words, prior {counted}: its errors are "
-        f"{'computed' if isinstance(mechanism, ByLaw) else 'estimated by draws'}, and no bounds. What is guaranteed is "
-        f"epsilon (unit {mechanism.unit})"
+        f"{'computed' if isinstance(mechanism, ByLaw) else 'estimated by draws'}, and no bounds. {promise} (unit "
+        f"{mechanism.unit or 'none'})"
     )
     return answer | measures | {"mechanism": settings.mechanism, "unit": mechanism.unit, "note": note}

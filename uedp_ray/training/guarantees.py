@@ -11,8 +11,8 @@
     >>> [(each.told, each.trust) for each in guarantees(Plan.of(apply(config, "local_dp_fedavg")), nothing)]
     [('ε = 16.568 of one record', 'local')]
 
-A transform that makes a promise of its own (``Transform.claim``) adds it. That of the rounds is about the text before, and
-holds with any transform (docs/accounting.md, "Transforms").
+A transform that makes a promise of its own (``Transform.claim``) adds it, sound if it is one of those that are proved. That
+of the rounds is about the text before, and holds with any transform (docs/accounting.md, "Transforms").
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from uedp_ray.corpus.transforms.base import transform_of
+from uedp_ray.config import TransformConfig
+from uedp_ray.config.choices import PROVED_TRANSFORMS, PROVED_WORD_MECHANISMS
+from uedp_ray.corpus.transforms.base import claim_of, transform_of
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
 from uedp_ray.privacy.guarantee import Guarantee, GuaranteedUnit, central
@@ -44,7 +46,7 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
     elif config.representation.kind != "none" and secret:
         of_rounds = noised_vectors(config).guarantees()
     transform = transform_of(config.corpus.transform)
-    claim = None if transform is None else transform.claim()
+    claim = None if transform is None else claim_of(transform)
     if claim is None or not secret:
         return of_rounds
     of_text = Guarantee(
@@ -54,7 +56,12 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
         relation="replacement",
         trust="local",
         accountant="pure",
-        sound=True,
+        sound=_proved(config.corpus.transform),
         note=claim.note,
     )
     return [*(each for each in of_rounds if each.unit != "none"), of_text]
+
+
+def _proved(transform: TransformConfig) -> bool:
+    mechanisms = {transform.mechanism} if transform.kind == "replace_words" else set[str]()
+    return transform.kind in PROVED_TRANSFORMS and mechanisms <= PROVED_WORD_MECHANISMS

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -40,8 +41,9 @@ class Claim(NamedTuple):
     """What a transform guarantees of one unit of text by itself, whoever sees what it returns."""
 
     unit: str
-    """``word`` or ``word-metric``, as ``privacy.guarantee`` has them."""
+    """``word`` or ``word-metric``, as ``privacy.guarantee`` has them; of what else a text may hide no transform can tell."""
     epsilon: float
+    """Pure: its delta is 0."""
     note: str
     """What it leaves unprotected, in full sentences."""
 
@@ -78,7 +80,7 @@ class Transform(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Transform, "draws", "moves_words")
+        drop_inherited(cls, Transform, "draws", "moves_words", "claim", "told")
 
     def __init__(self, config: TransformConfig):
         self.config = config
@@ -90,7 +92,11 @@ class Transform(ABC):
         return "kind"
 
     def claim(self) -> Claim | None:
-        """What it guarantees by itself; None, as here: nothing. Only what docs/accounting.md proves is to be claimed."""
+        """What it guarantees by itself; None, as here, and of a class whose base claims something: nothing.
+
+        It counts as a guarantee only of the names in ``config.choices.PROVED_TRANSFORMS``, which docs/accounting.md proves;
+        else it is shown as none.
+        """
         return None
 
     def check(self) -> None:  # noqa: B027 (most have nothing to find)
@@ -204,6 +210,20 @@ def with_mentions_replaced(sentence: Sentence, by: Callable[[Mention], str]) -> 
             parts += [sentence.text[end : mention.start], by(mention)]
         end = max(end, mention.end)
     return "".join((*parts, sentence.text[end:]))
+
+
+def claim_of(transform: Transform) -> Claim | None:
+    """What a transform claims. Raises: TypeError for what no transform of text can promise."""
+    claim = transform.claim()
+    if claim is None:
+        return None
+    if claim.unit not in ("word", "word-metric"):
+        raise TypeError(f"{type(transform).__name__} claims an epsilon of one {claim.unit!r}: word or word-metric")
+    if not 0.0 <= claim.epsilon < math.inf:
+        raise TypeError(
+            f"{type(transform).__name__} claims an epsilon of {claim.epsilon}: a finite one from 0, or None"
+        )
+    return claim
 
 
 def transform_of(config: TransformConfig) -> Transform | None:

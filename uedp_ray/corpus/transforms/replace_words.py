@@ -24,6 +24,7 @@ of words. docs/accounting.md, "Words", has the proofs.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uedp_ray.config import TransformConfig
+from uedp_ray.config.choices import PROVED_WORD_MECHANISMS
 from uedp_ray.config.io import expand
 from uedp_ray.corpus.detectors.list_file import read_phrases
 from uedp_ray.corpus.records import Mention, Sentence, entity_form
@@ -72,8 +74,10 @@ class ReplaceWords(Transform):
         return "unknown" if self.config.unknown == "category_list" else ""
 
     def claim(self) -> Claim | None:
-        """None if no word is hidden among others."""
+        """None if the mechanism states none, or no word is hidden among others."""
         mechanism = self._public.mechanism
+        if not mechanism.unit or not math.isfinite(mechanism.epsilon):
+            return None
         among = mechanism.hidden_among()
         alone = int(np.count_nonzero(among == 1))
         if alone == len(among):
@@ -127,6 +131,8 @@ class ReplaceWords(Transform):
         _ = self._public
 
     def told(self, users: Iterable[Sequence[Sentence]]) -> str | None:
+        if self.config.mechanism not in PROVED_WORD_MECHANISMS or self.claim() is None:
+            return None  # no figure that nothing proves
         epsilon = self._public.mechanism.epsilon
         most = max(map(self._num_draws, users), default=0)
         return (
