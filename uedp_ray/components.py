@@ -8,8 +8,10 @@ TypeError that says what is missing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import module_from_spec
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +31,16 @@ def in_module(room: str, name: str, attribute: str) -> Any:
         raise TypeError(f"{name} is listed as a choice, and there is no module {module}") from None
     except AttributeError:
         raise TypeError(f"{name} is listed as a choice, and {module} has no {attribute}") from None
+
+
+def afresh(room: str, name: str, attribute: str, *, otherwise: Any) -> Any:
+    """As ``in_module``, of a new copy of the module, in which nothing is kept yet; ``otherwise`` if none can be made."""
+    module = sys.modules.get(f"uedp_ray.{room}.{name.replace('-', '_')}")
+    if module is None or module.__spec__ is None or module.__spec__.loader is None:
+        return otherwise
+    copy = module_from_spec(module.__spec__)
+    module.__spec__.loader.exec_module(copy)
+    return getattr(copy, attribute)
 
 
 def in_table(table: Mapping[str, T], name: str, called: str) -> T:

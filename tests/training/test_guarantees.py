@@ -12,12 +12,13 @@ from tests.training.runs import run_config
 from tests.updates.tiny import tiny_config
 from uedp_ray.config import TransformConfig
 from uedp_ray.config.choices import PROVED_TRANSFORMS, PROVED_WORD_MECHANISMS
+from uedp_ray.corpus import transform_checks
 from uedp_ray.corpus.transforms.base import Claim, Transform, claim_of
 from uedp_ray.corpus.transforms.replace_words import ReplaceWords
 from uedp_ray.corpus.vectors import Vectors
 from uedp_ray.corpus.word_mechanisms import WordMechanism
 from uedp_ray.plan import Plan
-from uedp_ray.training import checks, guarantees
+from uedp_ray.training import guarantees
 from uedp_ray.training.checks import check_run
 
 
@@ -47,7 +48,7 @@ class Claiming(Transform):
 )
 def test_a_claim_that_no_transform_of_text_can_make_is_refused_before_a_run(monkeypatch, corpora, claim, message):
     monkeypatch.setattr(Claiming, "claimed", claim)
-    monkeypatch.setattr(checks, "transform_of", lambda config: Claiming(config))
+    monkeypatch.setattr(transform_checks, "transform_of", lambda config: Claiming(config))
     with pytest.raises(TypeError, match=message):
         check_run(run_config(corpora))
 

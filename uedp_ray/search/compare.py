@@ -18,6 +18,7 @@ from typing import Any
 
 from uedp_ray.config import RunConfig, dump_config, load_config
 from uedp_ray.corpus.store import open_corpus
+from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, Later, flag, list_of, record, string
@@ -90,12 +91,16 @@ def _compare(
         with within("base"):
             check_comparable(comparison.base, reporter)
             check_pretraining(comparison.base)
+        tried = set[str]()
         for row in comparison.rows:
             with within(f"variants.{row.variant}"):
                 config = for_use(row.config(comparison.base))
                 check_device(config)
                 check_gpus(config, num_workers)
                 check_model(config)
+                if row.variant not in tried:  # at its other points of the grid, when these are trained
+                    check_transform(config.corpus.transform)
+                tried.add(row.variant)
     _same_base(comparison.base, out / "base.yaml")
     folders = [folder for row in comparison.rows for folder in row.folders(comparison.seeds)]
     _refuse_lost(out)

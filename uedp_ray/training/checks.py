@@ -45,7 +45,8 @@ from uedp_ray.config.run import why_unused
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import open_corpus
-from uedp_ray.corpus.transforms.base import claim_of, transform_of
+from uedp_ray.corpus.transform_checks import check_transform
+from uedp_ray.corpus.transforms.base import transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
@@ -77,9 +78,7 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
         if same and not _other_users(source, evaluation):
             remedy = f"it is the text of corpus.source: {name_other_users(evaluation)}"
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
-    if (transform := transform_of(used.corpus.transform)) is not None:
-        transform.check()
-        claim_of(transform)  # else it would be asked for only when the run has ended
+    check_transform(used.corpus.transform)
     kept_by(config.training)
     _check_words_kept(config)
     for note in ignored(config):

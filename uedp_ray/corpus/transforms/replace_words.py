@@ -23,6 +23,7 @@ of words. docs/accounting.md, "Words", has the proofs.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
@@ -124,6 +125,11 @@ class ReplaceWords(Transform):
         return _made(config, *((path, _state(path)) for path in paths))
 
     @property
+    def mechanism(self) -> WordMechanism:
+        """A copy, so that what a draw leaves in it reaches no other."""
+        return copy.copy(self._public.mechanism)
+
+    @property
     def _draw(self) -> str:
         return self.config.draw or ("user" if self.config.scope == "entities" else "token")
 
@@ -195,7 +201,7 @@ class ReplaceWords(Transform):
         public = self._public
         words = public.mechanism.vectors.words
         if word.known is not None:
-            return words[int(public.mechanism.sample(np.array([word.known]), generator)[0])]
+            return words[int(self.mechanism.sample(np.array([word.known]), generator)[0])]
         if word.said.isdecimal():
             return "".join(map(str, generator.integers(10, size=len(word.said))))
         if self.config.unknown == "copy":
