@@ -90,6 +90,7 @@ ROW = {"name": "é", "private": True, "perplexity": 1.0, "bits_per_byte": 1.0, "
 ROW |= {"variant": "é", "method": "uedp", "settings": {}, "interval": None}
 OURS = {"unit": "user-entity", "epsilon": 1.0, "sound": True, "trust": "central"}
 WORD = {"unit": "word", "epsilon": 6.0, "sound": True, "trust": "local"}
+OWN = OURS | {"sound": False, "assumed": ["task.kind: own"]}
 NOTHING = {"unit": "none", "epsilon": None, "sound": False, "trust": "central"}
 ROW |= {"guarantee": OURS, "guarantees": [OURS], "transform": "none", "retention": 1.0, "noise_multiplier": None}
 AROUND = {"totals": [], "grid": [], "seeds": 1, "out": "/tmp/é"}
@@ -154,6 +155,7 @@ def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys)
         ROW | beside,
         ROW | {"variant": "words", "private": False, "guarantee": WORD, "guarantees": [WORD]},
         ROW | {"variant": "claimed", "guarantee": WORD | {"sound": False}, "guarantees": [WORD | {"sound": False}]},
+        ROW | {"variant": "own", "guarantee": OWN, "guarantees": [OWN]},
         ROW | {"variant": "bare", "private": False, "guarantee": NOTHING, "guarantees": [NOTHING], "retention": None},
     ]
     console.print_comparison(AROUND | {"rows": rows})
@@ -165,10 +167,12 @@ def test_each_row_says_what_is_proven_of_whom_and_what_its_text_retained(capsys)
         "beside": ["1.000", "user-entity", "sound", "6.000 word (local) (not a guarantee)", "100.0%"],
         "words": ["6.000", "word (local)", "sound", "", "100.0%"],
         "claimed": ["6.000", "word (local)", "not a guarantee", "", "100.0%"],
+        "own": ["1.000", "user-entity", "sound if assumed (task.kind: own)", "", "100.0%"],
         "bare": ["∞", "-", "no guarantee", "", "-"],
     }
     assert "\nuser: one user, all of its sentences.\nword: one word, " in shown
     assert "record: " not in shown
+    assert "\nassumed: of the code that is named, nothing is proved" in shown
     assert "\nlocal: against whoever trains, too" in shown
     assert re.search(r"\nretention: share of .* \(private: read off the text\)\.\n", shown)
 

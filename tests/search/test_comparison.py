@@ -286,6 +286,15 @@ def test_no_total_is_made_up_for_what_nothing_here_adds_up(done):
     assert word["unit"] == "word", "what nobody has proved is in no total, and has none"
 
 
+def test_a_total_says_what_it_assumes(done):
+    comparison, out, _ = done
+    rows = [row("a", guarantee("user", 2.0)), row("b", guarantee("user", 2.0, sound=False, assumed=["task.kind: own"]))]
+    (total,) = totals(rows, {name: [out / "ours-noise-multiplier-2"] for name in "ab"}, comparison.base)
+    assert (total["rows"], total["assumed"]) == (["a", "b"], ["task.kind: own"])
+    assert total["epsilon"] > 0.0
+    assert about_total(total).endswith("Assumed, not proved, of task.kind: own: see privacy.md.")
+
+
 def test_entities_of_a_total_are_those_that_all_rows_protect(done, tmp_path):
     comparison, out, _ = done
     folders = {}

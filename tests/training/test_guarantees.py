@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from uedp_ray.corpus.transforms.replace_words import ReplaceWords
 from uedp_ray.corpus.vectors import Vectors
 from uedp_ray.corpus.word_mechanisms import WordMechanism
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.guarantee import GUARANTEE
 from uedp_ray.training import guarantees
 from uedp_ray.training.checks import check_run
 
@@ -72,6 +74,21 @@ def test_a_mechanism_that_states_nothing_claims_nothing():
     bare = ReplaceWords(TransformConfig(kind="replace_words", vectors="toy"))
     bare.__dict__["_public"] = SimpleNamespace(mechanism=Bare())
     assert claim_of(bare) is None
+
+
+def test_what_is_assumed_is_said_where_machines_read_it(monkeypatch):
+    """With a task of others every figure was "sound": true, and only the page spoke of an assumption."""
+    config = tiny_config(privacy={"test_noise_seed": None})
+    (found,) = guarantees.guarantees(Plan.of(config), {"user-entity": 2.0})
+    assert (found.sound, found.assumed, found.told) == (True, (), "ε = 2.000 of one user and entity")
+    object.__setattr__(config.task, "kind", "own")
+    (found,) = guarantees.guarantees(Plan.of(config), {"user-entity": 2.0})
+    assert (found.sound, found.assumed) == (False, ("task.kind: own",))
+    assert found.told.endswith(", sound if assumed (task.kind: own)")
+    GUARANTEE(json.loads(json.dumps(found.to_dict())), "")
+    published = tiny_config(privacy={"test_noise_seed": None, "noise": "published", "noise_multiplier": 1.0})
+    object.__setattr__(published.task, "kind", "own")
+    assert [each.assumed for each in guarantees.guarantees(Plan.of(published), {"user-entity": 2.0})] == [()]
 
 
 def of_text(config, monkeypatch):

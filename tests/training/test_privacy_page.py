@@ -188,12 +188,39 @@ def test_code_of_others_is_named_as_an_assumption(monkeypatch):
     """The page of a run with an update that somebody else wrote was that of one with ours."""
     config = tiny_config(privacy={"test_noise_seed": None})
     assert "Assumed" not in of_rounds(config, 3)
-    monkeypatch.setattr("uedp_ray.training.privacy_page.KEEPING_USERS_APART", frozenset({"next_word"}))
-    assert "**Assumed, not proved, of `training.local_update: gradient`: that it keeps nothing" in of_rounds(config, 3)
-    monkeypatch.setattr("uedp_ray.training.privacy_page.KEEPING_USERS_APART", frozenset())
+    assert "| yes |" in of_rounds(config, 3)
+    monkeypatch.setattr("uedp_ray.training.guarantees.KEEPING_USERS_APART", frozenset({"next_word"}))
+    page = of_rounds(config, 3)
+    assert "**Assumed, not proved, of `training.local_update: gradient`: that it keeps nothing" in page
+    assert "a sentence's loss, and its gradient, are its own" in page
+    assert "| if what is assumed below holds |" in page
+    assert "| yes |" not in page
+    monkeypatch.setattr("uedp_ray.training.guarantees.KEEPING_USERS_APART", frozenset())
     assert "of `training.local_update: gradient` and `task.kind: next_word`: " in of_rounds(config, 3)
+    monkeypatch.setattr("uedp_ray.training.guarantees.PROVED_ARCHITECTURES", frozenset())
+    assert "`task.kind: next_word` and `model.architecture: gpt2`: that it keeps nothing" in of_rounds(config, 3)
     updates, tasks = {"gradient", "local_sgd", "local_dp_sgd"}, {"next_word", "classify", "tag_words", "tag_entities"}
     assert updates | tasks == KEEPING_USERS_APART, "docs/accounting.md, Proof, 2"
+
+
+def test_a_transform_of_others_is_named_as_an_assumption(monkeypatch):
+    """The page of a run whose text somebody else's code had made was that of one with ours."""
+    for transform, named in (
+        ({"kind": "mask"}, "kind: mask"),
+        ({"kind": "replace_words", "vectors": "toy"}, "mechanism: custext"),
+    ):
+        config = tiny_config(privacy={"test_noise_seed": None}, corpus={"transform": transform})
+        monkeypatch.setattr("uedp_ray.training.privacy_page.guarantees", lambda *_: [])
+        assert "Assumed" not in of_rounds(config, 3)
+        proved = {"kind": "PROVED_TRANSFORMS", "mechanism": "PROVED_WORD_MECHANISMS"}[named.partition(":")[0]]
+        monkeypatch.setattr(f"uedp_ray.training.guarantees.{proved}", frozenset())
+        page = of_rounds(config, 3)
+        assert (
+            f"**Assumed, not proved, of `corpus.transform.{named}`: that what becomes of a sentence follows from"
+            in page
+        )
+        assert "if what is assumed below holds" in page
+        monkeypatch.undo()
 
 
 def test_sentences_without_entities_are_said_to_be_drawn_as_they_are():

@@ -32,6 +32,7 @@ from uedp_ray.analysis.style import (
     number,
     score_axis,
 )
+from uedp_ray.privacy.guarantee import standing
 from uedp_ray.privacy.statement import NO_GUARANTEE, show_delta
 from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import told
@@ -148,7 +149,7 @@ def _dots(compared: Compared, axis: str) -> Iterator[_Dot]:
             continue
         epsilon = promised["epsilon"]
         covered = promised["unit"] != "none" and epsilon is not None and epsilon <= LARGEST
-        unit = promised["unit"] + ("" if promised["sound"] else ", not a guarantee") if covered else ""
+        unit = promised["unit"] + ("" if promised["sound"] else f", {standing(promised)}") if covered else ""
         settings, on_epsilon = row["settings"], axis in _EPSILONS
         rounds = [_ROUNDS] if row["variant"] in along else []
         shown = [*rounds, *(key for key in settings if (_decides(key, row) if on_epsilon else key == axis))]

@@ -103,12 +103,13 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "private": flag,
         "rounds": number(0, whole=True),
     }
-    total = {
+    total: dict[str, Check] = {
         **dict.fromkeys(("unit", "why"), string()),
         "epsilon": number(0.0, nothing=True),
         "delta": number(0.0, 1.0),
         **dict.fromkeys(("rows", "without"), list_of(string())),
         "categories": list_of(string(), nothing=True),
+        "assumed": Later(list_of(string())),
     }
     published = {**dict.fromkeys(("figure", "against"), string()), "points": list_of(record(_PUBLISHED))}
     record(

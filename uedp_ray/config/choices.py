@@ -48,6 +48,8 @@ PROVED_TRANSFORMS = frozenset({"mask", "fragments", "replace_words", "plant"})
 PROVED_WORD_MECHANISMS = frozenset({"custext", "santext", "fbdd", "vickrey", "random"})
 """Transforms and word mechanisms of which docs/accounting.md proves what they claim, and that what becomes of a sentence
 follows from it alone. What a name that is not here claims is no guarantee, and the rest is assumed of it."""
+PROVED_ARCHITECTURES = frozenset({"gpt2", "awd_lstm", "bert", "pretrained"})
+"""Architectures whose networks keep sentences apart. Of a name that is not here it is assumed."""
 ServerOptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 TrainablePart = Literal["full", "lora", "bias_norm", "head"]
 ADDED = {"added": True}

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uedp_ray.fields import Check, flag, list_of, number, one_of, record, string
+from uedp_ray.fields import Check, Later, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.statement import show_epsilon
 from uedp_ray.units import RECORD, UNITS
 
@@ -53,7 +53,10 @@ class Guarantee:
     """``local``: against the server too. ``central``: whoever trains sees the text."""
     accountant: str
     sound: bool = False
-    """Whether a proof in docs/accounting.md covers it; False for figures as they were published."""
+    """Whether a proof in docs/accounting.md covers it; False for figures as they were published, and wherever something is
+    assumed."""
+    assumed: tuple[str, ...] = ()
+    """Settings that name code of others, and the code: with what is assumed of it (``privacy.md``) it is sound."""
     note: str = ""
     """What it leaves out, in full sentences."""
 
@@ -63,7 +66,7 @@ class Guarantee:
         if self.epsilon is None or self.unit == "none":
             return "no guarantee"
         of = _CALLED.get(self.unit, f"one {self.unit}")
-        return f"ε = {show_epsilon(self.epsilon)} of {of}" + ("" if self.sound else ", not a guarantee")
+        return f"ε = {show_epsilon(self.epsilon)} of {of}" + ("" if self.sound else f", {standing(self.to_dict())}")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -78,11 +81,25 @@ GUARANTEE: Check = record(
         "trust": one_of("central", "local"),
         "accountant": string(),
         "sound": flag,
+        "assumed": Later(list_of(string())),
         "note": string(),
     }
 )
 """The check of one in a file."""
 GUARANTEES: Check = list_of(GUARANTEE)
+
+
+def standing(guarantee: Mapping[str, Any]) -> str:
+    """Whether one counts, in words, as tables have it; ``guarantee``: as in files.
+
+    >>> from uedp_ray.privacy.guarantee import standing
+    >>> standing({"sound": False}), standing({"sound": False, "assumed": ["task.kind: own"]})
+    ('not a guarantee', 'sound if assumed (task.kind: own)')
+    """
+    if guarantee["sound"]:
+        return "sound"
+    named = ", ".join(guarantee.get("assumed", ()))
+    return f"sound if assumed ({named})" if named else "not a guarantee"
 
 
 def central(

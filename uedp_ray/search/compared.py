@@ -132,7 +132,8 @@ def totals(
         ledgers do not simply compose.
 
     Returns: unit, epsilon (None: no total), delta, rows (names that it covers), without (``shortened``: what it does not),
-      categories (protected in all of them; None where they do not differ), why (there is no total).
+      categories (protected in all of them; None where they do not differ), assumed (as of a guarantee: what it rests on
+      beside proofs), why (there is no total).
     """
     found = []
     for unit in dict.fromkeys(row["guarantee"]["unit"] for row in rows if row["guarantee"]["epsilon"] is not None):
@@ -147,6 +148,7 @@ def totals(
             "rows": covered,
             "without": shortened([row for row in rows if row["name"] not in covered], rows),
             "categories": None,
+            "assumed": _assumed((row for row in rows if row["name"] in covered), unit),
             "why": "",
         }
         if not fixed:
@@ -160,7 +162,16 @@ def totals(
 
 
 def _promises(row: Mapping[str, Any], unit: str) -> bool:
-    return any(each["unit"] == unit and each["sound"] and each["epsilon"] is not None for each in row["guarantees"])
+    return any(each["unit"] == unit and _counts(each) and each["epsilon"] is not None for each in row["guarantees"])
+
+
+def _counts(guarantee: Mapping[str, Any]) -> bool:
+    return bool(guarantee["sound"] or guarantee.get("assumed"))
+
+
+def _assumed(rows: Iterable[Mapping[str, Any]], unit: str) -> list[str]:
+    promises = [each for row in rows for each in row["guarantees"] if each["unit"] == unit]
+    return [*dict.fromkeys(named for each in promises for named in each.get("assumed", ()))]
 
 
 def _composed(unit: str, folders: Iterable[Path], delta: float) -> dict[str, Any]:
@@ -188,7 +199,8 @@ def write_csv(
     writer = csv.writer(text)
     writer.writerow(
         ["name", "variant", "method", *keys, "seeds", *metric.names, *ends, "interval", "epsilon", "unit", "delta", "sound",
-         "transform", "retention", "rounds", f"epsilon {NO_GUARANTEE}", "unit as published"]
+         "transform", "retention", "rounds", f"epsilon {NO_GUARANTEE}", "unit as published",
+         "assumed"]
     )  # fmt: skip
     for row in rows:
         promised, bounds, theirs = row["guarantee"], row["interval"] or {}, row["as_published"] or {}
@@ -198,6 +210,6 @@ def write_csv(
              *(row[name] for name in metric.names), *(bounds.get(end, "") for end in ends), bounds.get("kind", ""),
              "" if promised["epsilon"] is None else promised["epsilon"], promised["unit"], promised["delta"],
              promised["sound"], row["transform"], "" if row.get("retention") is None else row["retention"], row["rounds"],
-             theirs.get("epsilon"), theirs.get("unit")]
+             theirs.get("epsilon"), theirs.get("unit"), "; ".join(promised.get("assumed", ()))]
         )  # fmt: skip
     write_atomically(path, text.getvalue().encode(), private=private)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from uedp_ray.privacy.guarantee import standing
 from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
 from uedp_ray.units import UNITS
 
@@ -71,14 +72,11 @@ def promise_of(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     if own["unit"] == "none" or own["epsilon"] is None:
         return "∞", "-", "no guarantee", ""
     others = (
-        f"{show_epsilon(each['epsilon'])} {_unit(each)}{'' if each['sound'] else ' (' + _SOUND[False] + ')'}"
+        f"{show_epsilon(each['epsilon'])} {_unit(each)}{'' if each['sound'] else f' ({standing(each)})'}"
         for each in row["guarantees"]
         if each["unit"] != own["unit"]
     )
-    return show_epsilon(own["epsilon"]), _unit(own), _SOUND[own["sound"]], ", ".join(others)
-
-
-_SOUND = {True: "sound", False: "not a guarantee"}
+    return show_epsilon(own["epsilon"]), _unit(own), standing(own), ", ".join(others)
 
 
 def _unit(guarantee: Mapping[str, Any]) -> str:
@@ -92,6 +90,8 @@ def about_units(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{unit}: {meaning}." for unit, meaning in MEANINGS.items() if unit in found]
     if any(each["trust"] == "local" for each in promises):
         lines.append("local: against whoever trains, too; without it, against whoever has the model.")
+    if any(each.get("assumed") for each in promises):
+        lines.append("assumed: of the code that is named, nothing is proved; what has to hold of it is in privacy.md.")
     return lines
 
 
@@ -125,6 +125,8 @@ def about_total(total: Mapping[str, Any]) -> str:
     left = f" Not in it: {named(total['without'])}." if total["without"] else ""
     if len(total["without"]) > count:  # the shorter of two lists
         rows, left = f"{rows} ({named(total['rows'])})", ""
+    if total.get("assumed"):
+        left += f" Assumed, not proved, of {named(total['assumed'])}: see privacy.md."
     if total["epsilon"] is None:
         return f"{together}no ε for {rows}{': ' + total['why'] if total['why'] else ''}.{left}"
     epsilon, delta = show_epsilon(total["epsilon"]), show_delta(total["delta"])

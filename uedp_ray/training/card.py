@@ -22,6 +22,7 @@ from uedp_ray.plan import cautions_of
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
 from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.training.guarantees import assumed
 from uedp_ray.training.privacy_page import Total
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|!~&]")
@@ -73,6 +74,7 @@ def card(
             f"**{show_epsilon(total.epsilon)}** at δ = {show_delta(privacy.delta)}, unit {total.unit}: {_paid(total)}",
         ),
         *(("Caution", caution) for caution in cautions_of(config, total.epsilon)),
+        *(("Assumed, not proved", f"of `{named}` ([privacy.md](privacy.md))") for named in assumed(config)),
         ("What that means, and what it does not cover", "[privacy.md](privacy.md)"),
         (f"Held-out {metric.title}", _scored(metric, result)),
         *_before(metric, result),

@@ -17,11 +17,17 @@ of the rounds is about the text before, and holds with any transform (docs/accou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Set
 from typing import cast
 
-from uedp_ray.config import TransformConfig
-from uedp_ray.config.choices import PROVED_TRANSFORMS, PROVED_WORD_MECHANISMS
+from uedp_ray.config import RunConfig, TransformConfig
+from uedp_ray.config.choices import (
+    KEEPING_USERS_APART,
+    PROVED_ARCHITECTURES,
+    PROVED_TRANSFORMS,
+    PROVED_WORD_MECHANISMS,
+)
 from uedp_ray.corpus.transforms.base import claim_of, transform_of
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.events import Charges
@@ -45,6 +51,10 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
         of_rounds = [local_dp_sgd(plan.local, rounds=rounds, delta=config.privacy.delta)]
     elif config.representation.kind != "none" and secret:
         of_rounds = noised_vectors(config).guarantees()
+    if named := assumed(config):
+        of_rounds = [
+            dataclasses.replace(each, sound=False, assumed=named) if each.sound else each for each in of_rounds
+        ]
     transform = transform_of(config.corpus.transform)
     claim = None if transform is None else claim_of(transform)
     if claim is None or not secret:
@@ -56,12 +66,33 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
         relation="replacement",
         trust="local",
         accountant="pure",
-        sound=_proved(config.corpus.transform),
+        sound=not _unproved(config),
         note=claim.note,
     )
     return [*(each for each in of_rounds if each.unit != "none"), of_text]
 
 
-def _proved(transform: TransformConfig) -> bool:
-    mechanisms = {transform.mechanism} if transform.kind == "replace_words" else set[str]()
-    return transform.kind in PROVED_TRANSFORMS and mechanisms <= PROVED_WORD_MECHANISMS
+def assumed(config: RunConfig) -> tuple[str, ...]:
+    """The code of a run that no proof covers, each ``setting: name``: its guarantee assumes something of it."""
+    chosen: list[tuple[str, str, Set[str]]] = [("task.kind", config.task.kind, KEEPING_USERS_APART)]
+    if config.training.loop == "rounds":
+        chosen.insert(0, ("training.local_update", config.training.local_update, KEEPING_USERS_APART))
+    chosen.append(("model.architecture", config.model.architecture, PROVED_ARCHITECTURES))
+    return (*(f"{setting}: {name}" for setting, name, proved in chosen if name not in proved), *_unproved(config))
+
+
+def of_texts(named: str) -> bool:
+    """Whether what ``assumed`` names makes texts, and no update."""
+    return named.startswith(_TRANSFORM)
+
+
+_TRANSFORM = "corpus.transform."
+
+
+def _unproved(config: RunConfig) -> tuple[str, ...]:
+    transform: TransformConfig = config.corpus.transform
+    if transform.kind != "none" and transform.kind not in PROVED_TRANSFORMS:
+        return (f"{_TRANSFORM}kind: {transform.kind}",)
+    if transform.kind == "replace_words" and transform.mechanism not in PROVED_WORD_MECHANISMS:
+        return (f"{_TRANSFORM}mechanism: {transform.mechanism}",)
+    return ()

@@ -16,7 +16,6 @@ from typing import Any
 
 from uedp_ray.calibration import extended_sampling_prob
 from uedp_ray.config import RunConfig
-from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
@@ -25,7 +24,7 @@ from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, OF_RECORDS, covers, 
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
 from uedp_ray.tasks.metric import metric_of
-from uedp_ray.training.guarantees import guarantees
+from uedp_ray.training.guarantees import assumed, guarantees, of_texts
 from uedp_ray.units import RECORD, UNITS
 
 _UNITS = {
@@ -100,8 +99,8 @@ def _row(what: str, unit: str, epsilon: float, delta: float, claim: str = "yes")
     return f"| {what} | {_UNITS[name]}{separator}{narrowed} | {show_epsilon(epsilon)} | {show_delta(delta)} | {guarantee} |"
 
 
-def _claim(total: Total) -> str:
-    return "as explained below" if total.settled_by_results else "yes"
+def _claim(total: Total, yes: str) -> str:
+    return "as explained below" if total.settled_by_results else yes
 
 
 def _course(rounds: int, planned: int) -> str:
@@ -125,6 +124,17 @@ _NUMBERED = (
     "- The format of the text names no users: one user is {}. A person behind several such users has a larger ε than is "
     "stated here for one."
 )
+
+
+_ASSUMED = {
+    False: "that it keeps nothing of one user that reaches another's update; and that a sentence's loss, and its "
+    "gradient, are its own, whatever the same user says in others, on which m, K and the clipping of a sentence rest.** "
+    "What it leaves in the network and in other objects that it is given is put back after each user, and two made-up "
+    "users were tried in turn: a guard against oversight, which does not see all.",
+    True: "that what becomes of a sentence follows from that sentence, its place and the run's key alone.** It keeps "
+    "nothing in its own object, and made-up text was tried in two orders: a guard against oversight, which does not see "
+    "all. What it claims by itself is no guarantee.",
+}
 
 
 def write_statement(
@@ -207,12 +217,13 @@ def statement(
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))
     charged = [event for event in events if event["kind"] in ROUNDS]
     alone = "this run alone: " if total or part_of(events) else ""
-    claim = OF_ONE_RUN if part_of(events) else "yes"
+    yes = "if what is assumed below holds" if assumed(config) else "yes"
+    claim = OF_ONE_RUN + (f", {yes}" if assumed(config) else "") if part_of(events) else yes
     replayed = len(charged) - len({event["round"] for event in charged})
     lines += [
         "| figure | unit | ε | δ | guarantee |",
         "|---|---|---|---|---|",
-        *([_row(total.row, total.unit, total.epsilon, privacy.delta, _claim(total))] if total else []),
+        *([_row(total.row, total.unit, total.epsilon, privacy.delta, _claim(total, yes))] if total else []),
         *(_row(f"{alone}{name}", name, value, privacy.delta, claim) for name, value in spent.items()),
     ]
     lines += [
@@ -220,7 +231,7 @@ def statement(
         *([f"- {total.text}"] if total else []),
         *(["- What follows in this list is of this run alone."] if total and total.rule != "none" else []),
         *(_compared(config.unit, bounds.mode, numbered) if plan.mechanism is not None else []),
-        *(_assumed(config) if plan.mechanism is not None else []),
+        *(_assumed(config) if plan.mechanism is not None or others else []),
         f"- Releases charged, by kind: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'none'}"
         + (f"; rounds that were repeated after a crash, and so charged again: {replayed}" if replayed else "")
         + ".",
@@ -279,15 +290,12 @@ def _compared(unit: str, mode: str, numbered: str | None) -> list[str]:
 
 
 def _assumed(config: RunConfig) -> list[str]:
-    """The line that names code of which the proofs say nothing."""
-    chosen = {"training.local_update": config.training.local_update, "task.kind": config.task.kind}
-    others = [f"`{setting}: {name}`" for setting, name in chosen.items() if name not in KEEPING_USERS_APART]
-    if not others:
-        return []
+    """The lines that name code of which the proofs say nothing."""
+    kinds: dict[bool, list[str]] = {False: [], True: []}
+    for named in assumed(config):
+        kinds[of_texts(named)].append(f"`{named}`")
     return [
-        f"- **Assumed, not proved, of {' and '.join(others)}: that it keeps nothing of one user that reaches another's "
-        "update.** What it leaves in the network and in other objects that it is given is put back after each user, and two "
-        "made-up users were tried in turn: a guard against oversight, which does not see all."
+        f"- **Assumed, not proved, of {' and '.join(others)}: {_ASSUMED[of]}" for of, others in kinds.items() if others
     ]
 
 
