@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from uedp_ray.config import TransformConfig
+from uedp_ray.config import CorpusConfig, PrivacyConfig, RunConfig, TransformConfig
 from uedp_ray.config.choices import PROVED_WORD_MECHANISMS
 from uedp_ray.corpus import word_mechanisms
 from uedp_ray.corpus.records import Mention, Sentence
 from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.transforms.base import Generators, transform_of
-from uedp_ray.corpus.word_mechanisms import ByLaw
+from uedp_ray.corpus.word_mechanisms import ByLaw, mechanism_class
 from uedp_ray.errors import InputError
+from uedp_ray.training.checks import ignored, unused
 
 HEAD = "from uedp_ray.corpus.transforms.base import Transform, with_mentions_replaced\n"
 PSEUDONYMS = """
@@ -187,6 +188,35 @@ def test_a_draw_leaves_nothing_for_the_next_in_the_mechanism(toy):
     transform = transform_of(toy(Memo))
     text = transform.text_of(Sentence("ann", "waf wag wah"), Generators(b"key", 0, 0))
     assert text == "waa waa waa", "Memo.last is that of a new object"
+
+
+EPSILON = "corpus.transform.epsilon is ignored: corpus.transform."
+
+
+def test_settings_that_a_transform_of_others_uses_are_not_said_to_be_ignored(own, toy):
+    """Every setting of a transform that is not ours was, and a grid over it had one row."""
+
+    def run(config):
+        return RunConfig(
+            corpus=CorpusConfig(declared_num_users=9, transform=config), privacy=PrivacyConfig(noise_multiplier=1)
+        )
+
+    def told(config):
+        return [note for note in ignored(run(config)) if "transform" in note]
+
+    config = own(GOOD)
+    named(config, epsilon=2.0, num_neighbours=7)
+    assert told(config) == []
+    assert "corpus.transform.epsilon" not in unused(run(config))
+    stated = named(own(GOOD.replace("def", "uses = ('epsilon',)\n    def")), epsilon=2.0, num_neighbours=7)
+    assert told(stated) == ["corpus.transform.num_neighbours is ignored: corpus.transform.kind is own"]
+    words = toy(Own, epsilon=2.0, num_neighbours=7)
+    assert told(words) == []
+    words = toy(type("Stated", (Own,), {"uses": ("num_neighbours",)}), epsilon=2.0, num_neighbours=7)
+    assert told(words) == [f"{EPSILON}mechanism is own"]
+    assert told(toy(type("Heir", (mechanism_class("own"),), {}), epsilon=2.0)) == []
+    assert told(TransformConfig(kind="mask", epsilon=2.0)) == [f"{EPSILON}kind is mask"]
+    assert told(TransformConfig(epsilon=2.0)) == [f"{EPSILON}kind is none"]
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 3.0, 1e6])

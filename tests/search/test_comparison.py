@@ -59,6 +59,27 @@ def test_a_variant_has_a_row_for_each_value_that_its_runs_use(corpora, tmp_path,
     assert {name: [row.point.get(key) for row in rows if row.variant == name] for name in points} == points
 
 
+def test_a_grid_that_is_not_taken_up_is_told(corpora, tmp_path):
+    """A variant that set the whole section had one row, whatever the grid, and nothing said why."""
+    key, words = "corpus.transform.epsilon", {"kind": "replace_words", "mechanism": "santext", "vectors": "toy.txt"}
+    each = {f"corpus.transform.{name}": value for name, value in words.items()}
+    variants = {
+        "whole": {"method": "ordinary", "set": {"corpus.transform": words}},
+        "each": {"method": "ordinary", "set": each},
+        "masked": {"method": "ordinary", "set": {"corpus.transform": {"kind": "mask"}}},
+        "free": {"method": "ordinary"},
+    }
+    found = load(corpora, tmp_path, grid={key: [2, 20]}, variants=variants)
+    assert [row.name for row in found.rows] == ["whole", "each (epsilon = 2)", "each (epsilon = 20)", "masked", "free"]
+    (note,) = found.notes
+    assert note.startswith(
+        "variants.whole sets all of corpus.transform, and so has one row for all values of grid.corpus"
+    )
+    free = load(corpora, tmp_path, grid={key: [2, 20]}, variants={"free": variants["free"]})
+    assert free.notes == ["grid.corpus.transform.epsilon changes no row: no variant uses it"]
+    assert load(corpora, tmp_path, grid={NOISE: [1, 2]}).notes == []
+
+
 def test_a_variant_keeps_what_it_sets_itself_and_seeds_differ_in_their_seed(corpora, tmp_path):
     variants = {"ours": {"method": "uedp", "set": {"training.num_rounds": 9}}, "free": {"method": "uedp"}}
     comparison = load(corpora, tmp_path, grid={"training.num_rounds": [1, 2]}, variants=variants, seeds=2)

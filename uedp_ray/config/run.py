@@ -366,8 +366,15 @@ def _foreign(section: Any, setting: Field[Any]) -> bool:
 def why_unused(section: Any, setting: Field[Any]) -> str | None:
     """Which other setting of a section leaves a setting without use, and its value, as the metadata ``of`` says."""
     needed: Mapping[str, tuple[str, ...]] = setting.metadata.get("of", {})
+    values = {key: getattr(section, key) for key in needed}
+    ours = setting.metadata.get("among", {})
     return next(
-        (f"{key} is {getattr(section, key)}" for key in needed if getattr(section, key) not in needed[key]), None
+        (
+            f"{key} is {value}"
+            for key, value in values.items()
+            if value not in needed[key] and value in ours.get(key, (value,))
+        ),
+        None,
     )
 
 

@@ -13,6 +13,8 @@ from uedp_ray.config.choices import (
     ADDED,
     GENERATED,
     PLACED,
+    PROVED_TRANSFORMS,
+    PROVED_WORD_MECHANISMS,
     WORDS,
     MaskStyle,
     Regrouping,
@@ -34,15 +36,17 @@ _MOST_USERS = 10**10
 """As many as the accountant accepts."""
 _CUT = {"of": {"format": ("pseudo-users",)}}
 _BY_PLACE = ADDED | {"of": {"format": PLACED}}
-_TRANSFORMED = ADDED | {"of": {"kind": typing.get_args(TransformKind)[1:]}}
-_MASKED = ADDED | {"of": {"kind": ("mask",)}}
-_CUT_UP = ADDED | {"of": {"kind": ("fragments",)}}
-_REPLACED = ADDED | {"of": {"kind": ("replace_words",)}}
-_PLANTED = ADDED | {"of": {"kind": ("plant",)}}
-_METRIC = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext", "santext", "fbdd", "vickrey")}}
-_CUSTEXT = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("custext",)}}
-_VICKREY = ADDED | {"of": {"kind": ("replace_words",), "mechanism": ("vickrey",)}}
-"""Metadata of a setting that has no use unless another of its section has one of these values (``run.why_unused``)."""
+_OURS = ADDED | {"among": {"kind": PROVED_TRANSFORMS | {"none"}, "mechanism": PROVED_WORD_MECHANISMS}}
+_TRANSFORMED = _OURS | {"of": {"kind": tuple(PROVED_TRANSFORMS)}}
+_MASKED = _OURS | {"of": {"kind": ("mask",)}}
+_CUT_UP = _OURS | {"of": {"kind": ("fragments",)}}
+_REPLACED = _OURS | {"of": {"kind": ("replace_words",)}}
+_PLANTED = _OURS | {"of": {"kind": ("plant",)}}
+_METRIC = _OURS | {"of": {"kind": ("replace_words",), "mechanism": ("custext", "santext", "fbdd", "vickrey")}}
+_CUSTEXT = _OURS | {"of": {"kind": ("replace_words",), "mechanism": ("custext",)}}
+_VICKREY = _OURS | {"of": {"kind": ("replace_words",), "mechanism": ("vickrey",)}}
+"""Metadata of a setting that has no use unless another of its section has one of these values (``run.why_unused``). Of a
+value that is not ``among`` ours, it is for the class behind it to say what it uses."""
 CANARY_LENGTH = 5
 """Words of a canary."""
 MOST_CANARY_WORDS = 128

@@ -24,7 +24,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, Self
 
 import numpy as np
@@ -53,10 +52,12 @@ class WordMechanism(ABC):
     unit: ClassVar[str] = ""
     """``word``: of words that may become the same words (``hidden_among``). ``word-metric``: of any two words, times the
     distance between them. Empty: of nothing."""
+    uses: ClassVar[tuple[str, ...] | None] = None
+    """As ``Transform.uses``, of the settings that not all mechanisms read."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, WordMechanism, "unit", "epsilon", "hidden_among")
+        drop_inherited(cls, WordMechanism, "unit", "uses", "epsilon", "hidden_among")
 
     def __init__(self, config: TransformConfig, vectors: Vectors):
         self.vectors, self.setting, self.selection = vectors, config.epsilon, config.selection
@@ -346,7 +347,7 @@ def _spread(table: NDArray[np.float64], share: float) -> NDArray[np.float64]:
     return root
 
 
-_MECHANISMS: dict[str, Callable[[TransformConfig, Vectors], WordMechanism]] = {
+_MECHANISMS: dict[str, type[WordMechanism]] = {
     "custext": CusText,
     "santext": SanText,
     "fbdd": Noised,
@@ -355,6 +356,10 @@ _MECHANISMS: dict[str, Callable[[TransformConfig, Vectors], WordMechanism]] = {
 }
 
 
+def mechanism_class(name: str) -> type[WordMechanism]:
+    return in_table(_MECHANISMS, name, "_MECHANISMS of uedp_ray.corpus.word_mechanisms")
+
+
 def mechanism_of(config: TransformConfig, vectors: Vectors) -> WordMechanism:
     """The one that ``corpus.transform.mechanism`` names."""
-    return in_table(_MECHANISMS, config.mechanism, "_MECHANISMS of uedp_ray.corpus.word_mechanisms")(config, vectors)
+    return mechanism_class(config.mechanism)(config, vectors)

@@ -91,6 +91,8 @@ def _compare(
         with within("base"):
             check_comparable(comparison.base, reporter)
             check_pretraining(comparison.base)
+        for note in comparison.notes:
+            reporter.say(f"note: {note}")
         tried = set[str]()
         for row in comparison.rows:
             with within(f"variants.{row.variant}"):

@@ -38,9 +38,10 @@ from uedp_ray.config import (
     RunConfig,
     SourceConfig,
     TrainingConfig,
+    TransformConfig,
     to_dict,
 )
-from uedp_ray.config.choices import PLACED, LocalUpdateName
+from uedp_ray.config.choices import PLACED, PROVED_TRANSFORMS, PROVED_WORD_MECHANISMS, LocalUpdateName
 from uedp_ray.config.run import why_unused
 from uedp_ray.corpus.detectors import build_detectors
 from uedp_ray.corpus.readers import source_files
@@ -48,6 +49,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.transforms.base import transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.corpus.word_mechanisms import mechanism_class
 from uedp_ray.errors import InputError, one_line, within
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_head, check_start_fits, check_targets, pretraining_head
@@ -334,4 +336,18 @@ def _unused(config: RunConfig) -> list[_Unused]:
         for setting in dataclasses.fields(section):
             if (other := why_unused(section, setting)) is not None:
                 unused.append((name, section, type(section)(), (setting.name,), f"{name}.{other}"))
-    return unused
+    return [*unused, *_unused_by_others(config.corpus.transform)]
+
+
+def _unused_by_others(config: TransformConfig) -> Iterator[_Unused]:
+    """What a transform or word mechanism that is not ours states that it does not use."""
+    name, uses = "kind", None
+    if config.kind not in PROVED_TRANSFORMS and (transform := transform_of(config)) is not None:
+        uses = transform.uses
+    elif config.kind == "replace_words" and config.mechanism not in PROVED_WORD_MECHANISMS:
+        name, uses = "mechanism", mechanism_class(config.mechanism).uses
+    if uses is not None:
+        named = [each.name for each in dataclasses.fields(config) if name in each.metadata.get("of", {})]
+        others = tuple(each for each in named if each not in (*uses, "apply_to_evaluation"))
+        why = f"corpus.transform.{name} is {getattr(config, name)}"
+        yield "corpus.transform", config, TransformConfig(), others, why

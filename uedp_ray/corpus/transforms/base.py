@@ -74,13 +74,16 @@ class Transform(ABC):
     draws: ClassVar[bool] = True
     """Whether it draws from its generators; tokens of one that does are of one run only, as its key is. A class whose base
     draws nothing says so again of itself."""
+    uses: ClassVar[tuple[str, ...] | None] = None
+    """Settings of ``corpus.transform`` that it reads, beside those of every transform; a run is told of others that it sets.
+    None: not stated, and nothing is told. Of ours the settings say it themselves (``config.texts``)."""
     version: ClassVar[int] = 0
     """Raised whenever a change of code changes what becomes of a text: else a resumed run, and a sweep, keep the tokens
     that the code before had made."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Transform, "draws", "moves_words", "claim", "told")
+        drop_inherited(cls, Transform, "draws", "uses", "moves_words", "claim", "told")
 
     def __init__(self, config: TransformConfig):
         self.config = config
