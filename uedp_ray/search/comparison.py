@@ -172,14 +172,14 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What of the grid is not taken up, and may have been meant to be."""
-        taken = {key for row in self.rows for key in row.point}
-        found = [f"grid.{key} changes no row: no variant uses it" for key in self.grid if key not in taken]
+        taken, found = {key for row in self.rows for key in row.point}, list[str]()
         for key, (name, (method, laid)) in itertools.product(self.grid, self.variants.items()):
             whole = next((each for each in laid if key.startswith(f"{each}.")), None)
             if whole is not None and key not in unused(Row(name, method, {}, laid).config(self.base)):
                 of_it = f"variants.{name} sets all of {whole}, and so has one row for all values of grid.{key}"
                 found.append(f"{of_it}: give its settings one by one ({whole}.kind and so on) for a row each")
-        return found
+                taken.add(key)
+        return [*found, *(f"grid.{key} changes no row: no variant uses it" for key in self.grid if key not in taken)]
 
     def runs(self, base: RunConfig) -> Iterator[tuple[str, RunConfig]]:
         """The folder and the run of every seed of every row, over a base."""
