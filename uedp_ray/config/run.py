@@ -365,17 +365,11 @@ def _foreign(section: Any, setting: Field[Any]) -> bool:
 
 def why_unused(section: Any, setting: Field[Any]) -> str | None:
     """Which other setting of a section leaves a setting without use, and its value, as the metadata ``of`` says."""
-    needed: Mapping[str, tuple[str, ...]] = setting.metadata.get("of", {})
-    values = {key: getattr(section, key) for key in needed}
     ours = setting.metadata.get("among", {})
-    return next(
-        (
-            f"{key} is {value}"
-            for key, value in values.items()
-            if value not in needed[key] and value in ours.get(key, (value,))
-        ),
-        None,
-    )
+    for key, needed in setting.metadata.get("of", {}).items():
+        if (value := getattr(section, key)) not in needed and value in ours.get(key, (value,)):
+            return f"{key} is {value}"
+    return None
 
 
 def is_dumped(path: Path) -> bool:
