@@ -303,3 +303,23 @@ def test_a_list_or_vectors_that_are_missing_are_an_error_of_their_setting(toy, l
     toy(**listed).check()
     with pytest.raises(InputError, match=r"corpus\.transform\.vectors = .*none\.txt': cannot be read"):
         transform_of(TransformConfig(kind="replace_words", vectors=str(tmp_path / "none.txt"))).check()
+
+
+def test_words_that_stay_as_they_are_hide_nobody(tmp_path):
+    """Two groups of custext in each of which all but one are stop-words."""
+    file = tmp_path / "toy.txt"
+    file.write_text("oslo 0 0\nthe 0 1\nof 1 0\nate 9 9\nin 9 8\nto 8 9\n")
+    settings = {"kind": "replace_words", "vectors": str(file), "mechanism": "custext", "mapping": "conservative"}
+    settings |= {"num_neighbours": 3, "epsilon": 1.0}
+    open_to_all = transform_of(TransformConfig(**settings)).claim()
+    assert open_to_all.epsilon == 1.0
+    assert "are taken as public" in open_to_all.note
+    assert transform_of(TransformConfig(**settings, keep_stop_words=True)).claim() is None
+
+
+def test_what_draws_cost_goes_by_the_distance_where_the_mechanism_does(toy):
+    texts = [[said("oslo rome")]]
+    assert "2 in all (private" in toy(mechanism="custext", epsilon=1.0).told(texts)
+    assert "2 in all, times the distance between two words (private" in toy(mechanism="santext", epsilon=1.0).told(
+        texts
+    )

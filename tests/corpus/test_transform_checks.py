@@ -101,7 +101,7 @@ class Own(ByLaw):
         weights = np.exp(-self.setting * cdist(self.vectors.table[word : word + 1], self.vectors.table)[0] / 2)
         return np.arange(len(weights)), weights / weights.sum()
 
-    def hidden_among(self):
+    def hidden_among(self, replaced=None):
         return self._everything()
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import ClassVar, Self
 
 import numpy as np
@@ -35,6 +36,7 @@ from uedp_ray.config import TransformConfig
 from uedp_ray.corpus.vectors import Vectors
 
 Words = NDArray[np.int64]
+Replaced = NDArray[np.bool_]
 _CELLS = 1 << 22
 """The most distances in memory at once, 32 MiB."""
 _POINTS = 20
@@ -81,12 +83,16 @@ class WordMechanism(ABC):
     def channel(self, words: Words, generator: np.random.Generator) -> NDArray[np.float64]:
         """(W,) words -> (W, V) probabilities of what replaces them, as well as they are known; rows add up to 1."""
 
-    def hidden_among(self) -> Words:
-        """(V,) how many words, itself included, each is hidden among, by proof; as here: none but itself."""
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
+        """(V,) how many words, itself included, each is hidden among, by proof; as here: none but itself.
+
+        ``replaced``: (V,) which words are replaced at all: the others stay as they are, and hide nobody. All by default.
+        """
         return np.ones(len(self.vectors.words), np.int64)
 
-    def _everything(self) -> Words:
-        return np.full(len(self.vectors.words), len(self.vectors.words))
+    def _everything(self, replaced: Replaced | None) -> Words:
+        size = len(self.vectors.words)
+        return np.full(size, size if replaced is None else np.count_nonzero(replaced))
 
 
 class ByLaw(WordMechanism):
@@ -128,8 +134,8 @@ class Uniform(ByLaw):
         size = len(self.vectors.words)
         return np.arange(size), np.full(size, 1 / size)
 
-    def hidden_among(self) -> Words:
-        return self._everything()
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
+        return self._everything(replaced)
 
 
 class CusText(ByLaw):
@@ -158,11 +164,10 @@ class CusText(ByLaw):
         weights = np.exp(self.setting * (score - 1) / 2)  # the best has 1: no epsilon overflows
         return outputs, weights / weights.sum()
 
-    def hidden_among(self) -> Words:
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
         groups = [frozenset(outputs.tolist()) for outputs in self._outputs]
-        sizes: dict[frozenset[int], int] = {}
-        for group in groups:
-            sizes[group] = sizes.get(group, 0) + 1
+        counted = np.ones(len(groups), bool) if replaced is None else replaced
+        sizes = Counter(group for group, counts in zip(groups, counted, strict=True) if counts)
         return np.array([sizes[group] for group in groups])
 
     def _far(self, word: int, others: Words) -> NDArray[np.float64]:
@@ -214,8 +219,8 @@ class SanText(ByLaw):
         weights = np.exp(-self.setting * cdist(table[word : word + 1], table)[0] / 2)
         return np.arange(len(table)), weights / weights.sum()
 
-    def hidden_among(self) -> Words:
-        return self._everything()
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
+        return self._everything(replaced)
 
 
 class Noised(WordMechanism):
@@ -251,8 +256,8 @@ class Noised(WordMechanism):
                 np.add.at(found_WV.T, near_n, weights_nW * shares_n[:, None])
         return found_WV / found_WV.sum(axis=1, keepdims=True)
 
-    def hidden_among(self) -> Words:
-        return self._everything()
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
+        return self._everything(replaced)
 
     def _parts(self, words: Words) -> list[Words]:
         step = max(1, _CELLS // len(self.vectors.words))
@@ -297,8 +302,8 @@ class Vickrey(Noised):
     def epsilon(self) -> float:
         return self.setting
 
-    def hidden_among(self) -> Words:
-        return self._everything()
+    def hidden_among(self, replaced: Replaced | None = None) -> Words:
+        return self._everything(replaced)
 
     @property
     def by_weight(self) -> bool:

@@ -309,7 +309,7 @@ def _evaluated(metric: str, basis: str, compared: Mapping[str, bool] | None) -> 
     if compared is None:
         return f"- No {metric} is computed."
     return (
-        f"- {metric.capitalize()} is computed on {_BASES[basis]}. "
+        f"- {metric[:1].upper()}{metric[1:]} is computed on {_BASES[basis]}. "
         "That text is not protected, nor are entities where they occur in it. "
         f"Compared with the private text before training: {_RUNNING_TEXT}; {_USERS[compared['users']]}."
     )

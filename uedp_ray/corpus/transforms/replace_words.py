@@ -79,8 +79,10 @@ class ReplaceWords(Transform):
         mechanism = self._public.mechanism
         if not mechanism.unit or not math.isfinite(mechanism.epsilon):
             return None
-        among = mechanism.hidden_among()
-        alone = int(np.count_nonzero(among == 1))
+        kept = self._public.stop_words if self.config.scope == "all" else frozenset[str]()
+        replaced = np.array([word.lower() not in kept for word in mechanism.vectors.words])
+        among = mechanism.hidden_among(replaced)[replaced]
+        alone = int(np.count_nonzero(among <= 1))
         if alone == len(among):
             return None
         return Claim(mechanism.unit, mechanism.epsilon, " ".join(self._left_out(mechanism, alone, len(among))))
@@ -95,6 +97,8 @@ class ReplaceWords(Transform):
             "shows.",
         }
         yield draws[self._draw]
+        listed = " and the listed names are" if config.unknown == "category_list" else " are"
+        yield f"The vectors, their words{listed} taken as public."
         yield "Where entities were found is taken as fixed."
         if mechanism.unit == "word-metric":
             measured = "Mahalanobis" if config.mechanism == "vickrey" and config.mahalanobis else "Euclidean"
@@ -141,9 +145,10 @@ class ReplaceWords(Transform):
             return None  # no figure that nothing proves
         epsilon = self._public.mechanism.epsilon
         most = max(map(self._num_draws, users), default=0)
+        far = ", times the distance between two words" if self._public.mechanism.unit == "word-metric" else ""
         return (
-            f"a user has up to {most:,} draws of epsilon = {epsilon:g} each, {most * epsilon:g} in all (private: read off "
-            "the text)"
+            f"a user has up to {most:,} draws of epsilon = {epsilon:g} each, {most * epsilon:g} in all{far} (private: read "
+            "off the text)"
         )
 
     def _num_draws(self, sentences: Sequence[Sentence]) -> int:
