@@ -500,7 +500,8 @@ def shows_no_other_user(file, update_class):
     worker = Worker(make("gpt2"), sentences())
     config = named(worker.plan.config, training=named(worker.plan.config.training, local_update="ones"))
     plan = Plan.of(config)
-    task = SimpleNamespace(lengths=[], made_up=worker.update().task.made_up)
+    real = worker.update().task
+    task = SimpleNamespace(lengths=[], made_up=real.made_up, length=real.length, collate=real.collate)
     update = local_update(plan, worker.model, worker.params, task, lambda number: None, CPU)
     selections, before = list(worker.selections.values()), worker.parameters.clone()
     whole = update.sum_updates(worker.parameters, selections, 0)
@@ -649,10 +650,10 @@ def test_what_is_kept_where_nothing_is_restored_shows_on_made_up_users(file, wha
     worker = Worker(make("gpt2", training=LOCAL_SGD), sentences())
     task = worker.update().task
     if what == "update":
-        with pytest.raises(InputError, match=r"what task\.kind \(next_word\) and training\.local_update \(ones\) keep"):
+        with pytest.raises(InputError, match=r"training\.local_update = 'ones': .* look for what it keeps"):
             summed(file, Counts)
         return
-    counting = SimpleNamespace(made_up=task.made_up, collate=task.collate, losses=shaped)
+    counting = SimpleNamespace(made_up=task.made_up, length=task.length, collate=task.collate, losses=shaped)
     update = local_update(worker.plan, worker.model, worker.params, counting, worker.texts.__getitem__, CPU)
     with pytest.raises(InputError, match=r"not the same in each pass.*task\.kind \(next_word\)"):
         update.sum_updates(worker.parameters, worker.selections.values(), 0)

@@ -102,7 +102,7 @@ class Own(ByLaw):
         return np.arange(len(weights)), weights / weights.sum()
 
     def hidden_among(self, replaced=None):
-        return self._everything()
+        return self._everything(replaced)
 
 
 class Lie(Own):

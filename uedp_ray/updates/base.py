@@ -143,6 +143,8 @@ class LocalUpdate(ABC):
         bits = [update.flatten().clone().view(torch.uint8) for _, update in updates]
         if self.plan.noised and not all(map(torch.equal, bits[:2], bits[2:])):
             raise self._unsteady("a user's update")
+        del tried, updates
+        self._isolation = None  # what is put back after each user is the network as it is now, and not before all this
         self._probed = True
 
     @abstractmethod
