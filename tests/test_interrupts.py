@@ -142,11 +142,10 @@ def test_where_this_machines_part_of_ray_ends_nothing_waits_for_it():
 @pytest.mark.parametrize(
     ("kind", "number", "kill"),
     [
-        ("train", signal.SIGTERM, os.kill),
-        ("sweep", signal.SIGHUP, os.kill),
+        ("train", signal.SIGHUP, os.kill),
         ("sweep", signal.SIGTERM, os.killpg),
     ],
-    ids=["train", "sweep", "sweep, with Ray"],
+    ids=["train", "sweep, with Ray"],
 )
 def test_a_command_told_to_end_under_ray_says_how_to_go_on(corpora, tmp_path, kind, number, kill):
     """By itself, or with all processes of Ray, as a closed terminal, ``timeout``, Slurm and systemd do it."""

@@ -139,11 +139,6 @@ def test_the_winner_of_repeat_and_select_is_fetched_and_published(corpora, tmp_p
     assert not list(local_copy(url).rglob("pool.json"))
 
 
-def test_trials_of_several_workers(corpora, tmp_path):
-    config = sweep_config(corpora, tmp_path, search={"trials": 1}, resources={"workers_per_trial": 2})
-    assert sweep(config, f"file://{tmp_path}/bucket/sweep")["counts"]["done"] == 1
-
-
 def kept(url, tmp_path):
     """A folder with the ledgers of all trials as the storage has them."""
     out = tmp_path / "kept"

@@ -25,12 +25,11 @@ from uedp_ray.training.host import train
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_any_number_of_workers_gives_the_model_of_one_process(fixed, uninterrupted, tmp_path, num_workers):
+def test_three_workers_give_the_model_of_one_process(fixed, uninterrupted, tmp_path):
     out, expected = uninterrupted
     rows = []
-    result = train(fixed, tmp_path / "run", workers=num_workers, reporter=Told(round=rows.append))
-    assert len(list((tmp_path / "run" / "private").glob("diagnostics-*.json"))) == num_workers, "all of them took part"
+    result = train(fixed, tmp_path / "run", workers=3, reporter=Told(round=rows.append))
+    assert len(list((tmp_path / "run" / "private").glob("diagnostics-*.json"))) == 3, "all of them took part"
     mine, theirs = parameters(tmp_path / "run").double(), parameters(out).double()
     assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
     assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-5)

@@ -69,7 +69,7 @@ class Guarantee:
         return f"ε = {show_epsilon(self.epsilon)} of {of}" + ("" if self.sound else f", {standing(self.to_dict())}")
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"assumed": [*self.assumed]}  # as files have it
 
 
 GUARANTEE: Check = record(
