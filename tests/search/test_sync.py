@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 
-from tests.search.processes import charged, check_whole, command, ended, kill, long_sweep, wait_until
+from tests.search.processes import charged, check_whole, command, kill, long_sweep, wait_until
 from tests.search.sweeps import PRETRAIN, journal_states, sweep_config, sweep_tree, table
 from uedp_ray import export
 from uedp_ray.analysis.frames import load_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.sweep import sweep
+from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.storage.mirror import Mirror
 from uedp_ray.storage.open import local_copy
 from uedp_ray.training.predict import predict
@@ -171,7 +172,7 @@ def test_a_driver_lost_with_its_node_and_one_that_another_took_over_lose_nothing
     assert "another start has taken it over" in error
     between = charged(kept(url, tmp_path))
 
-    answer = ended(command(path, url, "--resume"))
+    answer = sweep(load_sweep_config(path), url, resume=True)  # here, where Ray and all modules are loaded
     copy = local_copy(url)
     check_whole(copy, answer)
     assert charged(copy) == charged(kept(url, tmp_path))
