@@ -63,7 +63,7 @@ BY_ITSELF = {
 THERE = {"search.study": "runs/s"}
 """Empty folders."""
 STARTS_RAY = ("interrupts", "search.preflight")
-ON_RAY = ("reporting", "search.remote", "search.sweep", "training.host")
+ON_RAY = ("search.remote", "search.sweep", "training.host")
 SPACE = {"training.num_rounds": {"integer": [2, 4]}, "training.server_learning_rate": {"uniform": [0.01, 0.1]}}
 WORDS = {"vocabulary.kind": {"choice": ["tokenizer"]}, "vocabulary.path": {"choice": ["gpt2", "/a/tokenizer"]}}
 

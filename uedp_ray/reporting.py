@@ -6,7 +6,7 @@ Example:
         def round(self, row):
             print(row["round"], row["perplexity"])
 
-    train(config, "runs/mine", reporter=Rounds())
+    train(config, "runs/mine", workers=0, reporter=Rounds())
 """
 
 from __future__ import annotations
