@@ -19,6 +19,7 @@ from rich.table import Table
 
 from uedp_ray.errors import one_line
 from uedp_ray.jsontext import plain, to_json
+from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.privacy.statement import NO_GUARANTEE, OF_ONE_RUN, narrowed, show_delta, show_epsilon
 from uedp_ray.reporting import Reporter
 from uedp_ray.search.told import (
@@ -27,7 +28,6 @@ from uedp_ray.search.told import (
     about_total,
     about_units,
     as_published,
-    hides_anybody,
     named,
     promise_of,
     retained,

@@ -21,13 +21,13 @@ from uedp_ray.config.texts import CANARY_LENGTH
 from uedp_ray.corpus.transforms.plant import canaries_of, word_ids
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import settle, write_json
 from uedp_ray.tasks.metric import metric_of
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir
-from uedp_ray.units import RECORD
 
 _FILE = "audit.json"
 _TOLD = 30
@@ -76,7 +76,7 @@ def audit(run: Path, *, beam_width: int = 10, reporter: Reporter = SILENT) -> di
         rows.append(canary._asdict() | measured)
         if number % _TOLD == 0:
             reporter.say(f"{config.name}: canary {number} of {len(canaries)}")
-    protected = result["private"] and config.unit != RECORD  # one record is nobody
+    protected = hides_anybody(result)
     answer = {
         "name": config.name,
         "private": protected,

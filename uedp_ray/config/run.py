@@ -224,8 +224,7 @@ class RunConfig:
             remedy = "has a promise of each user's sentences: use gradient or local_sgd, or corpus.regroup: users"
             raise InputError("training.local_update", self.training.local_update, f"{why} it {remedy}")
         transform = self.corpus.transform
-        drawn = transform.draw or ("user" if transform.scope == "entities" else "token")
-        if transform.kind == "replace_words" and drawn == "user":
+        if transform.kind == "replace_words" and transform.word_draw == "user":
             remedy = "a person's word would be drawn, and paid for, for each user that has it in a record: use record"
             raise InputError("corpus.transform.draw", transform.draw, f"{why} {remedy}")
         if rule == "records" or not private:

@@ -201,6 +201,11 @@ class TransformConfig:
             )
             raise InputError("corpus.transform.category_list", self.category_list, remedy)
 
+    @property
+    def word_draw(self) -> WordDraw:
+        """``draw`` with its default decided."""
+        return self.draw or ("user" if self.scope == "entities" else "token")
+
     def _check_planted(self) -> None:
         for name in ("sharer_probs", "planting_probs"):
             if not getattr(self, name):

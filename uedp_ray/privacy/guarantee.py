@@ -102,6 +102,13 @@ def standing(guarantee: Mapping[str, Any]) -> str:
     return f"sound if assumed ({named})" if named else "not a guarantee"
 
 
+def hides_anybody(result: Mapping[str, Any]) -> bool:
+    """Whether a user or an entity is hidden in all that a run wrote (``result.json``), or a row of runs: one record or one
+    word is nobody."""
+    promised = (each["unit"] for each in result.get("guarantees", ()) if each["epsilon"] is not None)
+    return bool(result["private"]) and not {*promised}.isdisjoint(UNITS)
+
+
 def central(
     spent: Mapping[str, float], *, delta: float, relation: str, accountant: str = "pld", note: str = ""
 ) -> list[Guarantee]:

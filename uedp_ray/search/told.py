@@ -17,7 +17,6 @@ from typing import Any
 
 from uedp_ray.privacy.guarantee import standing
 from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
-from uedp_ray.units import UNITS
 
 MEANINGS = {
     "user-entity": "one user and one entity together, all their sentences",
@@ -99,11 +98,6 @@ def tells_text(row: Mapping[str, Any]) -> bool:
     """Whether a row has a figure that was read off the private text, and that no epsilon covers: the retention of a
     transform. Without one every mention is retained, whatever the text."""
     return "retention" in row and row["transform"] != "none"
-
-
-def hides_anybody(row: Mapping[str, Any]) -> bool:
-    """Whether all that a row's runs wrote hides a user or an entity: one record or one word is nobody."""
-    return row["private"] and any(each["unit"] in UNITS and each["epsilon"] is not None for each in row["guarantees"])
 
 
 def retained(row: Mapping[str, Any]) -> str:

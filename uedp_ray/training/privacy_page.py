@@ -23,7 +23,7 @@ from uedp_ray.privacy.mechanisms import ROUNDS
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, OF_RECORDS, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metric import Metric, metric_of
 from uedp_ray.training.guarantees import assumed, guarantees, of_texts
 from uedp_ray.units import RECORD, UNITS
 
@@ -269,7 +269,7 @@ def statement(
     lines += [
         f"- Entities found by: {', '.join(map(named_detector, detectors)) or 'not recorded'}; categories: {shown}.",
         *([_TRANSFORMED.format(kind)] if (kind := config.corpus.transform.kind) != "none" else []),
-        _evaluated(metric_of(config).title, config.corpus.evaluation_basis, compared),
+        _evaluated(metric_of(config), config.corpus.evaluation_basis, compared),
         "",
         *(_not_covered(total, config.unit) if plan.mechanism is not None else []),
         f"Recompute{' (this run alone)' if alone else ''}: `{command}`.",
@@ -304,12 +304,12 @@ def _not_covered(total: Total | None, unit: str) -> list[str]:
     return ["## Not covered", "", narrowed + _NOT_COVERED + _NOT_CHOSEN[total is not None and total.rule != "none"]]
 
 
-def _evaluated(metric: str, basis: str, compared: Mapping[str, bool] | None) -> str:
+def _evaluated(metric: Metric, basis: str, compared: Mapping[str, bool] | None) -> str:
     """The line that says what the metric is computed on, and how far that was checked against the private text."""
     if compared is None:
-        return f"- No {metric} is computed."
+        return f"- No {metric.title} is computed."
     return (
-        f"- {metric[:1].upper()}{metric[1:]} is computed on {_BASES[basis]}. "
+        f"- {metric.heading} is computed on {_BASES[basis]}. "
         "That text is not protected, nor are entities where they occur in it. "
         f"Compared with the private text before training: {_RUNNING_TEXT}; {_USERS[compared['users']]}."
     )

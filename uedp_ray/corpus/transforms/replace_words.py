@@ -96,7 +96,7 @@ class ReplaceWords(Transform):
             "user": "A word is drawn once for a user; each word of a user costs this epsilon. Where a user repeats a word "
             "shows.",
         }
-        yield draws[self._draw]
+        yield draws[self.config.word_draw]
         listed = " and the listed names are" if config.unknown == "category_list" else " are"
         yield f"The vectors, their words{listed} taken as public."
         yield "Where entities were found is taken as fixed."
@@ -133,10 +133,6 @@ class ReplaceWords(Transform):
         """A copy, so that what a draw leaves in it reaches no other."""
         return copy.copy(self._public.mechanism)
 
-    @property
-    def _draw(self) -> str:
-        return self.config.draw or ("user" if self.config.scope == "entities" else "token")
-
     def check(self) -> None:
         _ = self._public
 
@@ -154,17 +150,17 @@ class ReplaceWords(Transform):
     def _num_draws(self, sentences: Sequence[Sentence]) -> int:
         """Draws, of those that cost something, for one user."""
         drawn = [[word.name for word in self._words(each) if word.known is not None] for each in sentences]
-        if self._draw == "user":
+        if self.config.word_draw == "user":
             return len({name for names in drawn for name in names})
-        return sum(len(set(names) if self._draw == "record" else names) for names in drawn)
+        return sum(len(set(names) if self.config.word_draw == "record" else names) for names in drawn)
 
     def text_of(self, sentence: Sentence, generators: Generators) -> str:
         drawn: dict[str, str] = {}
 
         def by(word: _Word) -> str:
-            if self._draw == "user":
+            if self.config.word_draw == "user":
                 return self._becomes(word, generators.of_user(word.name))
-            if self._draw == "token" or word.name not in drawn:
+            if self.config.word_draw == "token" or word.name not in drawn:
                 drawn[word.name] = self._becomes(word, generators.sentence)
             return drawn[word.name]
 
