@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,15 @@ def crashed(corpora, tmp_path):
     """A run stopped in round 3 of 5, and its run file."""
     crash(run_config(corpora), tmp_path / "crashed", charges=4)
     return tmp_path / "crashed", written(tmp_path, run_tree(corpora), "crashed.yaml")
+
+
+@pytest.mark.parametrize("name", ["pretrain", "train", "compare", "sweep", "plan"])
+def test_a_file_that_is_not_there_is_told_before_torch_is_imported(tmp_path, name):
+    """Which takes seconds."""
+    told = "import sys, uedp_ray.cli as cli; cli._answered(); print([each for each in ('torch', 'ray') if each in sys.modules])"
+    arguments = [sys.executable, "-c", told, name, str(tmp_path / "none.yaml"), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(arguments[: None if name != "plan" else -2], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n" and "none.yaml: no such file" in " ".join(ended.stderr.replace("'", "").split())
 
 
 def test_another_config_cannot_resume_a_run(refused, crashed, corpora):

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from uedp_ray.cli.base import Json, app, as_flags
-from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load_config
+from uedp_ray.config import BoundsConfig, SourceConfig, choices, from_dict, load_config, read_yaml
 from uedp_ray.console import Lines, emit, print_audit, print_comparison, print_export, print_sweep, refuse_short
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.errors import InputError
@@ -99,9 +99,9 @@ def pretrain(
     as_json: Json = False,
 ) -> None:
     """Ordinary training on public text: the warm start of a private run."""
+    loaded = load_config(config, settings)
     from uedp_ray.training.pretrain import pretrain as run
 
-    loaded = load_config(config, settings)
     with screen() as reporter:
         answer = run(loaded, _folder(out or Path("runs") / f"{loaded.name}-pretrained"), reporter=reporter)
         reporter.say("the scores are of sentences of the public text that were held out: of other text they are worse")
@@ -118,10 +118,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """One model: text in; checkpoint, ledger and privacy statement out."""
+    loaded = load_config(config, settings)  # a mistake is told before torch is imported, which takes seconds
     from uedp_ray.training.host import tell_cautions
     from uedp_ray.training.host import train as run
 
-    loaded = load_config(config, settings)
     with screen() as reporter:
         answer = run(
             loaded,
@@ -145,6 +145,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Untrained, public-only, private and non-private models side by side."""
+    read_yaml(config)  # as in ``train``
     from uedp_ray.search.compare import compare as run
     from uedp_ray.search.comparison import Comparison
 
@@ -176,12 +177,13 @@ def sweep(
 ) -> None:
     """The best model under a privacy budget, and what finding it cost."""
     from uedp_ray.privacy.selection import TRAINS_ANEW
-    from uedp_ray.search.sweep import sweep as run
     from uedp_ray.search.sweep_config import load_sweep_config
 
     if trials is not None and trials < 1:
         raise InputError("--trials", trials, "must be 1 or more")
     loaded = load_sweep_config(config, [*settings, *([f"search.trials={trials}"] if trials else [])])
+    from uedp_ray.search.sweep import sweep as run
+
     with sweep_screen() as reporter:
         answer = run(
             loaded,

@@ -229,8 +229,6 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What a budget buys: ε and noise of each run by rule, and ways to draw the rounds. No text is read."""
-    from uedp_ray.search.planner import chosen
-    from uedp_ray.search.planner import plan as run
     from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config
 
     if tokens_per_second is not None and not tokens_per_second > 0:
@@ -240,6 +238,9 @@ def plan(
     file = _load(config, settings)
     if not isinstance(file, RunConfig | SweepConfig):
         raise InputError("config", str(config), "is a comparison file: its variants are many; name a run or sweep file")
+    from uedp_ray.search.planner import chosen
+    from uedp_ray.search.planner import plan as run
+
     with as_flags():
         answer = run(file, trials=trials, tokens_per_second=tokens_per_second, reporter=Lines())
     if write is not None:
