@@ -110,12 +110,32 @@ def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp
     assert "bare" not in text
     assert "private" not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert text.count("Together, unit") == 1, "no total that leaves out a row of the page"
+    assert text.count("Together, unit") == 2
+    assert "Together, unit user: ε = 7.250 for all 6 rows" in text
+    others = "whoever sees them sees the other rows, too, which guarantee nothing of it"
+    assert (
+        f"Together, unit user-entity: no ε for all 4 rows with that guarantee: {others}. Not in it: users <b>." in text
+    )
     alone = [TABLE["totals"][0]]
     with pytest.raises(InputError, match="has no total that covers all of its private rows"):
         report([folder(tmp_path, totals=alone)], publish=True)
     with pytest.raises(InputError, match=r"vocabulary\.path.*names files"):
         report([folder(tmp_path, grid=["vocabulary.path"])], publish=True)
+
+
+def test_rows_that_hide_one_record_are_as_private_as_the_text(tmp_path):
+    """Their figures were on a page for everybody, and what their promise leaves out on none."""
+    records = row("dealt", 35.0, "record", 8.0)
+    records["guarantees"][0]["note"] = "No person is hidden."
+    rows = [*ROWS[:5], records]
+    path = report([folder(tmp_path, rows=rows, totals=TABLE["totals"][:1], grid=[])])
+    text = Page(path).text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "models that guarantee nothing to a user or an entity (dealt)" in text
+    assert "What these promises leave out dealt : No person is hidden." in text
+    text = Page(report([tmp_path], publish=True)).text
+    assert "dealt" not in text
+    assert "What these promises leave out" not in text
 
 
 def test_what_a_transform_retained_is_for_the_owner_alone(tmp_path):

@@ -157,10 +157,11 @@ def crashed(corpora, tmp_path):
 @pytest.mark.parametrize("name", ["pretrain", "train", "compare", "sweep", "plan"])
 def test_a_file_that_is_not_there_is_told_before_torch_is_imported(tmp_path, name):
     """Which takes seconds."""
-    told = "import sys, uedp_ray.cli as cli; cli._answered(); print([each for each in ('torch', 'ray') if each in sys.modules])"
+    told = "import sys, uedp_ray.cli as cli; cli._answered(); print([*{'torch', 'ray'} & sys.modules.keys()])"
     arguments = [sys.executable, "-c", told, name, str(tmp_path / "none.yaml"), "--out", str(tmp_path / "out")]
     ended = subprocess.run(arguments[: None if name != "plan" else -2], capture_output=True, text=True, check=True)
-    assert ended.stdout == "[]\n" and "none.yaml: no such file" in " ".join(ended.stderr.replace("'", "").split())
+    assert ended.stdout == "[]\n"
+    assert "none.yaml: no such file" in " ".join(ended.stderr.replace("'", "").split())
 
 
 def test_another_config_cannot_resume_a_run(refused, crashed, corpora):

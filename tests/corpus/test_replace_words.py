@@ -220,6 +220,10 @@ def test_a_claim_says_what_it_leaves_out(toy, listed):
     assert toy(mechanism="custext", num_neighbours=1).claim() is None, "each word becomes itself"
     alone = toy(mechanism="custext", num_neighbours=3, mapping="aggressive").claim()
     assert alone is None or f"of {len(WORDS)} words are alone in their group, and not protected" in alone.note
+    assert "Where sentences begin and end" in claim.note, "`prepare` cuts text by its words"
+    assert "whoever has its private/" in claim.note
+    assert "53 bits" not in claim.note, "of 3"
+    assert "Beyond 15, it is of exact draws" in toy(mechanism="custext", num_neighbours=8, epsilon=16.0).claim().note
     claim = toy(mechanism="vickrey", mahalanobis=0.5, scope="entities", unknown="copy", epsilon=2.0).claim()
     assert (claim.unit, claim.epsilon) == ("word-metric", 2.0)
     for part in ("Mahalanobis distance", "drawn once for a user", "all other words stay", "UNPROTECTED", "53 bits"):

@@ -72,6 +72,27 @@ def test_the_folder_holds_what_is_listed_and_opens_with_transformers(private_run
     assert predict(out, ["the"]) == predict(private_run.out, ["the"])
 
 
+@pytest.mark.parametrize("part_of", [None, "sweep"])
+def test_a_promise_of_words_is_handed_on_without_the_file_of_their_vectors(corpora, tmp_path, part_of):
+    """Export ended with "cannot be read", since what is handed on names no file; and of a sweep, whose trials each make
+    their own draws, one run's epsilon was all that was said."""
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("".join(f"{word} {place}.0 1.0\n" for place, word in enumerate(("the", "a", "of", "and"))))
+    transform = {"kind": "replace_words", "mechanism": "random", "vectors": str(vectors)}
+    tree = run_tree(corpora, training={"num_rounds": 1})
+    tree["corpus"]["transform"] = transform
+    config = from_dict(Config, tree)
+    train(config, tmp_path / "run", workers=0, part_of=part_of)
+    anew = "It is of this run alone: each run makes its own draws, which cost it again"
+    told = (tmp_path / "run" / "privacy.md").read_text()
+    assert ("ε = 0.000 of one word, at δ = 0.0" in told, anew in told) == (True, part_of is not None)
+    if part_of is None:
+        export(tmp_path / "run", tmp_path / "out")
+        page = (tmp_path / "out" / "privacy.md").read_text()
+        assert "ε = 0.000 of one word, at δ = 0.0" in page
+        assert str(tmp_path) not in page
+
+
 def test_the_first_row_is_the_total_and_the_files_give_it_again(private_run, exported):
     out, answer = exported
     epsilon = private_run.result["epsilon"]["user-entity"]

@@ -110,5 +110,9 @@ def test_a_claim_is_sound_only_of_what_is_proved(monkeypatch):
         found = of_text(config, monkeypatch)
         assert (found.unit, found.epsilon, found.sound) == ("word", 0.5, sound)
         assert ("not a guarantee" in found.told) == (not sound)
+    object.__setattr__(transform, "kind", "replace_words")
+    object.__setattr__(config.task, "kind", "own")  # it is given sentences as they were, and may train on their words
+    found = of_text(config, monkeypatch)
+    assert (found.sound, found.assumed) == (False, ("task.kind: own",))
     assert {"mask", "fragments", "plant", "replace_words"} == PROVED_TRANSFORMS, "docs/accounting.md, Transforms"
     assert {"custext", "santext", "fbdd", "vickrey", "random"} == PROVED_WORD_MECHANISMS, "docs/accounting.md, Words"

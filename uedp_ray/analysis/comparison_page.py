@@ -2,8 +2,8 @@
 
     comparison_page("runs/compared")        # runs/compared/report.html and runs/compared/figures/*.svg
 
-As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that has no guarantee it is
-private, says so, and is written owner-only.
+As the page of a sweep (``report``), it loads nothing, and all text in it is escaped. With a row that hides no user and no
+entity it is private, says so, and is written owner-only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
+from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import (
@@ -28,6 +29,7 @@ from uedp_ray.search.told import (
     about_total,
     about_units,
     as_published,
+    left_out,
     named,
     promise_of,
     retained,
@@ -49,7 +51,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
     axes = axes_of(compared)
     theirs = AS_PUBLISHED in axes
     drawn = [_picture(compared, axis) for axis in axes]
-    unprotected = [row for row in compared.rows if not row["private"]]
+    unprotected = [row for row in compared.rows if not hides_anybody(row)]
     text = (
         templates()
         .get_template("comparison.html")
@@ -67,6 +69,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             words={0, 1, *(len(compared.grid) + len(compared.metric.scores) + place for place in (4, 5, 6))},
             intervals=_intervals(compared),
             units=about_units(compared.rows),
+            left_out=left_out(compared.rows),
             retention=retention,
         )
     )

@@ -20,10 +20,11 @@ from uedp_ray.config import RunConfig
 from uedp_ray.config.files import names_file
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Later, Unexpected, flag, list_of, number, one_of, record, string
-from uedp_ray.privacy.guarantee import GUARANTEE, GUARANTEES
+from uedp_ray.privacy.guarantee import GUARANTEE, GUARANTEES, hides_anybody
 from uedp_ray.tasks.metric import Metric, metric_in
 
 _TABLE = "table.json"
+_ALSO_SEEN = "whoever sees them sees the other rows, too, which guarantee nothing of it"
 _PUBLISHED = {**dict.fromkeys(("corpus", "series", "unit", "source"), string()), "x": number(), "y": number()}
 
 
@@ -45,8 +46,8 @@ class Compared:
 
     @property
     def private(self) -> bool:
-        """Whether a row has no guarantee, so that its figures are as private as the text. No other has retention."""
-        return not all(row["private"] for row in self.rows)
+        """Whether a row hides no user and no entity, so that its figures are private. No other has retention."""
+        return not all(map(hides_anybody, self.rows))
 
 
 def is_comparison(path: Path) -> bool:
@@ -124,18 +125,22 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
 
 
 def publishable(compared: Compared) -> Compared:
-    """Returns the comparison without rows that no epsilon pays for, without what was read off the text of the others, and
-    with those totals alone that cover all that is left: whoever sees the page sees all of its rows.
+    """Returns the comparison without rows that hide no user and no entity, and without what was read off the text of the
+    others. A total is that of all rows that are left, or none: whoever sees the page sees them all.
 
     Raises: InputError if no total covers these.
     """
-    rows = [{key: row[key] for key in row if key != "retention"} for row in compared.rows if row["private"]]
+    rows = [{key: row[key] for key in row if key != "retention"} for row in compared.rows if hides_anybody(row)]
     names = {row["name"] for row in rows}
-    covering = [each for each in compared.totals if each["epsilon"] is not None and names <= {*each["rows"]}]
-    if not covering:
+    promised = [each for each in compared.totals if not names.isdisjoint(each["rows"])]
+    totals = [
+        each if each["epsilon"] is None or names <= {*each["rows"]} else {**each, "epsilon": None, "why": _ALSO_SEEN}
+        for each in promised
+    ]
+    if not names or all(each["epsilon"] is None for each in totals):
         remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"
         raise InputError("--publish", str(compared.path), remedy)
     for key in compared.grid:
         if names_file(RunConfig, key):
             raise InputError("--publish", key, "names files: compare them under names of variants, which are yours")
-    return dataclasses.replace(compared, rows=rows, totals=covering)
+    return dataclasses.replace(compared, rows=rows, totals=totals)

@@ -89,6 +89,12 @@ GUARANTEE: Check = record(
 GUARANTEES: Check = list_of(GUARANTEE)
 
 
+def guarantee_of(tree: Mapping[str, Any]) -> Guarantee:
+    """The one in a file, which ``GUARANTEE`` has checked. What an earlier version did not write is not stated."""
+    fields = {field.name for field in dataclasses.fields(Guarantee)} & tree.keys()
+    return Guarantee(**{name: tree[name] for name in fields} | {"assumed": (*tree.get("assumed", ()),)})
+
+
 def standing(guarantee: Mapping[str, Any]) -> str:
     """Whether one counts, in words, as tables have it; ``guarantee``: as in files.
 

@@ -41,6 +41,11 @@ _OF_A_SENTENCE = (
     "its private/ has their texts, their draws and the key of their noise"
 )
 
+_BESIDE = (
+    "A label that is sent beside it has no guarantee. Here one program plays all users: whoever has its private/ has their "
+    "texts."
+)
+
 _OF_A_WORD = "A word is one token, and another one comes in its place. Each is dropped once, with probability"
 
 
@@ -122,7 +127,7 @@ def gaudp(
     else:
         one = _seen(noise_std / clip_norm, sampling_prob)
         value = accounting.epsilon(one, rounds=steps, delta=delta, unit="entity", kind="entity")
-        sent = f"{steps} steps, each with probability {sampling_prob:g}, for the server to see"
+        sent = f"{_times(steps)}, each with probability {sampling_prob:g}, for the server to see"
     return Guarantee(
         unit="record",
         epsilon=_bounded(value),
@@ -131,7 +136,7 @@ def gaudp(
         trust="local",
         accountant="pld",
         sound=True,
-        note=f"Of one record, whose vector is sent in {sent}. A label that is sent beside it has no guarantee.",
+        note=f"Of one record, whose vector is sent in {sent}. {_BESIDE}",
     )
 
 
@@ -154,7 +159,7 @@ def gaudp_laplace(*, clip_norm: float, scale: float, steps: int = 1) -> Guarante
     _positive("clip_norm", clip_norm)
     _positive("scale", scale)
     _count("steps", steps)
-    note = f"Of one record, whose vector is sent in {steps} steps. A label that is sent beside it has no guarantee."
+    note = f"Of one record, whose vector is sent in {_times(steps)}. {_BESIDE}"
     return _pure("record", steps * 2.0 * clip_norm / scale, note)
 
 
@@ -227,8 +232,8 @@ def dpnr(
     _positive("coordinate_epsilon", coordinate_epsilon)
     _dropout(word_dropout)
     whole = dimension * coordinate_epsilon
-    note = f"Charged for {uses} draw{'' if uses == 1 else 's'} of noise, each of {dimension} coordinates in [0, 1]. "
-    note += "A label that is sent beside it has no guarantee."
+    drawn = f"{uses} draw{'' if uses == 1 else 's'} of noise"
+    note = f"Charged for {drawn}, each of {dimension} coordinates in [0, 1]. {_BESIDE}"
     return (
         _pure("record", uses * whole, note),
         _pure("word", _with_dropout(uses * whole, word_dropout), f"{note} {_OF_A_WORD} {word_dropout:g}, in secret."),
@@ -263,6 +268,10 @@ def _epsilon_of_mu(mu: float, delta: float) -> float:
         return 0.0
     most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1.0
     return float(optimize.brentq(lambda epsilon: hockey_stick(epsilon, mu) - delta, 0.0, most, xtol=1e-10))
+
+
+def _times(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
 
 
 def _pure(unit: Literal["record", "word"], epsilon: float, note: str) -> Guarantee:

@@ -22,6 +22,7 @@ from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.fields import Check, Later, flag, list_of, record, string
+from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.compared import public, row_of, totals, write_csv
 from uedp_ray.search.comparison import MADE, Comparison
@@ -197,7 +198,7 @@ def _written(
         "seeds": comparison.seeds,
         "published": published,
     }
-    private = any(row["private"] is False for row in rows)
+    private = not all(map(hides_anybody, rows))
     unwritten = {"run_dir"} if private else {"run_dir", "retention"}  # which no epsilon of the rows covers
     kept = [{key: row[key] for key in row if key not in unwritten} for row in table["rows"]]
     write_json(out / "table.json", table | {"rows": kept}, private=private)

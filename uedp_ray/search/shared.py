@@ -69,6 +69,8 @@ def prepare_shared(
         check_owners(texts.private)
         for caution in owner_cautions(texts.private, config.budget.unit, config.base.corpus.categories):
             reporter.say(f"caution: {caution}")
+        if config.base.corpus.transform.kind == "replace_words" and config.search.rule != "public":
+            reporter.say(_DRAWN_ANEW)
         for proxy, base in bases.items():
             with replacing(folder.trial_base(proxy), private=True) as new:
                 dump_config(base, new)
@@ -93,6 +95,12 @@ def prepare_shared(
         said = itertools.chain.from_iterable(each for _, each in texts.private.texts())
         longest = config.base.model.max_length
         tell_cut(sampled_size(said, words, longest).cut_share, longest, reporter, "private: read off the text")
+
+
+_DRAWN_ANEW = (
+    "caution: each trial replaces the words anew, which costs the epsilon of a word again, and nothing here adds that up: "
+    "what is stated of words is of one run (search.selection: public trains one model on private text)"
+)
 
 
 def _check_lengths(bases: Mapping[str, RunConfig]) -> None:

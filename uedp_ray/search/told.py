@@ -94,6 +94,16 @@ def about_units(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def left_out(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What the rows' promises leave out, each with the variants whose it is."""
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        for each in row["guarantees"]:
+            if each["note"]:
+                of.setdefault(each["note"], []).append(row["variant"])
+    return [(named(dict.fromkeys(variants)), note) for note, variants in of.items()]
+
+
 def tells_text(row: Mapping[str, Any]) -> bool:
     """Whether a row has a figure that was read off the private text, and that no epsilon covers: the retention of a
     transform. Without one every mention is retained, whatever the text."""

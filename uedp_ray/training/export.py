@@ -29,6 +29,7 @@ from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import check_whole, longest_of
 from uedp_ray.plan import Plan, cautions_of, epsilons
+from uedp_ray.privacy.guarantee import guarantee_of
 from uedp_ray.privacy.ledger import check_uncut, read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
@@ -196,6 +197,7 @@ def _write(
         categories=found.setup["categories"],
         compared=found.setup["compared"],
         total=total,
+        promised=[guarantee_of(each) for each in found.result.get("guarantees", ())],
     )
     model = new / "model"
     text = card(config, found.result, total, Vocabulary.load(model), longest=longest_of(model))

@@ -11,8 +11,9 @@
     >>> [(each.told, each.trust) for each in guarantees(Plan.of(apply(config, "local_dp_fedavg")), nothing)]
     [('ε = 16.568 of one record', 'local')]
 
-A transform that makes a promise of its own (``Transform.claim``) adds it, sound if it is one of those that are proved. That
-of the rounds is about the text before, and holds with any transform (docs/accounting.md, "Transforms").
+A transform that makes a promise of its own (``Transform.claim``) adds it, sound if it is one of those that are proved, and
+if the task, which is given sentences as they were for their labels, is. That of the rounds is about the text before, and
+holds with any transform (docs/accounting.md, "Transforms").
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
     claim = None if transform is None else claim_of(transform)
     if claim is None or not secret:
         return of_rounds
+    unproved, tasks = _unproved(config), tuple(named for named in assumed(config) if named.startswith(_TASK))
     of_text = Guarantee(
         unit=cast(GuaranteedUnit, claim.unit),
         epsilon=claim.epsilon,
@@ -66,7 +68,8 @@ def guarantees(plan: Plan, spent: Mapping[str, float], charged: Charges | None =
         relation="replacement",
         trust="local",
         accountant="pure",
-        sound=not _unproved(config),
+        sound=not unproved and not tasks,
+        assumed=() if unproved else tasks,
         note=claim.note,
     )
     return [*(each for each in of_rounds if each.unit != "none"), of_text]
@@ -86,7 +89,7 @@ def of_texts(named: str) -> bool:
     return named.startswith(_TRANSFORM)
 
 
-_TRANSFORM = "corpus.transform."
+_TRANSFORM, _TASK = "corpus.transform.", "task."
 
 
 def _unproved(config: RunConfig) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.overlap import MOST_SHARED
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.events import charges, to_planned_end
+from uedp_ray.privacy.guarantee import Guarantee
 from uedp_ray.privacy.mechanisms import ROUNDS
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, OF_RECORDS, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
@@ -126,9 +127,12 @@ _NUMBERED = (
 )
 
 
+_ANEW = " It is of this run alone: each run makes its own draws, which cost it again, and nothing here adds that up."
+
 _ASSUMED = {
     False: "that it keeps nothing of one user that reaches another's update; and that a sentence's loss, and its "
-    "gradient, are its own, whatever the same user says in others, on which m, K and the clipping of a sentence rest.** "
+    "gradient, are its own, whatever the same user says in others, on which m, K and the clipping of a sentence rest; "
+    "and, where words are replaced, that nothing but a label is taken from a sentence as it was.** "
     "What it leaves in the network and in other objects that it is given is put back after each user, and two made-up "
     "users were tried in turn: a guard against oversight, which does not see all.",
     True: "that what becomes of a sentence follows from that sentence, its place and the run's key alone.** It keeps "
@@ -149,6 +153,7 @@ def write_statement(
     categories: Sequence[str] | None = None,
     compared: Mapping[str, bool] | None = None,
     total: Total | None = None,
+    promised: Sequence[Guarantee] | None = None,
 ) -> None:
     """Writes the privacy statement of a run; see ``statement``."""
     text = statement(
@@ -161,6 +166,7 @@ def write_statement(
         categories=categories,
         compared=compared,
         total=total,
+        promised=promised,
     )
     write_atomically(path, text.encode())
 
@@ -176,6 +182,7 @@ def statement(
     categories: Sequence[str] | None = None,
     compared: Mapping[str, bool] | None = None,
     total: Total | None = None,
+    promised: Sequence[Guarantee] | None = None,
 ) -> str:
     """The statement as Markdown.
 
@@ -186,9 +193,11 @@ def statement(
       detectors, categories (None: all found): as the corpus was prepared.
       compared: which parts of the private and evaluation text could be compared (``guard.Compared``); None: no scoring.
       total: an export's total, for the first row.
+      promised: what the run guarantees, where its files, such as the vectors of words, are no longer named; None: by them.
     """
     config, privacy, bounds = plan.config, plan.config.privacy, plan.config.bounds
-    others = [each for each in guarantees(plan, {}, charges(events)) if each.unit not in (*UNITS, "none")]
+    found = guarantees(plan, {}, charges(events)) if promised is None else promised
+    others = [each for each in found if each.unit not in (*UNITS, "none")]
     lines = ["# Privacy statement", ""]
     if privacy.test_noise_seed is not None:
         lines += ["**NOT PRIVATE: sampling and noise come from a fixed test seed. Nothing below holds.**", ""]
@@ -211,7 +220,7 @@ def statement(
         lines += [f"**Of one record. {OF_RECORDS}** {_REGROUPED[config.corpus.regroup]}", ""]
     for own in others:
         of = f"{own.told}, at δ = {show_delta(own.delta)}; relation: {own.relation}; trust: {own.trust}"
-        lines += [f"{of}. {own.note}", ""]
+        lines += [f"{of}. {own.note}{_ANEW * bool(part_of(events))}", ""]
     stated = max(filter(math.isfinite, [total.epsilon if total else 0.0, *spent.values()]), default=0.0)
     lines += [line for caution in cautions_of(config, stated) for line in (f"**Caution: {caution}.**", "")]
     kinds = Counter(str(event["kind"]) for event in events if event["kind"] not in ("open", "plan"))

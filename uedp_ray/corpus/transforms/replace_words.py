@@ -96,18 +96,23 @@ class ReplaceWords(Transform):
             "user": "A word is drawn once for a user; each word of a user costs this epsilon. Where a user repeats a word "
             "shows.",
         }
+        left_alone = f"{alone:,} of {size:,} words are alone in their group, and not protected."
+        if 2 * alone > size:
+            yield f"Not of most words: {left_alone}"
         yield draws[self.config.word_draw]
         listed = " and the listed names are" if config.unknown == "category_list" else " are"
         yield f"The vectors, their words{listed} taken as public."
-        yield "Where entities were found is taken as fixed."
+        yield "Where sentences begin and end, and where entities were found, is taken as fixed, though words decide on it."
         if mechanism.unit == "word-metric":
             measured = "Mahalanobis" if config.mechanism == "vickrey" and config.mahalanobis else "Euclidean"
             yield f"It is for two words at a {measured} distance of 1 between their vectors, and grows with the distance."
             yield "Where it grows beyond 15, it is of exact draws, and not of draws with 53 bits."
         elif config.mechanism != "random":
             yield "It is of words that may become the same words; to which of these groups a word belongs may show."
-        if alone:
-            yield f"{alone:,} of {size:,} words are alone in their group, and not protected."
+            if mechanism.epsilon > 15:
+                yield "Beyond 15, it is of exact draws, and not of draws with 53 bits."
+        if 0 < 2 * alone <= size:
+            yield left_alone
         if config.scope == "entities":
             yield "Only the mentions that were found are replaced: all other words stay, and where mentions are may show."
         if config.keep_stop_words and config.scope == "all":
@@ -120,6 +125,7 @@ class ReplaceWords(Transform):
         yield f"What has no vector {unknown}; that it has none may show."
         yield "A number becomes random digits. Blanks, punctuation, the number of words and the digits in a number stay."
         yield "Labels and tags stay as they are, and may show what a word was."
+        yield "Here one program plays all users: whoever has its private/ has their texts."
 
     @functools.cached_property
     def _public(self) -> _Public:
