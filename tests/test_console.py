@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -271,3 +272,13 @@ def test_the_live_line_says_of_which_round_its_scores_are(capsys, evaluated, of)
     assert "  ε 8.000 of this run  " in said, (
         "of pilots and a run after them, 'in all' was read as the price of everything"
     )
+
+
+def test_a_log_says_after_a_minute_how_far_a_slow_run_is(monkeypatch, capsys):
+    """Of a hundred rounds of a minute each nothing was said for twenty minutes."""
+    clock = iter(range(20, 240, 20))
+    monkeypatch.setattr(screens, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with screen() as shown:
+        for done in range(1, 12):
+            shown.answered(done, 100)
+    assert capsys.readouterr().err.split("\n") == ["answered 5/100 texts", "answered 9/100 texts", ""]

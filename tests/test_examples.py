@@ -44,7 +44,7 @@ from uedp_ray.search.preflight import Node
 from uedp_ray.search.results import read_rows
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metrics import METRICS
 from uedp_ray.training.privacy_page import Total
 
 pytestmark = pytest.mark.whole

@@ -61,7 +61,8 @@ from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.study import Study
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.tasks.base import IGNORED, forward_logits, task_of
-from uedp_ray.tasks.metric import METRICS, Metric, metric_of
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import METRICS, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import ignored
 from uedp_ray.training.guard import check_owners

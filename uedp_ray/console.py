@@ -31,11 +31,13 @@ from uedp_ray.search.told import (
     named,
     promise_of,
     retained,
+    scale_of,
     shortened,
     tells_text,
     told,
 )
-from uedp_ray.tasks.metric import Metric, metric_in
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_in
 
 
 class _Spared:
@@ -202,11 +204,12 @@ def print_comparison(answer: dict[str, Any]) -> None:
     together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
     units = "".join(f"{line}\n" for line in about_units(rows))
     kept = f"{RETENTION}.\n" * transformed
+    scale = "".join(f"{line}\n" for line in [scale_of(rows, metric)] if line)
     typer.echo(
         f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])} is of one run, not of a choice among runs. It hides\n"
         f"{units}{kept}{seeds}{together}{unprotected}"
         f"{_no_ceiling(rows, metric)}"
-        f"{_scale(rows, metric)}"
+        f"{scale}"
         f"uedp-ray report {answer['out']}\n"
         f"Run directories: {answer['out']}"
     )
@@ -238,12 +241,6 @@ def print_audit(answers: Sequence[Mapping[str, Any]]) -> None:
 
 def _of_cell(cell: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"{cell['sharer_prob']:g}", f"{cell['planting_prob']:g}", _short(cell["expected_sharers"])
-
-
-def _scale(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
-    """The line of the yardstick, which is the same in all rows that have it."""
-    known = next(filter(None, map(metric.against_yardstick, rows)), "")
-    return f"For scale: {known}.\n" if known else ""
 
 
 def print_table(table: Table) -> None:

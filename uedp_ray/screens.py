@@ -14,16 +14,19 @@ from rich.table import Table
 
 from uedp_ray.console import STATES, Lines, err, measured
 from uedp_ray.privacy.statement import show_epsilon
-from uedp_ray.tasks.metric import metric_in
+from uedp_ray.tasks.metrics import metric_in
+
+_SILENCE = 60.0
+"""Seconds after which a reader of a log wonders whether anything happens."""
 
 
 class Screen(Lines):
-    """Lines, and a live bar on a terminal; elsewhere a line at every fifth of the way."""
+    """Lines, and a live bar on a terminal; elsewhere a line at every fifth of the way, and after each minute without one."""
 
     def __init__(self, bar: Progress):
         super().__init__()
         self._bar, self._task = bar, bar.add_task("starting", total=None)
-        self._printed = (0, "")
+        self._printed, self._last = (0, ""), 0.0
         self._began = (0, 0.0)  # the first step, and when it ended
 
     def prepared(self, stage: str, done: int, total: int | None) -> None:
@@ -54,9 +57,10 @@ class Screen(Lines):
 
     def _show(self, done: int, total: int | None, text: str) -> None:
         self._bar.update(self._task, completed=done, total=total, description=text)
-        fifth = (done * 5 // total if total else 0, text.split()[0])
-        if not err.is_terminal and fifth != self._printed and fifth[0]:
-            self._printed = fifth
+        fifth, now = (done * 5 // total if total else 0, text.split()[0]), time.monotonic()
+        self._last = self._last or now
+        if not err.is_terminal and ((fifth != self._printed and fifth[0]) or now - self._last > _SILENCE):
+            self._printed, self._last = fifth, now
             err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ from uedp_ray.access import require_closed, require_token
 from uedp_ray.answers import export_epsilon
 from uedp_ray.errors import InputError, shown
 from uedp_ray.storage.files import check_regular, unusable
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir

@@ -17,7 +17,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.storage.files import make_folder
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import draw_key

@@ -22,7 +22,7 @@ from uedp_ray.search.compare import compare
 from uedp_ray.search.compared import interval, own, row_of, totals
 from uedp_ray.search.comparison import Comparison
 from uedp_ray.search.told import about_total, shortened
-from uedp_ray.tasks.metric import ERROR_RATE, PERPLEXITY
+from uedp_ray.tasks.metrics import ERROR_RATE, PERPLEXITY
 from uedp_ray.training import worker
 
 NOISE = "privacy.noise_multiplier"

@@ -41,7 +41,7 @@ from uedp_ray.search.proxies import (
 )
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import dump_sweep_config, load_sweep_config
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 
 pytestmark = pytest.mark.slow
 

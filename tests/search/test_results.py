@@ -16,7 +16,7 @@ from uedp_ray.search.columns import shortened
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Rows, _spent, best, progress, ranked, read_columns
 from uedp_ray.search.study import Study
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.training.host import train
 
 

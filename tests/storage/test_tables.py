@@ -20,7 +20,7 @@ from uedp_ray.corpus.readers import read
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.storage.tables import refusing_damage
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.units import UNITS
 

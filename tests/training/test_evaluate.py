@@ -18,7 +18,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.build import build_model
 from uedp_ray.tasks.loss import perplexity as mean_perplexity
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.evaluate import batches, score
 

@@ -30,7 +30,7 @@ from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.locks import folder_locked
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
 from uedp_ray.training.pretrain import pretrain

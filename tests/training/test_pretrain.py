@@ -18,7 +18,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.models.build import build_model
 from uedp_ray.models.saved import load_model
-from uedp_ray.tasks.metric import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.training.epochs import mean_loss
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.paths import for_use

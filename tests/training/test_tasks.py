@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from tests.training.runs import TREE, run_config
 from uedp_ray.config import PretrainConfig, SourceConfig
+from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import load_model
-from uedp_ray.tasks.metric import METRICS
+from uedp_ray.tasks.metrics import METRICS
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
@@ -40,6 +42,16 @@ def test_a_run_scores_saves_and_states_what_it_did(corpora, tmp_path, kind):
     assert result["private"]
     assert 0.0 <= result[metric.name] <= 1.0
     assert set(metric.names) <= set(result)
+    if metric.yardstick:
+        held_out = open_corpus(corpora / "held_out")
+        labels = [one.label for _, said in held_out.sentences(every=True) for one in said if one.text.strip()]
+        if kind == "tag_words":
+            labels = [tag for _, said in held_out.sentences(every=True) for one in said for tag in one.tags]
+        most = Counter(labels).most_common(1)[0][1] / len(labels)
+        expected = 1 - most if kind == "classify" else most
+        assert result[metric.yardstick.name] == pytest.approx(expected, abs=0.02), "but for what max_length cuts off"
+        useless = metric.cost(result[metric.name]) >= metric.cost(result[metric.yardstick.name])
+        assert bool(metric.worthless(result)) == useless
     assert "perplexity" not in json.dumps(result)
     if kind == "tag_entities":
         assert set(result["by_category"]) == {"person", "org", "gpe"}
@@ -64,9 +76,23 @@ def test_a_finished_run_resumes_to_the_same_scores_by_category(corpora, tmp_path
 @pytest.mark.parametrize("kind", ["classify", "tag_words"])
 def test_a_label_that_is_not_listed_is_refused_without_its_name(corpora, tmp_path, kind):
     task = {**TASKS[kind], "labels": TASKS[kind]["labels"][1:]}
-    with pytest.raises(InputError, match=r"task\.labels = .*: corpus\.source has a sentence whose label") as raised:
+    missing = (
+        "a sentence whose label is missing" if kind == "classify" else "a sentence with a word whose tag is missing"
+    )
+    with pytest.raises(InputError, match=rf"task\.labels = .*: corpus\.source has {missing}") as raised:
         train(run_config(corpora, task=task, **SHORT), tmp_path / "run", workers=0)
     assert TASKS[kind]["labels"][0] not in str(raised.value)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("labels", [["B-person", "I-person"], ["medicine"]])
+def test_categories_of_which_a_text_has_no_entity_are_refused(corpora, tmp_path, labels):
+    """A model was trained, and paid for, to find nothing."""
+    task = {"kind": "tag_entities", "labels": labels}
+    with pytest.raises(
+        InputError, match=r"corpus\.source has no entity of these categories: name those that were found"
+    ):
+        train(run_config(corpora, task=task, **SHORT), tmp_path / "run", workers=0)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 

@@ -33,6 +33,7 @@ from uedp_ray.search.told import (
     named,
     promise_of,
     retained,
+    scale_of,
     shortened,
     tells_text,
     told,
@@ -70,6 +71,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             intervals=_intervals(compared),
             units=about_units(compared.rows),
             left_out=left_out(compared.rows),
+            scale=scale_of([*compared.public, *compared.rows], compared.metric),
             retention=retention,
         )
     )

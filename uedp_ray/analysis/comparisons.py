@@ -21,7 +21,8 @@ from uedp_ray.config.files import names_file
 from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, Later, Unexpected, flag, list_of, number, one_of, record, string
 from uedp_ray.privacy.guarantee import GUARANTEE, GUARANTEES, hides_anybody
-from uedp_ray.tasks.metric import Metric, metric_in
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_in
 
 _TABLE = "table.json"
 _ALSO_SEEN = "whoever sees them sees the other rows, too, which guarantee nothing of it"

@@ -53,7 +53,8 @@ from uedp_ray.search.no_search import no_search
 from uedp_ray.search.proxies import agreement
 from uedp_ray.search.space import Space, share_of
 from uedp_ray.search.sweep_config import SweepConfig, load_kept
-from uedp_ray.tasks.metric import Metric, metric_in
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_in
 
 _DTYPES = {kind: dtype.name for kind, dtype in NULLABLE.items()}
 _DTYPES |= {pa.float64(): "float64", pa.list_(pa.string()): "object"}

@@ -24,7 +24,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import settle, write_json
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.placement import best_device
 from uedp_ray.training.predict import Predictor
 from uedp_ray.training.rundir import RunDir

@@ -45,6 +45,10 @@ class TextSize:
     """Bytes of the words that became ``<unk>``."""
     bzip2_bytes: int | None = None
     """Bytes that bzip2 makes of those ``num_bytes``; None where an earlier version counted."""
+    targets: int | None = None
+    """Labels or tags that a task predicts of it; None where it predicts words, and where an earlier version counted."""
+    commonest: int | None = None
+    """Of these, how many are the label or tag that is the commonest."""
 
     @property
     def unk_share(self) -> float:
@@ -57,6 +61,11 @@ class TextSize:
         return None if self.bzip2_bytes is None else 8 * self.bzip2_bytes / max(self.num_bytes, 1)
 
     @property
+    def commonest_share(self) -> float | None:
+        """The share of the labels that always giving the commonest one gets right."""
+        return None if self.commonest is None else self.commonest / max(self.targets or 0, 1)
+
+    @property
     def cut_share(self) -> float:
         """What is cut off as a share of all tokens, sentence ends aside."""
         return self.cut / max(self.cut + self.tokens, 1)
@@ -64,12 +73,16 @@ class TextSize:
     def warn(self, reporter: Reporter) -> None:
         """Warns if a score covers less than it seems to."""
         if self.cut_share > _MUCH:
+            shorter = ", or cut the text into shorter sentences" * (
+                self.targets is None
+            )  # a part may not say the label
             reporter.say(
-                f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not scored: "
-                "raise it, or cut the text into shorter sentences"
+                f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not read: raise "
+                f"it{shorter}"
             )
 
 
+_COUNTED = {field.name for field in fields(TextSize)} - {"targets", "commonest"}  # which a task counts
 _COUNT = number(0, whole=True)
 SIZE: dict[str, Check] = {
     field.name: _COUNT if field.default is MISSING else Later(number(0, whole=True, nothing=True))
@@ -91,7 +104,7 @@ def tell_cut(share: float, max_length: int, reporter: Reporter, whose: str) -> N
 
 def text_size(texts: Iterable[str], vocabulary: Vocabulary, max_length: int) -> TextSize:
     """Counts what ``encode_texts`` keeps of the texts. Memory: a batch of sentences."""
-    counts: Counter[str] = Counter(dict.fromkeys(TextSize.__dataclass_fields__, 0))
+    counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     remaining, packer = iter(texts), bz2.BZ2Compressor()
     while batch := list(itertools.islice(remaining, _BATCH)):
         for text, ids in zip(batch, vocabulary.encode_batch(batch), strict=True):

@@ -32,7 +32,7 @@ from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import make_folder, read_json, replacing, settle, write_json
 from uedp_ray.storage.locks import INSIDE
 from uedp_ray.storage.open import folder_only
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checks import check_comparable, check_device, check_model, check_pretraining, check_workers
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_public_text, check_unseen, check_warm_start

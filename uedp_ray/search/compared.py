@@ -1,7 +1,7 @@
 """The table of a comparison: means and intervals over seeds, what each row guarantees, and what all of them cost together.
 
     >>> from uedp_ray.search.compared import interval
-    >>> from uedp_ray.tasks.metric import ERROR_RATE
+    >>> from uedp_ray.tasks.metrics import ERROR_RATE
     >>> kind, low, high = interval([0.30, 0.32, 0.34], ERROR_RATE)    # Student's t, 95 %
     >>> kind, round(low, 4), round(high, 4)
     ('t', 0.2703, 0.3697)
@@ -34,7 +34,8 @@ from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.comparison import Row
 from uedp_ray.search.told import shortened, told
 from uedp_ray.storage.files import write_atomically
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.units import UNITS
 

@@ -22,7 +22,7 @@ from uedp_ray.search.preflight import RayCluster, check_cluster
 from uedp_ray.search.sections import ResourceConfig
 from uedp_ray.search.trial import DEVICE, DISK, DONE, FAILED, failure_of
 from uedp_ray.search.tuning import run_trials
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import TEXT
 from uedp_ray.training.rundir import RunDir

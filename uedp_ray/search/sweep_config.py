@@ -39,7 +39,8 @@ from uedp_ray.search.samplers import sampler_of
 from uedp_ray.search.sections import DEFAULT_TRIALS, BudgetConfig, ReferenceConfig, ResourceConfig, SearchConfig
 from uedp_ray.search.space import Point, Space, setting, settings_of
 from uedp_ray.storage.files import read_json, write_atomically
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_of
 
 Tracker = Literal["mlflow", "wandb"]
 PILOT_SHARE = 1 / 16

@@ -17,6 +17,7 @@ from typing import Any
 
 from uedp_ray.privacy.guarantee import standing
 from uedp_ray.privacy.statement import narrowed, show_delta, show_epsilon
+from uedp_ray.tasks.metric import Metric
 
 MEANINGS = {
     "user-entity": "one user and one entity together, all their sentences",
@@ -102,6 +103,12 @@ def left_out(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             if each["note"]:
                 of.setdefault(each["note"], []).append(row["variant"])
     return [(named(dict.fromkeys(variants)), note) for note, variants in of.items()]
+
+
+def scale_of(rows: Iterable[Mapping[str, Any]], metric: Metric) -> str:
+    """The line of the yardstick, which is the same in all rows that have it; empty where none has."""
+    known = next(filter(None, map(metric.against_yardstick, rows)), "")
+    return f"For scale: {known}." if known else ""
 
 
 def tells_text(row: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ Shape legend: B sentences, T positions, V vocabulary, C labels. The sentences ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Never, Self
 
@@ -132,9 +132,14 @@ class Task(ABC):
         return True
 
     @classmethod
+    def shows(cls, labels: Sequence[str], sentence: Sentence) -> bool:
+        """Whether a sentence has one of ``labels``. A text in which none has is refused: there is nothing to learn in it."""
+        return True
+
+    @classmethod
     def refuse(cls, config: TaskConfig, text: str) -> Never:
-        """Raises: InputError for a text, by the setting that names it, of which a sentence does not fit; it names no label,
-        and says what each sentence must have."""
+        """Raises: InputError for a text, by the setting that names it, of which a sentence does not fit, or none shows
+        anything; it names no label, and says what sentences must have."""
         raise InputError("task.kind", config.kind, f"{text} has a sentence without what it predicts: name other text")
 
     @property
@@ -180,6 +185,10 @@ class Task(ABC):
     def scores(self, sums: Sequence[float], size: TextSize) -> dict[str, float]:
         """The metric and the figures beside it (``Metric.names``), from the ``sums`` over a text of this size, of 1
         prediction or more."""
+
+    def sized(self, size: TextSize, sentences: Iterable[np.ndarray]) -> TextSize:
+        """The size of a text with what the task predicts of its ``sentences`` (as ``annotated``), where those are labels."""
+        return size
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Tokens of a text that is to be answered -> those that are read."""

@@ -7,8 +7,10 @@ targets. All settings are public; the sentences, and their labels and tags, are 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Never, Self
 
@@ -18,10 +20,13 @@ from torch import Tensor, nn
 
 from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.records import Sentence
+from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
-from uedp_ray.tasks.base import Batch, Task, forward_logits
+from uedp_ray.tasks.base import IGNORED, Batch, Task, forward_logits
 from uedp_ray.tasks.loss import cross_entropy, of_sentences
+
+_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Labelled(Task):
     """A task that predicts labels of a public list, in their order."""
 
     labelled: ClassVar[bool] = True
+    missing: ClassVar[str] = "a sentence whose label is missing, or is none of these: list all, as it has them"
+    """What a text that is refused has."""
 
     bos_id: int
     eos_id: int
@@ -45,15 +52,29 @@ class Labelled(Task):
     def require(self, sentence: Sentence) -> None:
         """Raises: InputError if a sentence does not fit."""
         if not self.fits(self.labels, sentence):
-            refuse(self.labels)
+            self._refuse(self.labels, "the text")
 
     @classmethod
     def refuse(cls, config: TaskConfig, text: str) -> Never:
-        refuse(config.labels, text)
+        cls._refuse(config.labels, text)
+
+    @classmethod
+    def _refuse(cls, labels: Sequence[str], text: str) -> Never:
+        """Without a word of the text."""
+        raise InputError("task.labels", list(labels), f"{text} has {cls.missing}")
 
     @property
     def longest_text(self) -> int:
         return self.max_length - 2
+
+    def sized(self, size: TextSize, sentences: Iterable[np.ndarray]) -> TextSize:
+        counts, remaining = np.zeros(0, np.int64), iter(sentences)
+        while batch := list(itertools.islice(remaining, _BATCH)):
+            targets = self.collate(batch).targets.numpy()
+            found = np.bincount(targets[targets != IGNORED], minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
+        return dataclasses.replace(size, targets=int(counts.sum()), commonest=int(counts.max(initial=0)))
 
     @abstractmethod
     def num_tokens(self, sentence: np.ndarray) -> int:
@@ -96,9 +117,3 @@ def framed(
         input_ids[row, 1 : length - 1] = words
         input_ids[row, length - 1], filled[row] = eos_id, length
     return torch.from_numpy(input_ids), torch.from_numpy(filled)
-
-
-def refuse(labels: Sequence[str], text: str = "the text") -> Never:
-    """Refuses a text, without a word of it."""
-    remedy = f"{text} has a sentence whose label is missing, or is none of these: list all, as it has them"
-    raise InputError("task.labels", list(labels), remedy)

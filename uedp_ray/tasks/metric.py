@@ -1,30 +1,17 @@
 """How a task is scored: the figure that models are compared by, and those reported beside it.
 
-    >>> from uedp_ray.tasks.metric import METRICS
-    >>> metric = METRICS["next_word"]
-    >>> metric.names
-    ('perplexity', 'bits_per_byte', 'unk_share')
-    >>> metric.say(151.72), metric.better, metric.worst
-    ('perplexity 151.7', 'lower', inf)
-    >>> [score.say(value) for score, value in zip(metric.beside, (2.18, 0.0412))]
-    ['2.180 bits/byte', '4.1% <unk>']
-    >>> metric.across.name, metric.references
-    ('bits_per_byte', ('initial_perplexity', 'initial_bits_per_byte', 'bzip2_bits_per_byte'))
-
 Keys of ``result.json``, columns of tables, axes of figures and the search take the name, the goal and the format from
-here. Importing this loads no network. Everything here is public.
+a ``Metric``; each task's is in ``metrics``. Importing this loads no network. Everything here is public.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from uedp_ray.components import in_table
-from uedp_ray.config import RunConfig
 from uedp_ray.fields import Check, Later, number
 
 if TYPE_CHECKING:  # which loads tokenizers
@@ -83,10 +70,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick(Score):
-    """What a program without a language model reaches on the same text, in the unit of ``Metric.across``."""
+    """What is reached on the same text without a model, in the unit of ``Metric.measured``."""
 
     of: Callable[[TextSize], float | None]
     """None if it is not known."""
+    worthless: str
+    """What a model that does no better is worth, in a sentence with its score as ``{}``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +88,7 @@ class Metric(Score):
     beside: tuple[Score, ...] = ()
     """Reported with it. A ``Metric`` among them compares models of different vocabularies, too; others tell of the text."""
     yardstick: Yardstick | None = None
-    """What a model must surpass to be of use, where ``across`` has such a figure."""
+    """What a model must surpass to be of use, where there is such a figure."""
     purpose: str = ""
     """What a model that was trained for it does, in a sentence about "a language model that …"."""
     continues_text: bool = False
@@ -136,6 +125,11 @@ class Metric(Score):
         return next((score for score in self.beside if isinstance(score, Metric)), None)
 
     @property
+    def measured(self) -> Metric:
+        """The score that is held against the yardstick."""
+        return self.across or self
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The scores that tell of the model, and so change by training: this one, and ``across``."""
         return (self, self.across) if self.across else (self,)
@@ -164,7 +158,7 @@ class Metric(Score):
     def against_yardstick(self, scores: Mapping[str, Any]) -> str:
         """The yardstick in a sentence; empty if it is not known."""
         value = scores.get(self.yardstick.name) if self.yardstick else None
-        return "" if self.yardstick is None or value is None else f"{self.yardstick.say(value)} of the same text"
+        return "" if self.yardstick is None or value is None else self.yardstick.say(value)
 
     def told(self, row: Mapping[str, Any]) -> str:
         """The scores of a model, and the yardstick beside them if it is known."""
@@ -176,13 +170,13 @@ class Metric(Score):
         """A sentence for readers of the scores of a model that does not surpass the yardstick; empty for any other, and
         where that is not known.
         """
-        said, across = self.against_yardstick(scores), self.across
-        value = scores.get(across.name) if across else None
-        if not said or across is None or self.yardstick is None or value is None:
+        said, measured = self.against_yardstick(scores), self.measured
+        value = scores.get(measured.name)
+        if not said or self.yardstick is None or value is None:
             return ""
-        if across.cost(value) < across.cost(scores[self.yardstick.name]):
+        if measured.cost(value) < measured.cost(scores[self.yardstick.name]):
             return ""
-        return f"{said}, and knows no language: a model of {across.say(value)} writes little sense. {_BETTER_START}"
+        return f"{said}{self.yardstick.worthless.format(measured.say(value))} {_BETTER_START}"
 
     def before(self, result: Mapping[str, Any]) -> str:
         """The scores before training, in a sentence that names the metric; empty if they are not known."""
@@ -274,116 +268,3 @@ UNKNOWN = Score(
     phrase="{} <unk>",
     format=".1%",
 )
-PERPLEXITY = Metric(
-    name="perplexity",
-    title="perplexity",
-    explained="held-out perplexity",
-    phrase="perplexity {}",
-    format=".1f",
-    least=1.0,
-    goal="min",
-    ratio=True,
-    beside=(
-        Metric(
-            name="bits_per_byte",
-            title="bits/byte",
-            explained="of the evaluation text, unknown words spelled out",
-            phrase="{} bits/byte",
-            format=".3f",
-            goal="min",
-            ratio=True,
-        ),
-        UNKNOWN,
-    ),
-    yardstick=Yardstick(
-        name="bzip2_bits_per_byte",
-        title="bzip2",
-        explained="bits that bzip2 takes for a byte of the same text",
-        phrase="bzip2 takes {} bits/byte",
-        format=".3f",
-        of=lambda size: size.bzip2_bits_per_byte,
-    ),
-    purpose="predicts the next word",
-    continues_text=True,
-)
-
-ERROR_RATE = Metric(
-    name="error_rate",
-    title="error rate",
-    explained="held-out sentences with another label than theirs",
-    phrase="error rate {}",
-    format=".1%",
-    goal="min",
-    beside=(UNKNOWN,),
-    purpose="tells which of the labels in `config.yaml` (`task.labels`) a sentence has",
-)
-WORD_ACCURACY = Metric(
-    name="word_accuracy",
-    title="word accuracy",
-    explained="held-out words with the right tag",
-    phrase="word accuracy {}",
-    format=".1%",
-    goal="max",
-    beside=(UNKNOWN,),
-    purpose="gives each word one of the tags in `config.yaml` (`task.labels`)",
-)
-F1 = Metric(
-    name="f1",
-    title="F1",
-    explained="of held-out entities, by first word, last word and category (micro)",
-    phrase="F1 {}",
-    format=".1%",
-    goal="max",
-    beside=(
-        Score(
-            name="precision",
-            title="precision",
-            explained="of the entities that were found, those that are there",
-            phrase="precision {}",
-            format=".1%",
-        ),
-        Score(
-            name="recall",
-            title="recall",
-            explained="of the entities that are there, those that were found",
-            phrase="recall {}",
-            format=".1%",
-        ),
-        UNKNOWN,
-    ),
-    purpose="finds entities of the categories in `config.yaml` (`task.labels`)",
-)
-
-MASKED_PERPLEXITY = Metric(
-    name="masked_perplexity",
-    title="masked perplexity",
-    explained="of held-out words that are masked",
-    phrase="masked perplexity {}",
-    format=".1f",
-    least=1.0,
-    goal="min",
-    ratio=True,
-    beside=(UNKNOWN,),
-)
-"""Of pre-training on masked words, which is no ``task.kind``."""
-
-METRICS: Mapping[str, Metric] = {
-    "next_word": PERPLEXITY,
-    "classify": ERROR_RATE,
-    "tag_words": WORD_ACCURACY,
-    "tag_entities": F1,
-}
-"""The metric of each ``task.kind``. Metrics of one name are the same."""
-
-
-def metric_of(config: RunConfig) -> Metric:
-    """The metric of the config's task. Raises: TypeError for one without."""
-    return in_table(METRICS, config.task.kind, "METRICS of uedp_ray.tasks.metric")
-
-
-def metric_in(row: Collection[str]) -> Metric:
-    """The metric that a row of a table or a result has. Raises: KeyError if it has none."""
-    for metric in (*METRICS.values(), MASKED_PERPLEXITY):
-        if metric.name in row:
-            return metric
-    raise KeyError(f"none of {', '.join(metric.name for metric in METRICS.values())}")

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from uedp_ray.corpus.categories import canonical
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
+from uedp_ray.errors import InputError
 from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head
 from uedp_ray.tasks.tags import WORD, Tagging
 
@@ -57,6 +58,18 @@ class TagEntities(Tagging):
     @classmethod
     def named(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(canonical, labels))
+
+    @classmethod
+    def shows(cls, labels: Sequence[str], sentence: Sentence) -> bool:
+        return any(mention.category in labels for mention in sentence.mentions)
+
+    @classmethod
+    def refuse(cls, config: TaskConfig, text: str) -> Never:
+        remedy = (
+            f"{text} has no entity of these categories: name those that were found in it (mentions in what uedp-ray prepare "
+            "prints; without B- or I-), or a detector that finds them"
+        )
+        raise InputError("task.labels", list(config.labels), remedy)
 
     @property
     def num_outputs(self) -> int:

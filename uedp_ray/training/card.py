@@ -21,7 +21,8 @@ from uedp_ray.models.architecture import architecture
 from uedp_ray.plan import cautions_of
 from uedp_ray.privacy.statement import CHECKED, show_delta, show_epsilon
 from uedp_ray.redact import NOT_PUBLISHED
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.guarantees import assumed
 from uedp_ray.training.privacy_page import Total
 

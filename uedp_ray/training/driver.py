@@ -25,7 +25,7 @@ from uedp_ray.privacy.statement import covers
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import write_atomically, write_json
 from uedp_ray.storage.tables import read_bounded, refusing_damage
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checkpoint import Position, check_room_for, load_checkpoint, save_checkpoint
 from uedp_ray.training.guarantees import guarantees
 from uedp_ray.training.optimizers import kept_by

@@ -35,7 +35,7 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.tasks.base import Task
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
@@ -88,8 +88,9 @@ def scores_on(read: Sequence[Sentence], config: RunConfig, vocabulary: Vocabular
     size = text_size(texts, vocabulary, config.model.max_length)
     with ALONE:
         model = initial_model(config, vocabulary).to(device)
-        known = annotate(zip(read, texts, strict=True), vocabulary, task, kind=config.task.kind)
-        found = score(model, task, list(known), device=device)
+        known = [*annotate(zip(read, texts, strict=True), vocabulary, task, kind=config.task.kind)]
+        found = score(model, task, known, device=device)
+    size = task.sized(size, known)
     return task.scores(found, size) | metric_of(config).yardstick_of(size)
 
 

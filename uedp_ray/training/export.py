@@ -34,7 +34,7 @@ from uedp_ray.privacy.ledger import check_uncut, read_ledger
 from uedp_ray.redact import DATE, published
 from uedp_ray.storage.files import check_regular, read_json, replacing, write_json
 from uedp_ray.storage.locks import INSIDE, folder_locked
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.card import card
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.prepared import planned

@@ -158,12 +158,18 @@ def check_public_text(config: RunConfig, private: Hashes | None, evaluation: Has
 
 
 def check_labels(corpus: Corpus, task: TaskConfig, field: str) -> None:
-    """Raises InputError unless each sentence has what the task predicts. ``field``: the setting that names the text."""
+    """Raises InputError unless each sentence has what the task predicts, and one shows it. ``field``: the setting that names
+    the text."""
     kind = task_of(task.kind)
     if kind.labelled:
+        labels, shown = kind.named(task.labels), False
         for _, sentences in corpus.sentences(every=True):
-            if not all(kind.fits(kind.named(task.labels), each) for each in sentences if each.text.strip()):
+            said = [each for each in sentences if each.text.strip()]
+            if not all(kind.fits(labels, each) for each in said):
                 kind.refuse(task, field)
+            shown = shown or any(kind.shows(labels, each) for each in said)
+        if not shown:
+            kind.refuse(task, field)
 
 
 def check_unseen(evaluation: Hashes, source: SourceConfig, model: str) -> None:

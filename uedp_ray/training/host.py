@@ -34,7 +34,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.checks import check_workers
 from uedp_ray.training.faults import blamed
@@ -112,7 +112,7 @@ def train(
         )
         metric = metric_of(config)
         if not run.result.exists():
-            with run.copies_told(reporter), _watch(run, metric, reporter):
+            with run.copies_told(reporter), _watch(run, metric.checks(), reporter):
                 if num_workers == 0:
                     device = pick_device(config)
                     with blamed("training.batch_tokens", config.training.batch_tokens):
@@ -374,7 +374,7 @@ def _look_at_model(run: RunDir, reporter: Reporter) -> None:
 
 
 @contextmanager
-def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
+def _watch(run: RunDir, scores: Mapping[str, Check], reporter: Reporter) -> Iterator[None]:
     """Polls the driver's progress file, wherever the driver runs."""
     run.progress.unlink(missing_ok=True)  # an earlier start's
     done = threading.Event()
@@ -384,7 +384,7 @@ def _watch(run: RunDir, metric: Metric, reporter: Reporter) -> Iterator[None]:
         while not last:
             last = done.wait(0.3)  # the last rounds are reported too
             try:
-                row = read_json(run.progress, _PROGRESS | metric.checks(), "delete it")
+                row = read_json(run.progress, {**_PROGRESS, **scores}, "delete it")
             except (OSError, InputError):  # not there yet, or no descriptor is left, which the run itself reports
                 continue
             if row != seen:

@@ -91,9 +91,15 @@ class Prepared:
         texts = [(self.evaluation, self.evaluation_size)]
         if self.transformed is not None:
             tokens = encode(self.tokens.path.parent, self.transformed, self.vocabulary, self.config)
-            said = (text for _, found in self.transformed.texts() for text in found)
-            texts.append((tokens, text_size(said, self.vocabulary, self.config.model.max_length)))
+            texts.append((tokens, size_of(self.transformed, tokens, self.vocabulary, self.config)))
         return [([store.sentence(i) for i in range(store.num_sentences)], size) for store, size in texts]
+
+
+def size_of(text: Text, tokens: TokenStore, vocabulary: Vocabulary, config: RunConfig) -> TextSize:
+    """The size of a text to score on, and of what the task predicts of it (``tokens``)."""
+    said = (one for _, found in text.texts() for one in found)
+    size = text_size(said, vocabulary, config.model.max_length)
+    return make_task(config, vocabulary).sized(size, map(tokens.sentence, range(tokens.num_sentences)))
 
 
 def planned(config: RunConfig, setup: Mapping[str, Any]) -> Plan:

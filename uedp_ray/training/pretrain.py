@@ -34,7 +34,8 @@ from uedp_ray.storage.locks import INSIDE, folder_locked
 from uedp_ray.storage.open import folder_only
 from uedp_ray.tasks.base import Task, task_of
 from uedp_ray.tasks.masked_word import MaskedWord
-from uedp_ray.tasks.metric import MASKED_PERPLEXITY, PERPLEXITY, UNKNOWN, metric_of
+from uedp_ray.tasks.metric import UNKNOWN
+from uedp_ray.tasks.metrics import MASKED_PERPLEXITY, PERPLEXITY, metric_of
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.checks import check_pretraining
 from uedp_ray.training.epochs import STEADY_NORM, mean_loss, seeded, shuffled
@@ -119,7 +120,7 @@ def _on_evaluation(config: RunConfig, start: str, reporter: Reporter) -> dict[st
     with blamed("training.batch_tokens", config.training.batch_tokens):
         row = scores_on(list(readers.read(source)), config, make_vocabulary(config))
     reporter.say(f"the public model on corpus.evaluation: {metric.told(row)}")
-    if caution := metric.worthless(row):
+    if metric.continues_text and (caution := metric.worthless(row)):  # no public model knows labels
         reporter.say(f"caution: {caution}")
     told = (*metric.scores, *filter(None, [metric.yardstick]))
     return {score.on("evaluation"): row[score.name] for score in told}

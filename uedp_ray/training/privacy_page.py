@@ -24,7 +24,8 @@ from uedp_ray.privacy.mechanisms import ROUNDS
 from uedp_ray.privacy.statement import CHECKED, OF_ONE_RUN, OF_RECORDS, covers, part_of, show_delta, show_epsilon
 from uedp_ray.redact import named_detector
 from uedp_ray.storage.files import write_atomically
-from uedp_ray.tasks.metric import Metric, metric_of
+from uedp_ray.tasks.metric import Metric
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.guarantees import assumed, guarantees, of_texts
 from uedp_ray.units import RECORD, UNITS
 

@@ -23,7 +23,7 @@ from uedp_ray.corpus.bounds import Bounded, apply_bounds
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.retention import tell_retention
 from uedp_ray.corpus.store import Corpus, open_corpus
-from uedp_ray.corpus.textsize import TextSize, tell_cut, text_size
+from uedp_ray.corpus.textsize import TextSize, tell_cut
 from uedp_ray.corpus.transforms.base import Text
 from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
@@ -33,7 +33,8 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, checksum, make_folder, replacing, write_json
 from uedp_ray.storage.open import open_storage
-from uedp_ray.tasks.metric import UNKNOWN, metric_of
+from uedp_ray.tasks.metric import UNKNOWN
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.claim import HOLDS_RUN, NO_WORDS, VOCABULARY, check_kinds, claim, clear, refuse_part
 from uedp_ray.training.guard import (
@@ -55,6 +56,7 @@ from uedp_ray.training.prepared import (
     encode,
     planned,
     regrouped,
+    size_of,
     starts_of,
     trained_text,
     unchanged,
@@ -345,9 +347,7 @@ def _tokenise(
     tell_cut(cut, config.model.max_length, reporter, "private: read off the text")
     if text.evaluation is None:
         return None, retained
-    encode(tokens, text.evaluation, vocabulary, config)
-    texts = (one for _, said in text.evaluation.texts() for one in said)
-    size = text_size(texts, vocabulary, config.model.max_length)
+    size = size_of(text.evaluation, encode(tokens, text.evaluation, vocabulary, config), vocabulary, config)
     size.warn(reporter)
     if unknown := metric_of(config).caution({UNKNOWN.name: size.unk_share}):
         reporter.say(f"caution: {unknown}")

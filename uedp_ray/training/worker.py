@@ -19,7 +19,7 @@ from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
-from uedp_ray.tasks.metric import metric_of
+from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score

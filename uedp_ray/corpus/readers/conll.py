@@ -51,7 +51,11 @@ def read_conll(path: Path) -> Iterator[Sentence]:
         if len(columns) != width:
             raise InputError("path", lines.where, f"{len(columns)} columns where the file's first line has {width}")
         if not _TAG.fullmatch(columns[-1]):
-            raise InputError("path", lines.where, "the last column is not an entity tag (O, B-..., I-...)")
+            remedy = (
+                "the last column is not an entity tag (O, B-..., I-...): where there are none, add a column of O; of three "
+                "or more columns the second is the tag of each word (task.kind: tag_words)"
+            )
+            raise InputError("path", lines.where, remedy)
         tokens.append("_".join(columns[0].split()) or "_")  # no-break spaces: a token stays one whitespace word
         parts.append(columns[1])
         tags.append(columns[-1])
