@@ -29,6 +29,7 @@ from uedp_ray.search.told import (
     about_units,
     as_published,
     named,
+    no_ceiling,
     promise_of,
     retained,
     scale_of,
@@ -36,7 +37,6 @@ from uedp_ray.search.told import (
     tells_text,
     told,
 )
-from uedp_ray.tasks.metric import Metric
 from uedp_ray.tasks.metrics import metric_in
 
 
@@ -157,26 +157,6 @@ def _named(row: dict[str, Any]) -> str:
     return f"{name} " if name else ""
 
 
-def _no_ceiling(rows: list[dict[str, Any]], metric: Metric) -> str:
-    """Names variants that are trained without noise, on the text as it is, and are yet worse than another row: what the
-    others lose by privacy is not seen from them."""
-    scored = [row for row in rows if row[metric.name] is not None]
-    best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
-    free = [row for row in scored if _unchanged(row)]
-    worse = [row for row in free if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])]
-    if not best or not worse:
-        return ""
-    names = named(dict.fromkeys(row["variant"] for row in worse))
-    return (
-        f"Without privacy, and yet worse than {best['name']}: {names}. What privacy costs is not seen from rows whose "
-        "learning rate and rounds do not suit them.\n"
-    )
-
-
-def _unchanged(row: Mapping[str, Any]) -> bool:
-    return row["guarantee"]["unit"] == "none" and row["noise_multiplier"] is None and not tells_text(row)
-
-
 def print_comparison(answer: dict[str, Any]) -> None:
     rows, keys = answer["rows"], answer["grid"]
     metric = metric_in(rows[0])
@@ -204,11 +184,10 @@ def print_comparison(answer: dict[str, Any]) -> None:
     together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
     units = "".join(f"{line}\n" for line in about_units(rows))
     kept = f"{RETENTION}.\n" * transformed
-    scale = "".join(f"{line}\n" for line in [scale_of(rows, metric)] if line)
+    scale = "".join(f"{line}\n" for line in (no_ceiling(rows, metric), scale_of(rows, metric)) if line)
     typer.echo(
         f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])} is of one run, not of a choice among runs. It hides\n"
         f"{units}{kept}{seeds}{together}{unprotected}"
-        f"{_no_ceiling(rows, metric)}"
         f"{scale}"
         f"uedp-ray report {answer['out']}\n"
         f"Run directories: {answer['out']}"

@@ -117,10 +117,18 @@ def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp
         f"Together, unit user-entity: no ε for all 4 rows with that guarantee: {others}. Not in it: users <b>." in text
     )
     alone = [TABLE["totals"][0]]
-    with pytest.raises(InputError, match="has no total that covers all of its private rows"):
+    with pytest.raises(InputError, match="no total covers all of its rows that hide a user or an entity"):
         report([folder(tmp_path, totals=alone)], publish=True)
     with pytest.raises(InputError, match=r"vocabulary\.path.*names files"):
         report([folder(tmp_path, grid=["vocabulary.path"])], publish=True)
+
+
+def test_a_page_says_what_the_console_says_of_the_scale(tmp_path):
+    rows = [each | {"bzip2_bits_per_byte": 1.5} for each in ROWS]
+    rows.append(row("in vain", 99.0) | {"noise_multiplier": None, "bzip2_bits_per_byte": 1.5})
+    text = Page(report([folder(tmp_path, rows=rows)])).text
+    assert "Without privacy, and yet worse than bare {'training.num_rounds': 50}: in vain." in text
+    assert "For scale: bzip2 takes 1.500 bits/byte of the same text." in text
 
 
 def test_rows_that_hide_one_record_are_as_private_as_the_text(tmp_path):

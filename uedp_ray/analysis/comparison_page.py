@@ -31,6 +31,7 @@ from uedp_ray.search.told import (
     as_published,
     left_out,
     named,
+    no_ceiling,
     promise_of,
     retained,
     scale_of,
@@ -71,7 +72,11 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             intervals=_intervals(compared),
             units=about_units(compared.rows),
             left_out=left_out(compared.rows),
-            scale=scale_of([*compared.public, *compared.rows], compared.metric),
+            scale=[
+                said
+                for tell in (no_ceiling, scale_of)
+                if (said := tell([*compared.public, *compared.rows], compared.metric))
+            ],
             retention=retention,
         )
     )

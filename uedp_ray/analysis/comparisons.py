@@ -139,7 +139,11 @@ def publishable(compared: Compared) -> Compared:
         for each in promised
     ]
     if not names or all(each["epsilon"] is None for each in totals):
-        remedy = "has no total that covers all of its private rows: whoever sees them all has no guarantee"
+        remedy = (
+            "no total covers all of its rows that hide a user or an entity"
+            + (f" ({'; '.join(sorted(names))})" if names else ", since none does")
+            + ": whoever sees them all has no guarantee; compare rows that promise the same unit"
+        )
         raise InputError("--publish", str(compared.path), remedy)
     for key in compared.grid:
         if names_file(RunConfig, key):

@@ -111,6 +111,26 @@ def scale_of(rows: Iterable[Mapping[str, Any]], metric: Metric) -> str:
     return f"For scale: {known}." if known else ""
 
 
+def no_ceiling(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
+    """Names variants that are trained without noise, on the text as it is, and are yet worse than another row: what the
+    others lose by privacy is not seen from them. Empty if there are none."""
+    scored = [row for row in rows if row[metric.name] is not None]
+    best = min(scored, key=lambda row: metric.cost(row[metric.name]), default=None)
+    free = [row for row in scored if _unchanged(row)]
+    worse = [row for row in free if best and metric.cost(row[metric.name]) > metric.cost(best[metric.name])]
+    if not best or not worse:
+        return ""
+    names = named(dict.fromkeys(row["variant"] for row in worse))
+    return (
+        f"Without privacy, and yet worse than {best['name']}: {names}. What privacy costs is not seen from rows whose "
+        "learning rate and rounds do not suit them."
+    )
+
+
+def _unchanged(row: Mapping[str, Any]) -> bool:
+    return row["guarantee"]["unit"] == "none" and row.get("noise_multiplier", 0.0) is None and not tells_text(row)
+
+
 def tells_text(row: Mapping[str, Any]) -> bool:
     """Whether a row has a figure that was read off the private text, and that no epsilon covers: the retention of a
     transform. Without one every mention is retained, whatever the text."""
