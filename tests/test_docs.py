@@ -180,6 +180,11 @@ def test_the_conversion_of_a_csv_file_runs_as_written(tmp_path, monkeypatch):
     assert (row.user, row.text) == ("ann", 'Zoë said "no", and left')
 
 
+def test_the_run_file_for_labelled_text_loads(tmp_path):
+    (tmp_path / "run.yaml").write_text(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.S)[1])
+    assert config.load_config(tmp_path / "run.yaml").task.kind == "classify"
+
+
 def test_the_first_sweep_file_of_its_page_loads(tmp_path):
     (tmp_path / "sweep.yaml").write_text(
         re.search(r"```yaml\n(.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S)[1]
