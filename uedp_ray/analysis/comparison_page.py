@@ -19,6 +19,7 @@ from uedp_ray.analysis.comparisons import Compared, load_comparison, publishable
 from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
+from uedp_ray.analysis.row_figure import by_row, scored
 from uedp_ray.analysis.style import NothingToShow, in_words, svg
 from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.privacy.statement import NO_GUARANTEE
@@ -52,7 +53,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
     retention = RETENTION * any(map(tells_text, compared.rows))
     axes = axes_of(compared)
     theirs = AS_PUBLISHED in axes
-    drawn = [_picture(compared, axis) for axis in axes]
+    drawn = [*([] if compared.grid else [_rows_picture(compared)]), *(_picture(compared, axis) for axis in axes)]
     unprotected = [row for row in compared.rows if not hides_anybody(row)]
     text = (
         templates()
@@ -116,6 +117,18 @@ def _picture(compared: Compared, axis: str) -> Picture:
         return Picture(name, title, caption, Markup(svg(drawn, name)), described=in_words(drawn))
     except NothingToShow as nothing:
         return Picture(name, title, caption, reason=str(nothing))
+
+
+def _rows_picture(compared: Compared) -> Picture:
+    metric, title = compared.metric, f"{compared.metric.heading} of each row"
+    caption = "A panel for each unit: ε of different units are different promises, and are not compared."
+    caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
+    try:
+        drawn = Markup(svg(by_row(compared), "rows"))
+        described = "; ".join(f"{row['name']} {metric.show(row[metric.name])}" for row in scored(compared))
+        return Picture("rows", title, caption, drawn, described=described)
+    except NothingToShow as nothing:
+        return Picture("rows", title, caption, reason=str(nothing))
 
 
 def _intervals(compared: Compared) -> str:

@@ -14,7 +14,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -67,11 +67,11 @@ class Chart(Figure):
         return svg(self, f"chart-{id(self)}")
 
 
-def chart(width: float, height: float, columns: int = 1, **grid: Any) -> tuple[Chart, Sequence[Axes]]:
-    """Returns a figure, sized in inches, with ``columns`` panels in a row; ``grid`` as for ``Figure.subplots``."""
+def chart(width: float, height: float, columns: int = 1, rows: int = 1, **grid: Any) -> tuple[Chart, Sequence[Axes]]:
+    """Returns a figure, sized in inches, and its panels, row by row; ``grid`` as for ``Figure.subplots``."""
     figure = Chart(figsize=(width, height), layout="constrained")
     figure.titles = {}
-    panels = list(figure.subplots(1, columns, squeeze=False, **grid)[0])
+    panels = list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e3e3e3", linewidth=0.6)
@@ -116,8 +116,10 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
     )
 
 
-def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Iterable[float] = ()) -> float:
-    """Sets the vertical axis for scores, and returns the value beyond which they are to be drawn at its edge.
+def score_axis(
+    axes: Axes, metric: Metric, values: Iterable[float], lines: Iterable[float] = (), which: Literal["x", "y"] = "y"
+) -> float:
+    """Sets an axis for scores, and returns the value beyond which they are to be drawn at its edge.
 
     ``lines``: levels that must be visible. For ratios, the scale is logarithmic if values span more than a factor
     of three.
@@ -131,13 +133,13 @@ def score_axis(axes: Axes, metric: Metric, values: Iterable[float], lines: Itera
     cut = bool((shown > far).any())
     top = far if cut else high
     if metric.ratio and top > 3 * low:
-        axes.set_yscale("log")
-        axes.set_ylim(low / (top / low) ** 0.06, top * (top / low) ** 0.06)
-        log_ticks(axes, "y", low, top)
+        axes.set(**{f"{which}scale": "log"})
+        axes.set(**{f"{which}lim": (low / (top / low) ** 0.06, top * (top / low) ** 0.06)})
+        log_ticks(axes, which, low, top)
     else:
         room = (top - low or 0.1 * top or 1.0) * 0.08
-        axes.set_ylim(low - room, top + room)
-    axes.set_ylabel(f"{metric.title} ({metric.better} is better)")
+        axes.set(**{f"{which}lim": (low - room, top + room)})
+    axes.set(**{f"{which}label": f"{metric.title} ({metric.better} is better)"})
     return far if cut else math.inf
 
 
