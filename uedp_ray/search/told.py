@@ -24,8 +24,10 @@ MEANINGS = {
     "user": "one user, all of its sentences",
     "entity": "one entity, all sentences that have it, whoever wrote them",
     "record": "one sentence; nothing of a user or an entity, who have many",
-    "word": "one word, among those that may become the same words; nothing of a sentence, a user or an entity",
-    "word-metric": "one word, times the distance between it and another; nothing of a sentence, a user or an entity",
+    "word": "one word, in sentences that are cut alike, among those it may be taken for; nothing of a sentence, a user or "
+    "an entity",
+    "word-metric": "one word, in sentences that are cut alike, times the distance between it and another; nothing of a "
+    "sentence, a user or an entity",
 }
 """Whose part an epsilon hides."""
 RETENTION = (
@@ -89,7 +91,10 @@ def about_units(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = {each["unit"] for each in promises}
     lines = [f"{unit}: {meaning}." for unit, meaning in MEANINGS.items() if unit in found]
     if any(each["trust"] == "local" for each in promises):
-        lines.append("local: against whoever trains, too; without it, against whoever has the model.")
+        lines.append(
+            "local: against whoever trains, too, if users do their part themselves (here one program plays them all); what "
+            "it leaves out, such as labels, is in privacy.md. Without it, against whoever has the model."
+        )
     if any(each.get("assumed") for each in promises):
         lines.append("assumed: of the code that is named, nothing is proved; what has to hold of it is in privacy.md.")
     return lines
