@@ -12,6 +12,7 @@ from tests.analysis.page import Page
 from uedp_ray.analysis.compared_figures import AS_PUBLISHED, against, axes_of
 from uedp_ray.analysis.comparisons import load_comparison
 from uedp_ray.analysis.report import report
+from uedp_ray.analysis.row_figure import by_row
 from uedp_ray.analysis.style import NothingToShow
 from uedp_ray.errors import InputError
 
@@ -121,6 +122,26 @@ def test_others_see_no_row_without_a_guarantee_and_none_that_no_total_covers(tmp
         report([folder(tmp_path, totals=alone)], publish=True)
     with pytest.raises(InputError, match=r"vocabulary\.path.*names files"):
         report([folder(tmp_path, grid=["vocabulary.path"])], publish=True)
+
+
+def test_without_a_grid_each_row_has_a_place_in_the_panel_of_its_unit(tmp_path):
+    """There was no figure at all of the comparison that asks what a guarantee costs."""
+    of_both, of_users = ("user-entity", 8.0), ("user", 8.0)
+    scored = (("ours", 45.0, *of_both), ("bare", 30.0), ("users", 40.0, *of_users), ("f_E", 47.0, *of_both))
+    rows = [ROWS[0], *(row(*each) for each in scored)]
+    compared = load_comparison(folder(tmp_path, rows=rows, grid=[]))
+    panels = {axes.get_title("left"): axes for axes in by_row(compared).axes}
+    assert [*panels] == ["user-entity", "user", "no guarantee"]
+    named = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels.values()]
+    assert named == [["ours: ε = 8.000", "f_E: ε = 8.000"], ["users: ε = 8.000"], ["bare"]]
+    for axes, scores in zip(panels.values(), ([45.0, 47.0], [40.0], [30.0]), strict=True):
+        level, *dots = axes.get_lines()
+        assert level.get_label() == "60.0, public text only"
+        assert [float(dot.get_xdata()[0]) for dot in dots if dot.get_marker() == "o"] == scores
+    assert "Perplexity of each row" in Page(report([tmp_path])).text
+    assert (tmp_path / "figures" / "rows.svg").is_file()
+    with pytest.raises(NothingToShow, match="1 rows have a score"):
+        by_row(load_comparison(folder(tmp_path, rows=rows[:2], grid=[])))
 
 
 def test_a_page_says_what_the_console_says_of_the_scale(tmp_path):
