@@ -5,6 +5,7 @@ What a fixture needs it imports itself: tests of one room must not wait for the 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ import pytest
 from uedp_ray.interrupts import handlers_kept
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they bring
+
+gc.set_threshold(20_000, 20, 50)  # torch and transformers are half a million objects, and no garbage
 
 os.environ.setdefault("RAY_enable_worker_prestart", "0")  # most tests need fewer workers than there are CPUs
 

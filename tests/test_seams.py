@@ -128,6 +128,11 @@ def test_a_reader_that_generates_text(file, monkeypatch, tmp_path):
     assert generated == GENERATED, "a format that is not listed needs a path"
 
 
+def _forget_choices() -> None:
+    limits.type_hints.cache_clear()
+    limits._choices.cache_clear()
+
+
 def test_a_transform(file, monkeypatch, corpora, tmp_path):
     class Reversed(Transform):
         def text_of(self, sentence, generators):
@@ -135,13 +140,13 @@ def test_a_transform(file, monkeypatch, corpora, tmp_path):
 
     file("uedp_ray.corpus.transforms.reversed", TRANSFORM=Reversed)
     monkeypatch.setattr(texts, "TransformKind", Literal["none", "reversed"])
-    limits._choices.cache_clear()
+    _forget_choices()
     try:
         config = run_config(corpora, corpus={"transform": {"kind": "reversed"}})
         assert train(config, tmp_path / "run", workers=0)["private"]
     finally:
         monkeypatch.undo()
-        limits._choices.cache_clear()
+        _forget_choices()
     corpus = open_corpus(corpora / "private")
     keys = (b"of one run", b"of another")
     assert len({Transformed(corpus, Reversed(TransformConfig()), key).digest for key in keys}) == 2, "it may draw"
@@ -240,10 +245,10 @@ def task(file, monkeypatch):
     file("uedp_ray.tasks.hits", TASK=Hits)
     monkeypatch.setitem(METRICS, "hits", metric)  # type: ignore[arg-type]
     monkeypatch.setattr(sections, "TaskKind", Literal["next_word", "hits"])
-    limits._choices.cache_clear()
+    _forget_choices()
     yield metric
     monkeypatch.undo()
-    limits._choices.cache_clear()
+    _forget_choices()
 
 
 def test_a_task(task, corpora, tmp_path):

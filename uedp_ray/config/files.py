@@ -14,6 +14,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+from uedp_ray.config.limits import type_hints
+
 T = TypeVar("T")
 FileKind = Literal["path", "hub", "text", "detector"]
 """``path``: a file or folder. ``hub``: or a name on a hub. ``text``: a source's text. ``detector``: ``kind:FILE``."""
@@ -61,14 +63,14 @@ def names_file(section: type, key: str) -> bool:
     first, _, rest = key.partition(".")
     if not rest:
         return first in _kinds(section)
-    inner = typing.get_type_hints(section).get(first)
+    inner = type_hints(section).get(first)
     return dataclasses.is_dataclass(inner) and names_file(typing.cast(type, inner), rest)
 
 
 @functools.cache
 def _kinds(section: type[Any]) -> dict[str, FileKind]:
     """The kind of each field of a section that names files."""
-    hints = typing.get_type_hints(section)
+    hints = type_hints(typing.cast(type, section))
     kinds: dict[str, Any] = {
         each.name: each.metadata.get("names", "path")
         for each in dataclasses.fields(section)

@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from uedp_ray.config.limits import type_hints
 from uedp_ray.errors import InputError, one_line, shown
 from uedp_ray.fields import UNPRINTABLE
 
@@ -204,7 +205,7 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """
     if not isinstance(tree, Mapping):
         raise InputError(where.rstrip(".") or "config", tree, "expected a mapping of keys")
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(typing.cast(type, cls))
     tree = renamed(cls, tree, where)
     for key, value in tree.items():
         if not isinstance(key, str) or key not in hints:

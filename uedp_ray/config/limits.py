@@ -27,6 +27,7 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from uedp_ray.errors import InputError
@@ -43,9 +44,14 @@ def check_choices(section: Any, name: str = "") -> None:
 
 
 @functools.cache
+def type_hints(section: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, found once: a search builds the same sections thousands of times."""
+    return typing.get_type_hints(section)
+
+
+@functools.cache
 def _choices(section: type) -> list[tuple[str, Any]]:
-    hints = typing.get_type_hints(section).items()
-    return [(field, hint) for field, hint in hints if _options(hint)]
+    return [(field, hint) for field, hint in type_hints(section).items() if _options(hint)]
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
