@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -106,6 +108,9 @@ def sum_of(prepared, chosen, without):
 
 def test_one_record_of_a_user_with_two_moves_the_sum_by_at_most_its_bound(run, corpora, tmp_path):
     train(dealt(corpora), tmp_path / "dealt", workers=0)
+    assert stat.S_IMODE((tmp_path / "dealt").stat().st_mode) == 0o700, (
+        "it hides no person, so it is as private as the text"
+    )
     for where, bound in ((run[0], 1.0), (RunDir(tmp_path / "dealt"), 0.4)):
         prepared = Prepared.open(where)
         assert (prepared.sentence_weight == 1).all()

@@ -181,7 +181,8 @@ def _take_over(run: RunDir, asked: _Asked, resume: bool) -> Plan | None:
             "caution: the text has changed since this run's copy of it was made: the run continues with the copy"
         )
     make_folder(run.root)
-    if config.privacy.noise != "calibrated" or config.privacy.test_noise_seed is not None:  # as private as the text
+    noised = config.privacy.noise == "calibrated" and config.privacy.test_noise_seed is None
+    if not noised or config.corpus.regroup != "users":  # hides no person: as private as the text
         storage.seclude()
     make_folder(run.private, private=True)
     for path, written in ((run.used, used), (run.config, config)):  # in this order: see ``claim``
