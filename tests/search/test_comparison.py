@@ -348,6 +348,26 @@ def test_rows_of_a_variant_have_one_name_if_all_are_meant():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
+def test_files_beside_the_comparison_are_found_by_runs_side_by_side(corpora, tmp_path, monkeypatch):
+    """Their processes work in a folder of Ray's: all rows were trained and charged, and none could be read again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "public.txt").write_text("the nurse left the park . a doctor came back .\n" * 40)
+    (tmp_path / "vectors.txt").write_text("".join(f"{word} {n}.0 1.0\n" for n, word in enumerate(("the", "a", "of"))))
+    of_words, of_text = ([{"format": "text", "path": "public.txt"}] for _ in range(2))
+    base = run_tree(corpora, pretrain={"text": of_text, "num_steps": 1}, training=ROUNDS)
+    base["vocabulary"] = {"public_text": of_words, "max_size": 250}
+    transform = {"kind": "replace_words", "mechanism": "random", "vectors": "vectors.txt"}
+    variants = {
+        "bare": {"method": "noiseless", "set": {f"corpus.transform.{key}": transform[key] for key in transform}}
+    }
+    comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
+    first = compare(comparison, tmp_path / "out", workers=1)
+    assert [row["rounds"] for row in first["rows"]] == [0, 0, 1]
+    assert compare(comparison, tmp_path / "out", workers=0, resume=True)["rows"] == first["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_side_by_side_all_others_end_before_one_that_failed_is_told(corpora, tmp_path):
     diverging = {"method": "noiseless", "set": {"training.server_learning_rate": 1e30}}
     comparison, told = load(corpora, tmp_path, variants={"diverging": diverging, "ours": VARIANTS["ours"]}), []

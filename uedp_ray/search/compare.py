@@ -37,7 +37,7 @@ from uedp_ray.training.checks import check_comparable, check_device, check_model
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_public_text, check_unseen, check_warm_start
 from uedp_ray.training.host import check_gpus, connected, ray_session, tell_cautions, train
-from uedp_ray.training.paths import TEXT, for_use
+from uedp_ray.training.paths import TEXT, for_use, with_absolute_paths
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
 from uedp_ray.training.texts import copies_told, prepare_corpora
@@ -115,7 +115,9 @@ def _compare(
         fixed = _plan(comparison, out)
         with ray_session(num_workers) if num_workers else nullcontext():
             if num_workers:
-                train_side_by_side(dict(comparison.runs(config)), out, workers=num_workers, reporter=reporter)
+                # A trial's process has another working directory than this one, which trains none, and resumes all.
+                side_by_side = {folder: with_absolute_paths(run) for folder, run in comparison.runs(config)}
+                train_side_by_side(side_by_side, out, workers=num_workers, reporter=reporter)
             rows = _train_all(comparison, config, out, num_workers, reporter)
     return _written(comparison, models, rows, out, fixed)
 
