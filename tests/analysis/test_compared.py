@@ -199,6 +199,24 @@ def test_what_no_comparison_writes_is_refused(tmp_path, change, message):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_grid_key_with_markup_is_text_wherever_it_stands(tmp_path):
+    """It was part of an id in the figures, which ran it when they were opened by themselves."""
+    key = 'a.x"><script>1</script>'
+    rows = [ROWS[0], *({**each, "settings": {key: place}} for place, each in enumerate(ROWS[1:4]))]
+    page = Page(report([folder(tmp_path, rows=rows, grid=[key])]))
+    assert "script" not in page.tags
+    (figure,) = [path for path in (tmp_path / "figures").iterdir() if "script" in path.name]
+    assert re.fullmatch(r"[a-zA-Z0-9-]+\.svg", figure.name)
+    assert "<script" not in figure.read_text()
+
+
+@pytest.mark.parametrize("value", ["x", [], -1.0, 10**400])
+def test_a_yardstick_that_is_no_number_is_refused(tmp_path, value):
+    rows = [each | {"bzip2_bits_per_byte": value} for each in ROWS]
+    with pytest.raises(InputError, match=r"table\.json: rows\[0\]\.bzip2_bits_per_byte"):
+        report([folder(tmp_path, rows=rows)])
+
+
 def test_a_comparison_has_a_page_of_its_own(tmp_path):
     with pytest.raises(InputError, match="name it alone"):
         report([folder(tmp_path), tmp_path])

@@ -21,7 +21,7 @@ from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
-from uedp_ray.search.compare import compare
+from uedp_ray.search.compare import compare, finished_runs
 from uedp_ray.search.comparison import Comparison
 from uedp_ray.training import pretrain, worker
 from uedp_ray.training.host import train
@@ -145,6 +145,26 @@ def test_a_variant_that_is_lost_is_not_trained_again(comparison, done, tmp_path)
     shutil.copytree(done[0], out)
     shutil.rmtree(next(path for path in out.iterdir() if (path / "ledger.jsonl").exists()))
     with pytest.raises(InputError, match="is missing, and what it released still counts: put it back"):
+        compare(comparison, out, workers=0, resume=True)
+
+
+def test_what_tells_of_trained_variants_is_not_done_without(comparison, done, tmp_path):
+    """Emptied, or with ``started.json`` gone or shortened, a comparison trained again, or dropped rows at no price."""
+    out, started = tmp_path / "out", tmp_path / "out" / "started.json"
+    shutil.copytree(done[0], out)
+    one, *_ = sorted(path.parent.name for path in out.glob("*/ledger.jsonl"))
+    kept, known = started.read_bytes(), json.loads(started.read_text())
+    for variants in (None, [], [name for name in known["variants"] if name != one]):
+        started.unlink() if variants is None else started.write_text(json.dumps(known | {"variants": variants}))
+        with pytest.raises(InputError, match=r"started\.json.*does not name .*, which was trained here: restore it"):
+            compare(comparison, out, workers=0, resume=True)
+    started.write_text(json.dumps(known | {"variants": ["../out"]}))
+    with pytest.raises(InputError, match="the name of a folder here"):
+        finished_runs(out)
+    started.write_bytes(kept)
+    for path in (out / one).iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(InputError, match=f"{one}.*is missing, and what it released still counts: put it back"):
         compare(comparison, out, workers=0, resume=True)
 
 

@@ -363,6 +363,9 @@ def test_files_beside_the_comparison_are_found_by_runs_side_by_side(corpora, tmp
     comparison = Comparison.load(written(tmp_path, {"base": base, "variants": variants}), [])
     first = compare(comparison, tmp_path / "out", workers=1)
     assert [row["rounds"] for row in first["rows"]] == [0, 0, 1]
+    assert stat.S_IMODE((tmp_path / "out" / "tensorboard").stat().st_mode) == 0o700, (
+        "the scores of a row without privacy"
+    )
     assert compare(comparison, tmp_path / "out", workers=0, resume=True)["rows"] == first["rows"]
 
 

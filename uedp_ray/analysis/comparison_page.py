@@ -8,6 +8,7 @@ entity it is private, says so, and is written owner-only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def _picture(compared: Compared, axis: str) -> Picture:
         caption += " comparison's file states; it bounds nothing."
     if points_on(compared, axis):
         caption += " What was published is drawn as its source has it, and not vouched for."
-    name = "against-" + axis.rsplit(".")[-1].replace("_", "-")
+    name = "against-" + re.sub(r"[^a-zA-Z0-9-]", "-", axis.rsplit(".")[-1])  # of a file that somebody may have written
     try:
         drawn = against(compared, axis)
         return Picture(name, title, caption, Markup(svg(drawn, name)), described=in_words(drawn))

@@ -94,6 +94,7 @@ def _check(tree: Mapping[str, Any], metric: Metric) -> None:
         "method": string(nothing=True),
         "settings": record({}),
         **metric.checks(),
+        **{name: Later(check) for name, check in metric.reference_checks().items()},
         "scores": list_of(score),
         "interval": record(ends, nothing=True),
         "guarantee": GUARANTEE,

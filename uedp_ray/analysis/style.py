@@ -202,8 +202,11 @@ def in_words(figure: Figure) -> str:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Returns the figure as one ``<svg>`` element, text as text, ids beginning with ``name``: a page may hold many."""
-    buffer = io.StringIO()
+    """Returns the figure as one ``<svg>`` element, text as text, ids beginning with ``name``: a page may hold many.
+
+    ``name``: anything else than letters, digits and hyphens becomes a hyphen. A file that somebody wrote may have chosen it.
+    """
+    buffer, name = io.StringIO(), re.sub(r"[^a-zA-Z0-9-]", "-", name)
     # Metadata would contain web addresses; the salt makes ids, and so the file, the same every time.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     for text in figure.findobj(Text):  # a name in the sweep is not a formula

@@ -21,7 +21,7 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError, within
-from uedp_ray.fields import Check, Later, flag, list_of, record, string
+from uedp_ray.fields import Check, Later, flag, list_of, number, record, string
 from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.search.compared import public, row_of, totals, write_csv
@@ -106,7 +106,7 @@ def _compare(
                 tried.add(row.variant)
     _same_base(comparison.base, out / "base.yaml")
     folders = [folder for row in comparison.rows for folder in row.folders(comparison.seeds)]
-    _refuse_lost(out)
+    _refuse_lost(comparison, out)
     runs = [RunDir(out / folder) for folder in folders]
     with copies_told(out / "corpora", reporter, "private", unless=lambda: any(run.played for run in runs)):
         config, models = _start(comparison, out, any(run.played for run in runs), reporter)
@@ -215,7 +215,8 @@ settings, and whether they were all fixed beforehand."""
 
 def _started(out: Path) -> dict[str, Any]:
     path = out / _STARTED
-    fields: dict[str, Check] = {"variants": list_of(string()), "runs": Later(record({})), "fixed": Later(flag)}
+    folder = string(r"[a-z0-9-]+", "the name of a folder here")
+    fields: dict[str, Check] = {"variants": list_of(folder), "runs": Later(record({})), "fixed": Later(flag)}
     return read_json(path, fields, "restore it") if path.exists() else {"variants": []}
 
 
@@ -224,12 +225,23 @@ def finished_runs(out: Path) -> list[Path]:
     return [run for run in (out / name for name in _started(out)["variants"]) if RunDir(run).result.is_file()]
 
 
-def _refuse_lost(out: Path) -> None:
-    """Raises: InputError if a run that was started is gone: training it again would release another model uncharged."""
-    for name in _started(out)["variants"]:
-        if not (out / name).is_dir():
-            remedy = "is missing, and what it released still counts: put it back, or compare in another folder"
-            raise InputError("--resume", str(out / name), remedy)
+def _refuse_lost(comparison: Comparison, out: Path) -> None:
+    """Raises: InputError if a run that was started is gone, or what tells of it: training it again would release another
+    model uncharged."""
+    known, table = {*_started(out)["variants"]}, {"rows": [], "seeds": 0}
+    if (out / "table.json").exists():
+        fields = {"rows": list_of(record({"name": string()})), "seeds": number(1, whole=True)}
+        table = read_json(out / "table.json", fields, "restore it")
+    named = {row["name"] for row in table["rows"]}
+    done = [folder for row in comparison.rows if row.name in named for folder in row.folders(table["seeds"])]
+    lost = [name for name in sorted(known) if not (out / name).is_dir()]
+    lost += [name for name in done if not RunDir(out / name).ledger.exists()]
+    if lost:
+        remedy = "is missing, and what it released still counts: put it back, or compare in another folder"
+        raise InputError("--resume", str(out / lost[0]), remedy)
+    if untold := sorted({path.parent.name for path in out.glob("*/ledger.jsonl")} - known):
+        remedy = f"does not name {untold[0]}, which was trained here: restore it, or compare in another folder"
+        raise InputError("--resume", str(out / _STARTED), remedy)
 
 
 def _plan(comparison: Comparison, out: Path) -> bool:

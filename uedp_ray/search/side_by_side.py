@@ -22,6 +22,7 @@ from uedp_ray.search.preflight import RayCluster, check_cluster
 from uedp_ray.search.sections import ResourceConfig
 from uedp_ray.search.trial import DEVICE, DISK, DONE, FAILED, failure_of
 from uedp_ray.search.tuning import run_trials
+from uedp_ray.storage.files import make_folder
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import TEXT
@@ -87,6 +88,7 @@ def train_side_by_side(runs: Mapping[str, RunConfig], out: Path, *, workers: int
         tune.report({"outcome": outcome, "reason": reason})
 
     ended = _Ended(runs, len(left), reporter)
+    make_folder(out / "tensorboard", private=True)  # which has the scores of all runs
     run_trials(
         trainable,
         resources,
