@@ -24,6 +24,13 @@ def test_a_run_or_comparison_file_gets_vectors_of_its_public_words(answer, refus
     refused(*command, parts=["--out", "exists"])
 
 
+def test_vectors_are_not_written_into_a_run(refused, private_run, tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    out = private_run.out / "vectors.txt"
+    refused("vectors", tmp_path / "run.yaml", "--out", out, parts=["--out", "holds a run, a comparison or a sweep"])
+    assert not out.exists()
+
+
 def test_a_file_without_public_text_is_refused(refused, tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(BARE))
     refused("vectors", tmp_path / "run.yaml", "--out", tmp_path / "v.txt", parts=["pretrain.text", "name public text"])

@@ -54,7 +54,7 @@ def test_text_that_changed_before_anything_was_charged_is_read_again(notes, node
             train(config, out, workers=0)
         write("held-out", ["v0", "v1"], "a nurse has seen the doctor")
     elif ended == "before the setup":
-        with mock.patch("uedp_ray.training.setup.text_size", side_effect=Crash), pytest.raises(Crash):
+        with mock.patch("uedp_ray.training.setup.size_of", side_effect=Crash), pytest.raises(Crash):
             train(config, out, workers=0)
     else:
         with mock.patch.object(RunDriver, "admit", side_effect=Crash), pytest.raises(Crash):
@@ -192,7 +192,7 @@ def test_words_are_counted_again_where_the_text_changed_before_anything_was_char
     public = {"public_text": [{"format": "jsonl", "path": str(texts["public"])}]}
     source = {"source": {"path": str(tmp_path / "prepared")}, "declared_num_users": 12}
     config, out = run_config(corpora, corpus=source, vocabulary=public), tmp_path / "run"
-    with mock.patch("uedp_ray.training.setup.text_size", side_effect=Crash), pytest.raises(Crash):
+    with mock.patch("uedp_ray.training.setup.size_of", side_effect=Crash), pytest.raises(Crash):
         train(config, out, workers=0)
     assert (out / "vocabulary").exists()
     prepare(SourceConfig(path=str(texts["public"]), format="jsonl"), tmp_path / "prepared")

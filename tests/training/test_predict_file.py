@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,6 +53,7 @@ def test_a_file_is_answered_as_its_texts_are(model, asked, tmp_path, source, int
     reporter = Told(say=told.append, answered=lambda *each: done.append(each))
     out = tmp_path / into
     answer = predict_file(model, tmp_path / f"asked.{source}", out, top=2, workers=0, reporter=reporter)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600, "as private as the texts"
     assert answer == {"output": str(out), "texts": len(TEXTS)}
     for row, one in zip(rows(out), predict(model, TEXTS, top=2), strict=True):
         assert row["text"] == one["text"]

@@ -268,10 +268,12 @@ def vectors(
 ) -> None:
     """Word vectors of a file's public text, where none that others published will do. No private text is read."""
     from uedp_ray.corpus.vectors import vectors_of, write_vectors
+    from uedp_ray.search.layout import check_apart
     from uedp_ray.training.paths import for_use
     from uedp_ray.training.run_vocabulary import public_sentences, public_text
 
     target = _new_file(out, "--out")
+    check_apart(target)
     file = _load(config, settings)
     run = for_use(file if isinstance(file, RunConfig) else file.base)
     field, sources = public_text(run)

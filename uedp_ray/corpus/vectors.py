@@ -41,6 +41,8 @@ from scipy.sparse.linalg import svds
 
 from uedp_ray.errors import InputError, one_line, unreadable
 
+_LARGEST = 1e9
+"""No vector of a word is longer; distances of far longer ones are infinite, and such a word would stay as it is."""
 _APART = r"\s!-/:-@\[-`{-~\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u2000-\u206f\u3000-\u303f"
 WORD = re.compile(rf"[^{_APART}]+(?:['\u2019-][^{_APART}]+)*")
 """What counts as a word: all but blanks and punctuation. Whatever is not known to be one of these is part of a word."""
@@ -103,8 +105,8 @@ def read_vectors(path: Path, field: str = "vectors") -> Vectors:
     if len(kept) < 2:
         raise InputError(field, str(path), f"holds no two words: {remedy}")
     values = np.column_stack([column.to_numpy() for column in columns]).astype(np.float64)[kept]
-    if not np.isfinite(values).all():
-        raise InputError(field, str(path), f"a coordinate is not a finite number: {remedy}")
+    if not (np.abs(values) < _LARGEST).all():  # nor is NaN
+        raise InputError(field, str(path), f"a coordinate is not a number below {_LARGEST:g}: {remedy}")
     values.flags.writeable = False
     words = table["f0"].to_pylist()
     return Vectors(tuple(words[place] for place in kept), values)

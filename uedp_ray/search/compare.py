@@ -228,7 +228,8 @@ def finished_runs(out: Path) -> list[Path]:
 def _refuse_lost(comparison: Comparison, out: Path) -> None:
     """Raises: InputError if a run that was started is gone, or what tells of it: training it again would release another
     model uncharged."""
-    known, table = {*_started(out)["variants"]}, {"rows": [], "seeds": 0}
+    known = {*_started(out)["variants"]}
+    table: dict[str, Any] = {"rows": [], "seeds": 0}
     if (out / "table.json").exists():
         fields = {"rows": list_of(record({"name": string()})), "seeds": number(1, whole=True)}
         table = read_json(out / "table.json", fields, "restore it")

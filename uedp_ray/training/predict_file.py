@@ -51,7 +51,8 @@ def predict_file(
     Args:
       run: as ``Predictor``.
       source: JSON Lines (``.jsonl``) or Parquet (``.parquet``); other columns than ``text`` are not read.
-      out: the file to write, in either format; written whole or not at all, over one that is there.
+      out: the file to write, in either format; written whole or not at all, over one that is there, and owner-only: it is
+        as private as the texts.
       workers: Ray Data workers, each on one CPU, and with a GPU if there are enough; 0 answers in this process.
       reporter: gets one line if texts are too long, one if words are unknown, and how far it is.
 
@@ -69,7 +70,7 @@ def predict_file(
     reading.tell(reporter)
     tables = (pa.table({"text": texts}, schema=_ASKED) for texts in _chunks(source))
     done = 0
-    with replacing(out) as new, _writing(new, out.suffix, _schema(predictor.answer)) as write:
+    with replacing(out, private=True) as new, _writing(new, out.suffix, _schema(predictor.answer)) as write:
         for table in _on_ray(predictor, top, tables, workers, reporter) if workers else _here(predictor, top, tables):
             write(table)
             done += len(table)
