@@ -25,14 +25,13 @@ from uedp_ray.reporting import Reporter
 from uedp_ray.search.told import (
     INTERVALS,
     RETENTION,
+    about_scale,
     about_total,
     about_units,
     as_published,
     named,
-    no_ceiling,
     promise_of,
     retained,
-    scale_of,
     shortened,
     tells_text,
     told,
@@ -184,7 +183,7 @@ def print_comparison(answer: dict[str, Any]) -> None:
     together = "".join(f"{about_total(total)}\n" for total in answer["totals"])
     units = "".join(f"{line}\n" for line in about_units(rows))
     kept = f"{RETENTION}.\n" * transformed
-    scale = "".join(f"{line}\n" for line in (no_ceiling(rows, metric), scale_of(rows, metric)) if line)
+    scale = "".join(f"{line}\n" for line in about_scale(rows, metric))
     typer.echo(
         f"ε (∞: no guarantee) at δ = {show_delta(rows[-1]['delta'])} is of one run, not of a choice among runs. It hides\n"
         f"{units}{kept}{seeds}{together}{unprotected}"

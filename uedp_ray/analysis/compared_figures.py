@@ -31,6 +31,7 @@ from uedp_ray.analysis.style import (
     log_ticks,
     number,
     score_axis,
+    whiskers,
 )
 from uedp_ray.privacy.guarantee import standing
 from uedp_ray.privacy.statement import NO_GUARANTEE, show_delta
@@ -203,9 +204,7 @@ def _draw(
         x = [dot.x for dot in dots]
     axes.plot(x, [min(dot.score, far) for dot in dots], label=dots[0].label, **style)
     for place, dot in zip(x, dots, strict=True):
-        if dot.ends and dot.score <= far:
-            reach = [[max(0.0, dot.score - dot.ends["low"])], [max(0.0, min(dot.ends["high"], far) - dot.score)]]
-            axes.errorbar([place], [dot.score], reach, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
+        whiskers(axes, place, dot.score, dot.ends, far, style["color"])
 
 
 def _draw_published(axes: Axes, compared: Compared, axis: str, unit: str, points: Sequence[Mapping[str, Any]]) -> None:

@@ -8,7 +8,6 @@ entity it is private, says so, and is written owner-only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,21 @@ from uedp_ray.analysis.files import inside
 from uedp_ray.analysis.page import check_figures, page_for, templates, write
 from uedp_ray.analysis.pictures import Picture
 from uedp_ray.analysis.row_figure import by_row, scored
-from uedp_ray.analysis.style import NothingToShow, in_words, svg
+from uedp_ray.analysis.style import NothingToShow, identifier, in_words, svg
 from uedp_ray.privacy.guarantee import hides_anybody
 from uedp_ray.privacy.statement import NO_GUARANTEE
 from uedp_ray.search.published import EPSILON
 from uedp_ray.search.told import (
     INTERVALS,
     RETENTION,
+    about_scale,
     about_total,
     about_units,
     as_published,
     left_out,
     named,
-    no_ceiling,
     promise_of,
     retained,
-    scale_of,
     shortened,
     tells_text,
     told,
@@ -74,11 +72,7 @@ def comparison_page(path: str | Path, out: Path | None = None, *, publish: bool 
             intervals=_intervals(compared),
             units=about_units(compared.rows),
             left_out=left_out(compared.rows),
-            scale=[
-                said
-                for tell in (no_ceiling, scale_of)
-                if (said := tell([*compared.public, *compared.rows], compared.metric))
-            ],
+            scale=about_scale([*compared.public, *compared.rows], compared.metric),
             retention=retention,
         )
     )
@@ -103,8 +97,7 @@ def _shown(compared: Compared) -> list[dict[str, Any]]:
 def _picture(compared: Compared, axis: str) -> Picture:
     what = {EPSILON: "ε", AS_PUBLISHED: f"ε {NO_GUARANTEE}"}.get(axis, axis)
     title = f"{compared.metric.heading} against {what}"
-    caption = "A panel for each unit: ε of different units are different promises, and are not compared."
-    caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
+    caption = _caption(compared)
     if axis == AS_PUBLISHED:
         caption += (
             " What the published arithmetic prints for these runs, with the fraction of sensitive sentences that the"
@@ -112,7 +105,7 @@ def _picture(compared: Compared, axis: str) -> Picture:
         caption += " comparison's file states; it bounds nothing."
     if points_on(compared, axis):
         caption += " What was published is drawn as its source has it, and not vouched for."
-    name = "against-" + re.sub(r"[^a-zA-Z0-9-]", "-", axis.rsplit(".")[-1])  # of a file that somebody may have written
+    name = f"against-{identifier(axis.rsplit('.')[-1])}"
     try:
         drawn = against(compared, axis)
         return Picture(name, title, caption, Markup(svg(drawn, name)), described=in_words(drawn))
@@ -121,15 +114,18 @@ def _picture(compared: Compared, axis: str) -> Picture:
 
 
 def _rows_picture(compared: Compared) -> Picture:
-    metric, title = compared.metric, f"{compared.metric.heading} of each row"
-    caption = "A panel for each unit: ε of different units are different promises, and are not compared."
-    caption += f" {_intervals(compared)}" if compared.seeds > 1 else " One seed a row, so no intervals."
+    metric, title, caption = compared.metric, f"{compared.metric.heading} of each row", _caption(compared)
     try:
         drawn = Markup(svg(by_row(compared), "rows"))
         described = "; ".join(f"{row['name']} {metric.show(row[metric.name])}" for row in scored(compared))
         return Picture("rows", title, caption, drawn, described=described)
     except NothingToShow as nothing:
         return Picture("rows", title, caption, reason=str(nothing))
+
+
+def _caption(compared: Compared) -> str:
+    intervals = _intervals(compared) if compared.seeds > 1 else "One seed a row, so no intervals."
+    return f"A panel for each unit: ε of different units are different promises, and are not compared. {intervals}"
 
 
 def _intervals(compared: Compared) -> str:

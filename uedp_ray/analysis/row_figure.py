@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from uedp_ray.analysis.comparisons import Compared
-from uedp_ray.analysis.style import BLUE, GREEN, GREY, LARGEST, NothingToShow, chart, legend, score_axis
+from uedp_ray.analysis.style import BLUE, GREEN, GREY, LARGEST, NothingToShow, chart, legend, score_axis, whiskers
 from uedp_ray.search.told import promise_of
 
 _MOST = 60
@@ -50,14 +50,9 @@ def by_row(compared: Compared) -> Figure:
             axes.axvline(level, color=color, linestyle=dash, linewidth=1.2, label=f"{metric.show(level)}, {label}")
         color = GREY if promise == _NONE else BLUE
         for place, row in enumerate(group):
-            score = min(row[metric.name], far)
-            axes.plot([score], [place], marker="o", markersize=5, color=color, linestyle="none")
-            if row["interval"] and score < far:
-                reach = [
-                    [max(0.0, score - row["interval"]["low"])],
-                    [max(0.0, min(row["interval"]["high"], far) - score)],
-                ]
-                axes.errorbar([score], [place], xerr=reach, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5)
+            score = row[metric.name]
+            axes.plot([min(score, far)], [place], marker="o", markersize=5, color=color, linestyle="none")
+            whiskers(axes, place, score, row["interval"], far, color, which="x")
         axes.set_title(promise, fontsize=9.5, loc="left")
         axes.set_yticks(range(len(group)), labels=[_named(row) for row in group])
         axes.set_ylim(len(group) - 0.4, -0.6)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -143,6 +143,22 @@ def score_axis(
     return far if cut else math.inf
 
 
+def whiskers(
+    axes: Axes,
+    place: float,
+    score: float,
+    ends: Mapping[str, Any] | None,
+    far: float,
+    color: Any,
+    which: Literal["x", "y"] = "y",
+) -> None:
+    """Draws the interval of a score, if it has one, along the axis of ``score_axis``, which returned ``far``."""
+    if ends and score <= far:
+        reach = [[max(0.0, score - ends["low"])], [max(0.0, min(ends["high"], far) - score)]]
+        drawn: dict[str, Any] = {which: [score], "x" if which == "y" else "y": [place], f"{which}err": reach}
+        axes.errorbar(**drawn, fmt="none", ecolor=color, elinewidth=0.9, capsize=2.5)
+
+
 def far_off(metric: Metric, level: float, near: Sequence[float]) -> bool:
     """Whether a level is further from the scores than they are apart, by more than twice that."""
     low, high, here = (math.log(x) if metric.ratio else x for x in (min(near), max(near), level))
@@ -201,12 +217,14 @@ def in_words(figure: Figure) -> str:
     return " ".join(found)
 
 
-def svg(figure: Figure, name: str) -> str:
-    """Returns the figure as one ``<svg>`` element, text as text, ids beginning with ``name``: a page may hold many.
+def identifier(name: str) -> str:
+    """A name with hyphens for all but letters and digits: one that a file brought is then neither markup nor a path."""
+    return re.sub(r"[^a-zA-Z0-9]", "-", name)
 
-    ``name``: anything else than letters, digits and hyphens becomes a hyphen. A file that somebody wrote may have chosen it.
-    """
-    buffer, name = io.StringIO(), re.sub(r"[^a-zA-Z0-9-]", "-", name)
+
+def svg(figure: Figure, name: str) -> str:
+    """Returns the figure as one ``<svg>``, text as text, ids beginning with ``identifier(name)``: a page may hold many."""
+    buffer, name = io.StringIO(), identifier(name)
     # Metadata would contain web addresses; the salt makes ids, and so the file, the same every time.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     for text in figure.findobj(Text):  # a name in the sweep is not a formula

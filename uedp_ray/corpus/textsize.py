@@ -73,9 +73,8 @@ class TextSize:
     def warn(self, reporter: Reporter) -> None:
         """Warns if a score covers less than it seems to."""
         if self.cut_share > _MUCH:
-            shorter = ", or cut the text into shorter sentences" * (
-                self.targets is None
-            )  # a part may not say the label
+            # A part of a text with a label may not say it.
+            shorter = ", or cut the text into shorter sentences" if self.targets is None else ""
             reporter.say(
                 f"warning: {self.cut_share:.0%} of the evaluation text lies beyond model.max_length and is not read: raise "
                 f"it{shorter}"

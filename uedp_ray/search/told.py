@@ -110,13 +110,14 @@ def left_out(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(named(dict.fromkeys(variants)), note) for note, variants in of.items()]
 
 
-def scale_of(rows: Iterable[Mapping[str, Any]], metric: Metric) -> str:
-    """The line of the yardstick, which is the same in all rows that have it; empty where none has."""
+def about_scale(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[str]:
+    """What scores are to be read against, a sentence each: ``_no_ceiling``, and the yardstick, which is the same in all rows
+    that have it."""
     known = next(filter(None, map(metric.against_yardstick, rows)), "")
-    return f"For scale: {known}." if known else ""
+    return [*filter(None, [_no_ceiling(rows, metric), f"For scale: {known}." if known else ""])]
 
 
-def no_ceiling(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
+def _no_ceiling(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
     """Names variants that are trained without noise, on the text as it is, and are yet worse than another row: what the
     others lose by privacy is not seen from them. Empty if there are none."""
     scored = [row for row in rows if row[metric.name] is not None]

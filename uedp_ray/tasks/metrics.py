@@ -16,7 +16,7 @@ Importing this loads no network. Everything here is public.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from uedp_ray.components import in_table
 from uedp_ray.config import RunConfig
@@ -56,7 +56,20 @@ PERPLEXITY = Metric(
     continues_text=True,
 )
 
-_TELLS_NOTHING = ": a model of {} tells no more than that."
+
+def _commonest(score: str, reaches: str, label: str, each: str, of: Callable[[float], float]) -> Yardstick:
+    """What giving all the same label reaches, the commonest of the text that is scored. ``of``: the score, of the share of
+    it."""
+    return Yardstick(
+        name=f"commonest_{score}",
+        title=f"commonest {label}",
+        explained=f"{score.replace('_', ' ')} of giving every {each} the commonest {label} of the same text",
+        phrase=f"the commonest {label}, given to every {each}, has {reaches} of {{}}",
+        format=".1%",
+        of=lambda size: None if size.commonest_share is None else of(size.commonest_share),
+        worthless=": a model of {} tells no more than that.",
+    )
+
 
 ERROR_RATE = Metric(
     name="error_rate",
@@ -66,15 +79,7 @@ ERROR_RATE = Metric(
     format=".1%",
     goal="min",
     beside=(UNKNOWN,),
-    yardstick=Yardstick(
-        name="commonest_error_rate",
-        title="commonest label",
-        explained="error rate of giving every sentence the commonest label of the same text",
-        phrase="the commonest label, given to every sentence, has an error rate of {}",
-        format=".1%",
-        of=lambda size: None if size.commonest_share is None else 1 - size.commonest_share,
-        worthless=_TELLS_NOTHING,
-    ),
+    yardstick=_commonest("error_rate", "an error rate", "label", "sentence", lambda share: 1 - share),
     purpose="tells which of the labels in `config.yaml` (`task.labels`) a sentence has",
 )
 WORD_ACCURACY = Metric(
@@ -85,15 +90,7 @@ WORD_ACCURACY = Metric(
     format=".1%",
     goal="max",
     beside=(UNKNOWN,),
-    yardstick=Yardstick(
-        name="commonest_word_accuracy",
-        title="commonest tag",
-        explained="word accuracy of giving every word the commonest tag of the same text",
-        phrase="the commonest tag, given to every word, has a word accuracy of {}",
-        format=".1%",
-        of=lambda size: size.commonest_share,
-        worthless=_TELLS_NOTHING,
-    ),
+    yardstick=_commonest("word_accuracy", "a word accuracy", "tag", "word", lambda share: share),
     purpose="gives each word one of the tags in `config.yaml` (`task.labels`)",
 )
 F1 = Metric(
