@@ -119,7 +119,10 @@ class Isolation:
         shared = np.random.get_state(), random.getstate()  # noqa: NPY002 - networks use the old ones
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a hundred times as long
+                if self._device.type == "cuda":
+                    with torch.cuda.device(self._device):
+                        torch.cuda.manual_seed(seed)
                 np.random.seed(seed % 2**32)  # noqa: NPY002
                 random.seed(seed)
                 yield
