@@ -266,15 +266,15 @@ class Plan:
         return torch.zeros(num_params, dtype=torch.float64 if self.grid is None else torch.int64, device=device)
 
     def add_user(self, total: torch.Tensor, update: torch.Tensor, weight: float = 1.0) -> bool:
-        """Adds w_u times a (P,) float64 user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
+        """Adds w_u times a (P,) user update, projected to the ball of radius ``l2_clip_norm``, to ``total``.
 
         An update that is not finite counts as zero; returns False for it. Raises: TypeError for one of another shape, which
-        would be added many times, or of another type, which is scaled in its own, coarser arithmetic, or says itself how
-        long it is.
+        would be added many times, or not of float32 or float64, or that says itself how long it is.
         """
-        if update.shape != total.shape or update.dtype != torch.float64 or type(update) is not torch.Tensor:
+        wide = update.dtype in (torch.float32, torch.float64)
+        if update.shape != total.shape or not wide or type(update) is not torch.Tensor:
             found = f"{tuple(update.shape)} {update.dtype} {type(update).__name__}"
-            raise TypeError(f"a user's update must be a {tuple(total.shape)} float64 Tensor, not {found}")
+            raise TypeError(f"a user's update must be a {tuple(total.shape)} Tensor of float32 or float64, not {found}")
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         factor = weight * float(clip_factors(wide_norms(update[None]), bound))
         if not factor > 0:

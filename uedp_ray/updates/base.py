@@ -149,12 +149,13 @@ class LocalUpdate(ABC):
 
     @abstractmethod
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
-        """One user's (P,) float64 update, not clipped yet. The network has ``parameters``, and is restored afterwards.
+        """One user's (P,) update, float32 or float64, not clipped yet.
 
-        It is called once on an object of its own, made for this user, with copies of the parameters, the plan and the
-        sentences of ``selection`` alone: what it keeps in them, and (as far as ``models.isolation`` watches) in the
-        network, the task or ``params``, reaches no other user. It must keep nothing elsewhere, in a class or a module:
-        nothing would undo that, only ``probe`` might show it, and no bound would hold.
+        The network has ``parameters``, and is restored afterwards. It is called once on an object of its own, made for this
+        user, with copies of the parameters, the plan and the sentences of ``selection`` alone: what it keeps in them, and
+        (as far as ``models.isolation`` watches) in the network, the task or ``params``, reaches no other user. It must keep
+        nothing elsewhere, in a class or a module: nothing would undo that, only ``probe`` might show it, and no bound would
+        hold.
         """
 
     def each_update(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from uedp_ray.plan import UserSelection
-from uedp_ray.updates.base import LocalUpdate
+from uedp_ray.updates.base import LocalUpdate, seed_of
 
 
 @dataclass
@@ -22,14 +22,21 @@ class Update(LocalUpdate):
     uses = ("local_learning_rate", "local_epochs", "local_batch_size")
 
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
-        """A user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg)."""
-        size = self._training.local_batch_size
+        """A user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg).
+
+        Sentences of like lengths share a step, so that few positions are empty; steps are taken in random order.
+        """
+        size, lengths = (
+            self._training.local_batch_size,
+            [self.task.length(self.sentence(int(x))) for x in selection.sentences],
+        )
+        batches = np.split(np.argsort(lengths, kind="stable"), range(size, len(lengths), size))
+        order = np.random.default_rng(seed_of(self._training.seed, round_index, selection.user))
         for _ in range(self._training.local_epochs):
-            for start in range(0, len(selection.sentences), size):
-                which = slice(start, start + size)
-                sentences = [self.sentence(int(x)) for x in selection.sentences[which]]
-                self._sgd_step(sentences, selection.weights[which])
-        return self.params.get().sub_(parameters).double()
+            for n in order.permutation(len(batches)):
+                sentences = [self.sentence(int(x)) for x in selection.sentences[batches[n]]]
+                self._sgd_step(sentences, selection.weights[batches[n]])
+        return self.params.get().sub_(parameters)
 
     def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
