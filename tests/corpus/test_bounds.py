@@ -151,18 +151,6 @@ def test_filling_is_what_rising_together_gives(graph: Graph, bounds: BoundsConfi
         assert weight[u][slot] == pytest.approx(expected, abs=0.02)
 
 
-def test_filling_spares_what_rounding_of_long_sums_may_take() -> None:
-    few: Graph = [[{0}] for _ in range(4)]
-    many: Graph = [[{0}, *([set()] * 30_000)] for _ in range(4)]
-    bounds = BoundsConfig(holder_bound="fill", max_holders=1)
-    sums = [
-        apply_bounds(_incidences(graph), bounds, None).sentence_weight[:: len(graph[0])].sum() for graph in (few, many)
-    ]
-    assert 1.0 - 2**-20 < sums[0] < 1.0
-    rounding = sum(len(user) ** 2 for user in many) * 2.0**-52
-    assert sums[1] < 1.0 - rounding < sums[1] + 1e-5
-
-
 def test_filling_weighs_more_than_reweighting_where_sentences_hold_several_entities() -> None:
     graph: Graph = [[{0, 1}], [{0}], [{0}], [{1}], [{0}]]
     total = {}
@@ -278,7 +266,7 @@ def test_two_hundred_thousand_users(holder_bound: str) -> None:
     weight = apply_bounds(incidences, bounds, None).sentence_weight
     if holder_bound == "fill":
         sums = np.bincount(incidences.entity_ids, weights=weight)
-        assert 5 - 1e-2 < sums.max() < 5
+        assert 5 - 1e-2 < sums.max() <= 5
         return
     holders = np.bincount(incidences.entity_ids[weight > 0])  # one sentence a user and entity at most, so holders
     assert holders.max() == 5

@@ -11,7 +11,8 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models import gradients as module_under_test
 from uedp_ray.models.build import build_model
-from uedp_ray.models.gradients import SentenceGradients, _Factors, check_exact, sentence_gradients
+from uedp_ray.models.factors import Factors
+from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.tasks.base import Batch
@@ -87,7 +88,7 @@ def test_rows_are_formed_a_few_at_a_time(size: int, device: str, monkeypatch: py
 def test_a_word_said_twice_is_added_up_before_it_is_written() -> None:
     """Adding in parallel has no fixed order."""
     ids, rows = torch.tensor([[3, 1, 3, 3]]), torch.arange(8.0).view(1, 4, 2)
-    factors = module_under_test._Factors(torch.Size((5, 2)), ids=[ids], rows=[rows])
+    factors = module_under_test.Factors(torch.Size((5, 2)), ids=[ids], rows=[rows])
     factors.join()
     assert factors.rows[0].tolist() == [[[10.0, 13.0], [2.0, 3.0], [0.0, 0.0], [0.0, 0.0]]]
 
@@ -229,7 +230,7 @@ def test_equal_sentences_have_equal_bits_wherever_they_stand(sizes: tuple[int, .
     params, made_up = FlatParameters(model), torch.Generator().manual_seed(0)
     for _ in range(40):
         left, right = (torch.randn(1, 12, n, generator=made_up).repeat(9, 1, 1).to(device) for n in sizes[:2])
-        factors = _Factors(params.shapes[0], left=[left], right=[right])
+        factors = Factors(params.shapes[0], left=[left], right=[right])
         gradients = SentenceGradients(torch.zeros(9, device=device), params, {"0.weight": factors})
         for _, rows in gradients.chunks():
             assert torch.equal(rows, rows[:1].expand_as(rows))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -174,7 +176,7 @@ def test_so_it_is_on_many_cores(tmp_path):
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
 def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch):
     whole = Worker(make(network), sentences(), device).steps(*range(7))
-    monkeypatch.setattr(gradient.Update, "_users_at_once", lambda self: 1)
+    monkeypatch.setattr(gradient, "_HELD", 1)
     assert torch.equal(Worker(make(network), sentences(), device).steps(*range(7)), whole)
     monkeypatch.undo()
     worker = Worker(make(network), sentences(), device)
@@ -294,13 +296,28 @@ def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(networ
     assert 1 - 1e-5 < moved / (m * c) <= 1.0
 
 
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_functions_of_whole_vectors_have_the_same_bits(dtype, bytes_each):
+    """Of 16 numbers fewer, sigmoid, gelu, softplus and elu round up to a tenth of the last ones otherwise."""
+    made_up, whole = torch.Generator().manual_seed(0), 128 // bytes_each
+    functions = [torch.sigmoid, torch.tanh, torch.exp, *(getattr(functional, n) for n in ("gelu", "silu", "softplus"))]
+    functions.append(partial(functional.gelu, approximate="tanh"))
+    for size, function in itertools.product((0.5, 4.0), functions):
+        for _ in range(300):
+            numbers = size * torch.randn(4 * whole, generator=made_up).to(dtype)
+            assert torch.equal(function(numbers)[: 3 * whole], function(numbers[: 3 * whole].clone()))
+
+
 def test_padded_lengths_and_batches():
-    assert padded_lengths(50) == [8, 12, 16, 24, 32, 48, 50]
+    assert padded_lengths(50) == [*range(8, 50, 4), 50]
     assert [padded_length(n, 20) for n in (1, 8, 9, 13, 17, 20)] == [8, 8, 12, 16, 20, 20]
-    assert row_counts(8, tokens=512, batch_tokens=4096) == [64, 16, 8]
-    assert row_counts(50, tokens=512, batch_tokens=4096) == [32]
+    assert padded_lengths(600)[14:] == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 600]
+    assert row_counts(8, tokens=512, batch_tokens=4096) == [64, 16, 4]
+    assert row_counts(8, tokens=512, batch_tokens=4096, bytes_each=2) == [64, 16, 8]
+    assert row_counts(50, tokens=512, batch_tokens=4096) == [16]
+    assert row_counts(49, tokens=512, batch_tokens=4096) == [1]  # of 32 rows most would be empty
     assert row_counts(600, tokens=512, batch_tokens=512) == [1]
-    assert row_counts(16, tokens=512, batch_tokens=4096, units=[6]) == [32]
+    assert row_counts(16, tokens=512, batch_tokens=4096, units=[6]) == [32, 16]
     for num in range(200):
         packed = list(split(num, [64, 16, 8]))
         assert sum(n for n, _ in packed) == num

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests.updates.tiny import TinyCorpus, TinyWorker, tiny_config
-from uedp_ray.plan import UserSelection
-from uedp_ray.privacy.grid import _PART
 from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates import gradient
-from uedp_ray.updates.base import local_update
+from uedp_ray.updates.base import local_update, seed_of
 
 KEY = b"sampling key of a test"
 AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5, "max_length": 10}
@@ -135,11 +133,14 @@ def naive_local_sgd(worker, corpus, epochs):
     result = torch.zeros(worker.params.num, dtype=torch.float64, device=worker.device)
     for selection in selections(worker, corpus):
         here = start.clone()
+        pairs = zip(selection.sentences, selection.weights, strict=True)
+        by_length = sorted(pairs, key=lambda pair: len(corpus.tokens[pair[0]]))
+        batches = [by_length[n : n + training.local_batch_size]
+                   for n in range(0, len(by_length), training.local_batch_size)]  # fmt: skip
+        order = np.random.default_rng(seed_of(training.seed, 0, selection.user))
         for _ in range(epochs):
-            for first in range(0, len(selection.sentences), training.local_batch_size):
+            for parts in (batches[n] for n in order.permutation(len(batches))):
                 worker.params.set(here)
-                chosen = slice(first, first + training.local_batch_size)
-                parts = list(zip(selection.sentences[chosen], selection.weights[chosen], strict=True))
                 mean = sum(float(w) * sentence_gradient(worker, corpus, x) for x, w in parts) / len(parts)
                 here = here - training.local_learning_rate * mean
         difference = here - start
@@ -217,46 +218,11 @@ def test_a_user_whose_local_sgd_diverges_counts_as_zero(corpus, device, value):
     assert update.num_non_finite == len(chosen) - len(untouched) > 0
 
 
-@pytest.mark.parametrize("holders", ["truncate", "reweight", "fill"])
-def test_a_user_is_lowered_by_what_rounding_may_add_for_all_sentences_held(corpus, device, holders):
-    """Of 12 declared users 3 may hold an entity: reweighted, a sentence may weigh as little as 3 / 12."""
-    bounds = {**BOUNDS, "holder_bound": holders}
-    worker = TinyWorker(tiny_config(privacy={"sentence_clip_norm": 0.3}, bounds=bounds), device=device)
-    one = UserSelection(0, np.array([2]), np.ones(1, np.float32), num_held=1)
-    few, many = (
-        update_of(worker, corpus).sum_updates(worker.parameters, [one._replace(num_held=held)], 0).double().norm()
-        for held in (1, 10**7)
-    )
-    lowered = 1e14 * 2.0**-52 / (1 if holders == "truncate" else 3 / 12)
-    assert float(many / few) == pytest.approx(1 - lowered, abs=1e-9)
-
-
-@pytest.mark.parametrize("part", [1 << 17, 4])  # several rows at once, and one at a time
-def test_rows_are_added_to_their_owners_and_to_no_other(part, device, monkeypatch):
-    monkeypatch.setitem(_PART, device, part)
-    made_up = torch.Generator().manual_seed(0)
-    rows, factors = torch.randn(9, 10, generator=made_up), torch.rand(9, generator=made_up).double()
-    owner = np.array([0, 0, 0, 2, 3, 3, 4, 4, 4])
-    factors[[1, 5]] = 0.0
-    rows[1], rows[5] = math.nan, math.inf
-
-    def added(which):
-        sums = torch.zeros(5, 10, dtype=torch.float64, device=device)
-        gradient._add(sums, owner[which], rows[which].to(device), factors[which].to(device))
-        return sums.cpu()
-
-    whole = added(np.arange(9))
-    for user in range(5):
-        expected = sum(factors[x] * rows[x].double() for x in np.flatnonzero(owner == user) if factors[x])
-        assert torch.allclose(whole[user], torch.as_tensor(expected).expand(10).double(), rtol=1e-12)
-        assert torch.equal(whole[user], added(np.flatnonzero(owner == user))[user])
-
-
 @pytest.mark.parametrize("how", ["gradient", "local_sgd"])
 @pytest.mark.parametrize("apart", [0, 3])  # users between the two
 def test_a_user_who_is_drawn_twice_is_refused(corpus, how, apart, monkeypatch):
     worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of())
-    monkeypatch.setattr(gradient.Update, "_users_at_once", lambda self: 1)
+    monkeypatch.setattr(gradient, "_HELD", 1)
     chosen = selections(worker, corpus)
     twice = [*chosen[: apart + 1], chosen[0]._replace(num_held=99)]
     with pytest.raises(RuntimeError, match=f"user {chosen[0].user} is drawn twice in a round"):
@@ -288,28 +254,29 @@ def test_every_trainable_part_is_bounded_and_matches_the_loop(corpus, device, mo
     assert worker.params.num < whole if part != "full" else worker.params.num == whole
 
 
+SHAPES: list[tuple[int, int]] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped(NextWord):
+    """A task that notes the shapes of batches where isolation does not look."""
+
+    def collate(self, sentences, shape=None):
+        SHAPES.append(shape or (len(sentences), max(map(len, sentences))))
+        return super().collate(sentences, shape)
+
+
 @pytest.mark.parametrize("how", ["gradient", "local_sgd"])
 def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus, device, how):
     """A run that stopped for want of memory would tell how many were drawn, or how long their sentences are."""
-    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of(), device=device)
-    shapes, task = [], Mock(wraps=worker.task)
-
-    def collate(sentences, *shape):
-        shapes.append((len(sentences), max(map(len, sentences))))
-        return worker.task.collate(sentences, *shape)
-
-    task.collate, task.made_up = collate, worker.task.made_up  # a mock would keep the generator that it is given
-    update = local_update(worker.plan, worker.model, worker.params, task, corpus.tokens.__getitem__, worker.device)
+    worker, shapes = TinyWorker(local_sgd() if how == "local_sgd" else config_of(), device=device), SHAPES
+    worker.task = Shaped(*dataclasses.astuple(worker.task))
+    update = update_of(worker, corpus)
     update.probe()
-    most, held = (
-        max(shapes, default=(0, 0)),
-        getattr(update, "_sums", None),
-    )  # shapes of a network that was tried before are known
+    assert shapes
+    most, held = max(shapes, key=math.prod), getattr(update, "_total", None)
     chosen, shapes[:] = selections(worker, corpus), []
     for cohort in (chosen[:1], chosen):
         update.sum_updates(worker.parameters, cohort, 0)
-        assert getattr(update, "_sums", None) is held
-    if how == "gradient":
-        assert len(held) < 64, "not what memory allows, but hardly more than are drawn"
-    else:
-        assert all(rows <= most[0] and length <= most[1] for rows, length in shapes)
+        assert getattr(update, "_total", None) is held
+    assert all(rows * length <= math.prod(most) for rows, length in shapes)

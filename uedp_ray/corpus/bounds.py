@@ -34,7 +34,6 @@ Shape legend: U users, N sentences, I incidences (sentence, entity), G pairs (us
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -178,9 +177,7 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
         by_both = also_by(np.minimum(1.0, most_holders / holders_E[entity_G]))
     elif bounds.holder_bound == "fill":
         among = alive if bounds.entity_bound == "reweight" else alive & (by_entity_bound > 0.0)
-        held_U = np.bincount(sentence_user, weights=alive, minlength=num_users)
-        spared = math.ceil(m * UNIT * 2.0**-51 * float(held_U @ held_U))  # for rounding of users' sums (accounting.md)
-        shared = max(min(m * most_holders, num_sentences) * UNIT - spared, 0)
+        shared = min(m * most_holders, num_sentences) * UNIT
         capacities = np.concatenate([np.full(num_entities, shared), np.full(len(pair_key_G), m * UNIT)])
         links_I = np.concatenate([corpus.entity_ids[order], num_entities + pair_I])
         by_both = filled(np.tile(sentence_I[order], 2), links_I, capacities=capacities, open_N=among) / UNIT

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ from transformers.pytorch_utils import Conv1D
 
 from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import RecurrentLinear
+from uedp_ray.models.factors import Factors
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.base import Batch, Task
 
@@ -59,65 +60,31 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-@dataclass
-class _Factors:
-    """One parameter's gradients: ``scale * (left^T right) + (rows added up at ids) + full``, any of which may be absent.
-
-    left (B, T, I), right (B, T, J); ids (B, T) int64, rows (B, T, J): a one-hot left kept as an index; full (B, *shape);
-    scale (I, J): DropConnect. Lists hold one entry per call of the module until ``join``.
-    """
-
-    shape: torch.Size
-    left: list[Tensor] = field(default_factory=list)
-    right: list[Tensor] = field(default_factory=list)
-    ids: list[Tensor] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    full: list[Tensor] = field(default_factory=list)
-    scale: Tensor | None = None
-
-    def join(self) -> None:
-        """Several calls become one: outer products are concatenated along T, explicit gradients added."""
-        for name in ("left", "right", "ids", "rows"):
-            if len(entries := getattr(self, name)) > 1:
-                setattr(self, name, [torch.cat(entries, 1)])
-        if len(self.full) > 1:
-            self.full = [torch.stack(self.full).sum(0)]
-        if self.ids:  # a row that occurs twice is summed at its first place: adding in parallel has no fixed order
-            ids, rows = self.ids[0], self.rows[0]
-            same = ids[:, :, None] == ids[:, None, :]
-            first = ~same.tril(-1).any(2, keepdim=True)
-            self.rows = [(same & first).to(rows.dtype) @ rows]
-
-    def form(self, which: slice, out: Tensor) -> None:
-        """Writes the gradients of some sentences to ``out`` (b, *shape)."""
-        if self.left:
-            torch.bmm(self.left[0][which].mT, self.right[0][which], out=out)
-            if self.scale is not None:
-                out.mul_(self.scale)
-            for full in self.full:
-                out.add_(full[which])
-        elif self.full:
-            out.copy_(self.full[0][which])
-        else:
-            out.zero_()
-        for ids, rows in zip(self.ids, self.rows, strict=True):
-            if out.is_cuda:  # one kernel: of several rows for one id all but the first are zeros, in whatever order
-                sentence = torch.arange(len(out), device=out.device)[:, None].expand_as(ids[which])
-                out.index_put_((sentence, ids[which]), rows[which], accumulate=True)
-                continue
-            for each, at, added in zip(out, ids[which], rows[which], strict=True):
-                each.index_add_(0, at, added)
-
-
 class SentenceGradients:
     """Gradients g_x of B sentences at one parameter value. Made by ``sentence_gradients``.
 
-    ``losses``: (B,), detached. All results are float32, or float64 for a float64 model.
+    ``losses``: (B,), detached; ``factors``: by parameter, of those that the losses depend on. All results are float32, or
+    float64 for a float64 model.
     """
 
-    def __init__(self, losses: Tensor, params: FlatParameters, factors: dict[str, _Factors]):
+    def __init__(self, losses: Tensor, params: FlatParameters, factors: dict[str, Factors]):
         self.losses = losses
-        self._params, self._factors = params, factors
+        self.factors = factors
+        self._params = params
+
+    @torch.no_grad()
+    def formed(self, names: Sequence[str]) -> Tensor:
+        """(B, F) gradients of some parameters, side by side."""
+        held = self._rows(len(self.losses), sum(self.factors[name].shape.numel() for name in names))
+        start = 0
+        for name in names:
+            shape = self.factors[name].shape
+            self.factors[name].form(slice(None), held[:, start : start + shape.numel()].unflatten(1, shape))
+            start += shape.numel()
+        return held
+
+    def _rows(self, num: int, width: int) -> Tensor:
+        return self.losses.new_zeros(num, -(-width // _ALIGNED) * _ALIGNED)[:, :width]
 
     @torch.no_grad()
     def chunks(self, num: int | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -128,15 +95,15 @@ class SentenceGradients:
         """
         size = max(1, _CHUNK.get(self.losses.device.type, _CHUNK["cpu"]) // max(1, self._params.num))
         size = min(size, max(1, len(self.losses)))
-        held = self.losses.new_zeros(size, -(-self._params.num // _ALIGNED) * _ALIGNED)[:, : self._params.num]
+        held = self._rows(size, self._params.num)
         offsets = [0, *itertools.accumulate(map(math.prod, self._params.shapes))]
         for x in range(0, len(self.losses) if num is None else num, size):
             rows = held[: min(size, len(self.losses) - x)]
             for name, shape, start, stop in zip(
                 self._params.names, self._params.shapes, offsets, offsets[1:], strict=False
             ):
-                if name in self._factors:  # else this loss does not depend on the parameter
-                    self._factors[name].form(slice(x, x + len(rows)), rows[:, start:stop].unflatten(1, shape))
+                if name in self.factors:  # else this loss does not depend on the parameter
+                    self.factors[name].form(slice(x, x + len(rows)), rows[:, start:stop].unflatten(1, shape))
             yield x, rows
 
     def norms(self) -> Tensor:
@@ -212,7 +179,7 @@ def sentence_gradients(
             raise InputError(
                 name, "trainable", "used without calling its module; per-sentence gradient unknown: freeze it"
             )
-    factors: dict[str, _Factors] = {}
+    factors: dict[str, Factors] = {}
     shapes = dict(zip(params.names, params.shapes, strict=True))
     for call, gradient in zip(calls, gradients, strict=False):
         if gradient is not None:
@@ -245,13 +212,13 @@ def _recorders(model: nn.Module, params: FlatParameters, calls: list[_Call]) -> 
 
 @torch.no_grad()
 def _record(
-    call: _Call, gradient: Tensor, factors: dict[str, _Factors], shapes: dict[str, torch.Size], num_sentences: int
+    call: _Call, gradient: Tensor, factors: dict[str, Factors], shapes: dict[str, torch.Size], num_sentences: int
 ) -> None:
     """Files the call's factors under the parameters it used."""
     if call.output.shape[0] != num_sentences:
         remedy = "applied once for the whole batch, per-sentence gradient unknown: freeze it"
         raise InputError(call.path, tuple(call.output.shape), remedy)
-    of = {attribute: factors.setdefault(name, _Factors(shapes[name])) for attribute, name in call.names.items()}
+    of = {attribute: factors.setdefault(name, Factors(shapes[name])) for attribute, name in call.names.items()}
     module, kind = call.module, type(call.module)  # exact types: a subclass may compute something else
     normalizes = type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
     if not normalizes and kind not in (nn.Linear, RecurrentLinear, Conv1D, nn.Embedding):

@@ -78,15 +78,6 @@ def wide_norms(rows: torch.Tensor) -> torch.Tensor:
     return squares.sum(1).sqrt()
 
 
-def summation_shrink(num: int, share: float = 1.0) -> float:
-    """The factor that scales ``num`` vectors of norm at most c, so that float64 rounding of two of their sums costs nothing.
-
-    A float64 sum of num vectors is off by at most num 2^-53 times the sum of their norms, so by num^2 2^-53 c. ``share``:
-    the least weight of what the two sums may differ by, which is all that the scaling shortens.
-    """
-    return max(0.0, 1.0 - num * num * 2.0**-52 / share)
-
-
 def projection_margin(bound: float, num_params: int, step: float) -> float:
     """How much further apart than before two vectors of P coordinates may be once projected and truncated to a grid.
 

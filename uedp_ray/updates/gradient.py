@@ -27,12 +27,11 @@ Sentences of several users share batches, of shapes in which a sentence's gradie
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,10 +41,9 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.gradients import InexactError, SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
-from uedp_ray.privacy.clipping import summation_shrink, wide_norms
-from uedp_ray.privacy.grid import parts
 from uedp_ray.tasks.base import Task
 from uedp_ray.updates.base import UNORDERED, LocalUpdate, seed_of
+from uedp_ray.updates.batches import Batch, Batches, Drawn
 from uedp_ray.updates.shapes import (
     agreeing_rows,
     balanced,
@@ -53,12 +51,14 @@ from uedp_ray.updates.shapes import (
     padded_lengths,
     row_counts,
     rows_are_apart,
-    split,
 )
+from uedp_ray.updates.weighted import MOST_SENTENCES, Measured, WeightedSums, measured, products_are_exact, unit_of
 
-_HELD = 1 << 26
-"""Elements of per-user sums that a worker holds at once (512 MiB of float64); more on a GPU that has the memory."""
-_MOST_AT_ONCE = 1 << 12
+_HELD = 3 << 26
+"""Numbers of batches that wait for their sums (768 MiB of float32), and so the users who share batches; more on a GPU that
+has the memory."""
+_MOST_BATCHES = 64
+"""That wait: more would fill no more rows."""
 _CPU_TOKENS = 512
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
@@ -80,19 +80,24 @@ class Update(LocalUpdate):
         self._masked = next((m for m in self.model.modules() if isinstance(m, PerSentenceMasks)), None)
         self._sentence_clip = self.plan.sentence_clip(self.params.num)
         self._rows: dict[int, list[int]] = {}
-        self._sums: torch.Tensor | None = None
+        self._sums = WeightedSums(self.params, self.device)
+        self._total: torch.Tensor | None = None
+        self._most_held = _HELD
+        if self.device.type == "cuda":
+            self._most_held = max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 16)  # a quarter of what is free
 
     def probe(self) -> None:
         """Checks that each sentence's gradient is exact and its own, and fixes the numbers of rows in use (see ``shapes``).
 
         Raises: InputError if a gradient is not exact, or, for a private run, if even repeating a pass changes its bits.
         """
-        if self._sums is not None:
+        if self._total is not None:
             return
+        total = torch.empty(self.params.num, dtype=torch.float64, device=self.device)
         with one_thread():
             self._probe_rows()
-        size = (self._users_at_once(), self.params.num)
-        self._sums = torch.empty(size, dtype=torch.float64, device=self.device).fill_(0.0)  # zeros() would take no page
+            self._take_memory(total)
+        self._total = total
 
     def _probe_rows(self) -> None:
         config = self.plan.config
@@ -102,6 +107,7 @@ class Update(LocalUpdate):
         if key not in _PROBED:
             self._check_reading(beside=True)
             self._check_exact()
+            self._check_products()
             with balanced(self.model, self.params):
                 _PROBED[key] = self._agreeing()
         self._rows = _PROBED[key]
@@ -137,6 +143,15 @@ class Update(LocalUpdate):
         finally:
             self.params.set(here)
 
+    def _check_products(self) -> None:
+        """Raises: InputError if products are shorter than the bound on sentences allows, and one is claimed."""
+        if self._sentence_clip is not None and not products_are_exact(self.params, self.device):
+            remedy = (
+                "its products are not of float32's precision, so sentences would not be clipped as stated: unset what "
+                "shortens them (NVIDIA_TF32_OVERRIDE, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, ONEDNN_DEFAULT_FPMATH_MODE)"
+            )
+            raise InputError("training.device", str(self.device.type), remedy)
+
     @torch.no_grad()
     def _check_losses(self, made_up: np.random.Generator) -> None:
         """Raises: InexactError if a sentence has another loss beside few than beside many, which no probe of full batches
@@ -167,11 +182,19 @@ class Update(LocalUpdate):
             *([] if self._masked is None else self._masked.layer_sizes),
             *([] if self.task.only_positions else [1]),
         ]
+        bytes_each = 2 if self._autocast is not None else 4
         found = {}
         for length in padded_lengths(config.model.max_length):
-            counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units)
+            counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units, bytes_each=bytes_each)
             made_up = partial(self.task.made_up, vocab_size=self._vocab_size)
-            agreeing = partial(agreeing_rows, partial(self._pass, 0), self.model, length, made_up=made_up)
+            agreeing = partial(
+                agreeing_rows,
+                lambda *batch: self._measured(0, *batch),
+                self.params,
+                self.model,
+                length,
+                made_up=made_up,
+            )
             found[length] = agreeing(counts) or agreeing([1])
             if not found[length] and self.plan.private:
                 raise self._unsteady("a sentence's gradient")
@@ -185,50 +208,70 @@ class Update(LocalUpdate):
     def each_update(
         self, parameters: torch.Tensor, selections: Iterable[UserSelection], round_index: int
     ) -> Iterator[tuple[UserSelection, torch.Tensor]]:
-        """Takes users a group at a time, so that their sentences share batches. A user's own are added one by one, by padded
-        length and then by number: an order that no other user changes.
-        """
-        assert self._sums is not None
+        """Users whose sentences share batches with those of users who follow, each when all of them passed."""
+        batches = Batches(self._rows)
         with one_thread():
-            for group in _groups(selections, len(self._sums)):
-                yield from zip(group, self._summed(group, self._sums[: len(group)].zero_(), round_index), strict=True)
+            for selection in selections:
+                batches.add(self._drawn(selection))
+                while (batch := batches.full()) is not None:
+                    self._run(batch, round_index)
+                    yield from self._complete(batches)
+                while batches.users and _num_held(batches.users) > self._most_held:
+                    self._run(batches.of_first(), round_index)
+                    yield from self._complete(batches)
+            while batches.users:
+                self._run(batches.of_first(), round_index)
+                yield from self._complete(batches)
 
-    def _summed(self, group: list[UserSelection], sums: torch.Tensor, round_index: int) -> torch.Tensor:
-        """Adds each user's clipped, weighted sentence gradients to its own of the (users, P) sums, downhill."""
-        owner = np.repeat(np.arange(len(group)), [len(each.sentences) for each in group])
-        numbers = np.concatenate([each.sentences for each in group])
-        weights = np.concatenate(
-            [each.weights.astype(np.float64) * summation_shrink(each.num_held, self.plan.least_share) for each in group]
-        )
-        for chosen, shape in self._packed(numbers):
-            sentences = [self.sentence(int(x)) for x in numbers[chosen]]
-            gradients = self._pass(round_index, sentences, numbers[chosen].tolist(), shape)
-            for first, formed in gradients.chunks(len(chosen)):
-                here = chosen[first : first + len(formed)]
-                norms = wide_norms(formed[: len(here)])
-                factors = self.plan.sentence_factors(norms, weights[here], self._sentence_clip)
-                self.num_non_finite += int((~torch.isfinite(norms)).sum())
-                _add(sums, owner[here], formed, -factors)
-        return sums
+    def _complete(self, batches: Batches) -> Iterator[tuple[UserSelection, torch.Tensor]]:
+        """Yields users who are complete. If memory is short even so, adds what there is of the first."""
+        while (user := batches.pop_complete()) is not None:
+            yield user.selection, self._sum(user)
+        if batches.users and _num_held(batches.users) > self._most_held:
+            self._sum(batches.users[0])
 
-    def _users_at_once(self) -> int:
-        """Users whose sums are held at once: what memory allows, and hardly more than are drawn. From public figures."""
-        held, config = _HELD, self.plan.config
-        if self.device.type == "cuda":
-            held = max(held, torch.cuda.mem_get_info(self.device)[0] // 32)  # a quarter of what is free
-        declared = config.corpus.declared_num_users or _MOST_AT_ONCE
-        drawn = 2 * config.privacy.user_sampling_prob * declared / max(1, self._training.num_workers)
-        return max(1, min(held // max(1, self.params.num), _MOST_AT_ONCE, math.ceil(drawn) + 8))
+    def _sum(self, user: Drawn) -> torch.Tensor:
+        """Adds what came of a user's sentences to what is summed of it."""
+        assert self._total is not None
+        if not user.added:
+            self._total.zero_()
+        clip = self._sentence_clip
+        unit = None if clip is None else unit_of(clip * max(1.0, float(user.weights.max(initial=0.0))))
+        self._sums.add([each for each in user.take() if each], self._total, unit)
+        return self._total
 
-    def _packed(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-        """Yields (positions of a batch's sentences, ascending, so users in turn; the shape to fill up to)."""
+    def _drawn(self, selection: UserSelection) -> Drawn:
+        if selection.num_held > MOST_SENTENCES:
+            remedy = f"a user has {selection.num_held:,} sentences, whose sum is exact up to {MOST_SENTENCES:,}: set it"
+            raise InputError("bounds.max_sentences_per_user", None, remedy)
         longest = self.plan.config.model.max_length
-        lengths = np.array([padded_length(length, longest) for length in self._lengths(numbers)])
-        for length in np.unique(lengths).tolist():
-            positions, start = np.flatnonzero(lengths == length), 0
-            for num, rows in split(len(positions), self._rows[length]):
-                yield positions[start : start + num], (rows, length)
-                start += num
+        return Drawn.of(selection, [padded_length(length, longest) for length in self._lengths(selection.sentences)])
+
+    def _take_memory(self, total: torch.Tensor) -> None:
+        """Takes what a round takes at most, whoever is drawn: the largest batch, and what waits for its sum beside it."""
+        length, rows = max(self._rows.items(), key=lambda each: each[0] * each[1][0])
+        made_up = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
+        user = UserSelection(0, np.arange(rows[0]), np.ones(rows[0], np.float32), rows[0])
+        for again in (0, 1):
+            beside = torch.empty(again * self._most_held, device=self.device).fill_(0.0)  # zeros() would take no page
+            drawn = Drawn.of(user, [length] * rows[0])
+            self._run(((rows[0], length), [(drawn, at) for at in range(rows[0])]), 0, lambda _: made_up)
+            self._most_held = min(self._most_held, _MOST_BATCHES * _num_held([drawn]))
+            self._sums.add([each for each in drawn.take() if each], total, None)
+            del beside
+
+    def _run(self, batch: Batch, round_index: int, sentence: Callable[[int], np.ndarray] | None = None) -> None:
+        """Passes a batch, and gives each user what came of its sentences, with minus the factor that clips and weighs it."""
+        sentence = sentence or self.sentence
+        shape, sentences = batch
+        numbers = [int(user.numbers[at]) for user, at in sentences]
+        found = self._measured(round_index, [sentence(x) for x in numbers], numbers, shape)
+        lengths = found.lengths[: len(numbers)]
+        weights = np.array([user.weights[at] for user, at in sentences])
+        factors = self.plan.sentence_factors(lengths, weights, self._sentence_clip).tolist()
+        self.num_non_finite += int((~torch.isfinite(lengths)).sum())
+        for x, ((user, at), factor) in enumerate(zip(sentences, factors, strict=True)):
+            user.give(at, (found, x, -factor) if factor else ())  # which is not finite, or weighs nothing
 
     def _lengths(self, numbers: np.ndarray) -> Iterator[int]:
         """Positions of each sentence. A task of which nothing is proved hears of one at a time, which takes milliseconds."""
@@ -236,6 +279,9 @@ class Update(LocalUpdate):
             with self.isolated():
                 found = [self.task.length(self.sentence(int(x))) for x in group]
             yield from found
+
+    def _measured(self, *batch: Any) -> Measured:
+        return measured(self._pass(*batch), self.params)
 
     def _pass(
         self, round_index: int, sentences: Sequence[np.ndarray], numbers: Sequence[int], shape: tuple[int, int]
@@ -266,28 +312,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _add(sums: torch.Tensor, owner: np.ndarray, rows: torch.Tensor, factors: torch.Tensor) -> None:
-    """Adds (b, P) rows, each times its factor unless that is 0, to the (num, P) float64 sums of their owners, in order.
-
-    Short rows of different owners are added at once: multiplied first, then added, number by number, as each would be
-    alone. (In one step, a kernel may round once or twice.)
-    """
-    values = factors.tolist()
-    chosen = np.flatnonzero(values)
-    owner = owner[chosen]
-    if len(parts(sums[0])) > 1:
-        for user, row in zip(owner.tolist(), chosen.tolist(), strict=True):
-            for summed, part in zip(parts(sums[user]), parts(rows[row]), strict=True):
-                summed.add_(part, alpha=values[row])
-        return
-    turn = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of each owner's rows, which lie side by side
-    for each in range(turn.max(initial=-1) + 1):
-        now = torch.from_numpy(chosen[turn == each]).to(rows.device)
-        to = torch.from_numpy(owner[turn == each]).to(rows.device)
-        sums[to] += rows[now].double() * factors[now, None]
-
-
-def _groups(selections: Iterable[UserSelection], size: int) -> Iterator[list[UserSelection]]:
-    remaining = iter(selections)
-    while group := list(itertools.islice(remaining, size)):
-        yield group
+def _num_held(users: Iterable[Drawn]) -> int:
+    """Numbers in memory that wait for their sums."""
+    held = {id(each[0]): each[0] for user in users for each in user.found if each}
+    return sum(each.num_held for each in held.values())

@@ -1,10 +1,10 @@
 """Shapes of batches in which a sentence's gradient is its own, and the probe that shows that it is.
 
     >>> from uedp_ray.updates.shapes import padded_length, padded_lengths, row_counts, split
-    >>> padded_lengths(64), padded_length(9, 64)
-    ([8, 12, 16, 24, 32, 48, 64], 12)
+    >>> padded_lengths(100), padded_length(9, 100), padded_length(65, 100)
+    ([8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 80, 96, 100], 12, 80)
     >>> row_counts(8, tokens=512, batch_tokens=4096), row_counts(12, tokens=512, batch_tokens=4096)    # whole vectors
-    ([64, 16, 8], [32, 16])
+    ([64, 16, 4], [40, 8])
     >>> list(split(75, [64, 16, 8]))    # 75 sentences: how many, and in how many rows
     [(64, 64), (11, 16)]
 
@@ -23,23 +23,25 @@ the remainder beyond whole vectors. ``row_counts`` leaves no remainder, given th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uedp_ray.models.gradients import SentenceGradients
 from uedp_ray.models.parameters import FlatParameters
 
-Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], SentenceGradients]
-"""Sentences, a number for each that seeds its dropout, and a shape to fill up -> their gradients."""
+Pass = Callable[[Sequence[np.ndarray], Sequence[int], tuple[int, int]], Iterable[Tensor]]
+"""Sentences, a number for each that seeds its dropout, and a shape to fill up -> what is kept of each, all (B, ...)."""
 
 _SHORTEST = 8
-_VECTOR = 64
-_SENTENCES = 8
-"""Two sums in different orders may agree on a sentence by chance: on three of ten, in the smallest networks."""
+_STEP = 4
+_VECTOR_BYTES = 128
+"""Of numbers that CPU kernels compute at once, two vectors of AVX-512."""
+_SENTENCES = {0: 8, 1 << 16: 4}
+"""Of a probe, by numbers of trained parameters: two sums in different orders may agree on a sentence by chance, in the
+smallest networks on three of ten."""
 
 
 ROWS_APART = frozenset(
@@ -78,11 +80,9 @@ def rows_are_apart(model: nn.Module) -> bool:
 
 
 def padded_length(length: int, max_length: int) -> int:
-    """The least of 8, 12, 16, 24, 32, 48, ... that holds a sentence, at most ``max_length``."""
-    padded = _SHORTEST
-    while padded < length:
-        padded = padded * 3 // 2 if padded & (padded - 1) == 0 else padded * 4 // 3
-    return min(padded, max_length)
+    """The least of 8, 12, 16, ..., 64, 80, 96, 112, 128, 160, ... that holds a sentence, at most ``max_length``."""
+    step = _STEP if length <= 64 else 1 << (length - 1).bit_length() - 3
+    return min(max(_SHORTEST, -(-length // step) * step), max_length)
 
 
 def padded_lengths(max_length: int) -> list[int]:
@@ -90,17 +90,20 @@ def padded_lengths(max_length: int) -> list[int]:
     return sorted({padded_length(length, max_length) for length in range(1, max_length + 1)})
 
 
-def row_counts(length: int, *, tokens: int, batch_tokens: int, units: Sequence[int] = ()) -> list[int]:
-    """Numbers of rows to try, each a quarter of the last, from the most that ``tokens`` allow; 1 if ``batch_tokens`` allow
-    no other.
+def row_counts(
+    length: int, *, tokens: int, batch_tokens: int, units: Sequence[int] = (), bytes_each: int = 4
+) -> list[int]:
+    """Numbers of rows to try, each a quarter of the last, from the most that ``tokens`` allow; 1 if these, or
+    ``batch_tokens``, allow no other.
 
-    CPU kernels compute the remainder of a tensor, beyond whole vectors of 64 numbers or fewer, by other code, whose
+    CPU kernels compute the remainder of a tensor, beyond whole vectors of 128 bytes or fewer, by other code, whose
     ``sigmoid`` or ``gelu`` differs for some values: too few for a probe (of bfloat16's 65,280 numbers ``gelu`` differs for
     four). So tensors of one number per row and position, or per row and unit (``units``: of layers that take one position at
-    a time; 1: of anything that has numbers for each row alone), are whole vectors.
+    a time; 1: of anything that has numbers for each row alone), are whole vectors. ``bytes_each``: of the smallest number.
     """
-    multiple = max(_VECTOR // math.gcd(_VECTOR, n) for n in (length, *units))
-    if multiple * length > batch_tokens:
+    vector = _VECTOR_BYTES // bytes_each
+    multiple = max(vector // math.gcd(vector, n) for n in (length, *units))
+    if multiple * length > min(batch_tokens, 2 * tokens):
         return [1]
     counts = [max(multiple, min(tokens, batch_tokens) // length // multiple * multiple)]
     while counts[-1] > multiple:
@@ -118,39 +121,44 @@ def split(num: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def agreeing_rows(
-    run: Pass, model: nn.Module, length: int, counts: Sequence[int], made_up: Callable[..., np.ndarray]
+    run: Pass,
+    params: FlatParameters,
+    model: nn.Module,
+    length: int,
+    counts: Sequence[int],
+    made_up: Callable[..., np.ndarray],
 ) -> list[int]:
     """Those of ``counts`` (falling) in whose rows a sentence of a padded ``length`` has the same gradient, bit by bit.
 
     ``made_up``: ``Task.made_up`` of a vocabulary. Empty if there are none: then not even a repeated pass gives the same.
     """
     generator = np.random.default_rng(length)
-    known = [made_up(length - n % 4, generator=generator) for n in range(_SENTENCES)]
+    num = next(each for least, each in reversed(_SENTENCES.items()) if params.num >= least)
+    known = [made_up(length - n % 4, generator=generator) for n in range(num)]
     found: list[int] = []
-    agreed: dict[int, Tensor] = {}
+    agreed: dict[int, list[Tensor]] = {}
     for rows in counts:
         same, bits = True, dict(agreed)
-        for turn in range(2 * _SENTENCES):
+        for turn in range(2 * num):
             others = [*(made_up(length - n, generator=generator) for n in range(2)), known[0][:0]]
             row = np.arange(rows)
             mine = row % 2 == turn % 2 if rows > 1 else np.ones(1, bool)
-            which = (row // 2 + row // 8 + turn // 2) % _SENTENCES
+            which = (row // 2 + row // 8 + turn // 2) % num
             filled = [
                 known[n] if own else others[x // 2 % 3] for x, (n, own) in enumerate(zip(which, mine, strict=True))
             ]
-            number = np.where(mine, which, _SENTENCES + row)
+            number = np.where(mine, which, num + row)
             spoilt = [0.0 if own else (float("nan"), 0.0, 1e30, 0.0)[x // 2 % 4] for x, own in enumerate(mine)]
             with _spoilt(model, spoilt):
-                gradients = run(filled, number.tolist(), (rows, length))
-            for first, formed in gradients.chunks():
-                here = slice(first, first + len(formed))
-                for n in range(_SENTENCES):
-                    at = np.flatnonzero(mine[here] & (which[here] == n))
-                    if same and len(at):
-                        own = formed[at]  # at once: a GPU would wait for each row
-                        integers = own.view(torch.int32 if own.dtype == torch.float32 else torch.int64)
-                        first_seen = bits.setdefault(n, integers[0].clone()).expand_as(integers)
-                        same = bool(own.isfinite().all()) and torch.equal(integers, first_seen)
+                kept = [each.view(each.shape[0], -1) for each in run(filled, number.tolist(), (rows, length))]
+            for n in range(num):
+                at = np.flatnonzero(mine & (which == n))
+                if same and len(at):
+                    own = [each[at] for each in kept]  # at once: a GPU would wait for each row
+                    first_seen = bits.setdefault(n, [each[0].clone() for each in own])
+                    same = all(bool(each.isfinite().all()) for each in own) and all(
+                        torch.equal(each, seen.expand_as(each)) for each, seen in zip(own, first_seen, strict=True)
+                    )
             if not same:
                 break
         if same:

@@ -1,0 +1,193 @@
+"""Sums of factored gradients against gradients that are formed and added up; and lengths, which must never be too short."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.helpers import LENGTHS, TASK, reference_gradients, sentences, tiny, tiny_llama
+from tests.models.test_gradients import prepare
+from uedp_ray.models.factors import Factors
+from uedp_ray.models.gradients import SentenceGradients, sentence_gradients
+from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.updates import weighted as module_under_test
+from uedp_ray.updates.weighted import Measured, WeightedSums, measured, products_are_exact, unit_of
+
+UNIT = 2.0**-27
+
+
+@pytest.fixture(autouse=True, params=["as chosen", "all kept"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whatever has factors is kept: of networks this small, everything would be formed."""
+    if request.param == "all kept":
+        every = property(lambda self: not self.full and self.scale is None)
+        monkeypatch.setattr(Factors, "worth_keeping", every)
+    return request.param
+
+
+def rows_of(batch: Measured, *which: int, weight: float = 1.0) -> list[tuple[Measured, int, float]]:
+    return [(batch, x, weight / float(batch.lengths[x])) for x in which if batch.lengths[x] > 0]
+
+
+def summed(sums: WeightedSums, num: int, rows: list[tuple[Measured, int, float]], unit: float | None = UNIT) -> Tensor:
+    device = rows[0][0].formed.device if rows else torch.device("cpu")
+    total = torch.zeros(num, dtype=torch.float64, device=device)
+    sums.add(rows, total, unit)
+    return total
+
+
+@pytest.mark.parametrize("part", ["full", "lora"])
+@pytest.mark.parametrize("network", ["gpt2", "gpt2 untied", "awd_lstm", "awd_lstm dropout", "llama", "llama untied"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_weighted_sum_is_that_of_one_backward_pass_per_sentence(network, part, dtype, device, kept):
+    name, tied = network.split()[0], "untied" not in network
+    dropouts = {f"dropout_{each}": 0.3 for each in ("embedding", "input", "hidden", "weight", "output")}
+    settings = {"tie_embeddings": tied, **(dropouts if "dropout" in network else {})}
+    model = prepare(tiny_llama(tied=tied) if name == "llama" else tiny(name, **settings), part).to(device, dtype)
+    model.train("dropout" in network)
+    params, batch = FlatParameters(model), TASK.collate(sentences()).to(device)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = reference_gradients(model, params, TASK, batch).double()
+        torch.manual_seed(5)
+        found = measured(sentence_gradients(model, params, TASK, batch), params)
+    assert found.kept or kept == "as chosen"
+    norms = expected.norm(dim=1)
+    torch.testing.assert_close(found.lengths, norms, rtol=1e-10 if dtype == torch.float64 else 1e-3, atol=1e-10)
+    weights = np.random.default_rng(0).uniform(0.1, 2.0, len(LENGTHS))
+    rows = [(found, x, -weight) for x, weight in enumerate(weights)]
+    total = summed(WeightedSums(params, torch.device(device)), params.num, rows, None)
+    by_hand = -(torch.from_numpy(weights).to(device) @ expected)
+    assert (total - by_hand).norm() <= (1e-10 if dtype == torch.float64 else 1e-5) * by_hand.norm()
+
+
+def factored(left: Tensor, right: Tensor, ids: Tensor | None = None, rows: Tensor | None = None) -> Iterator[Factors]:
+    factors = Factors(torch.Size((left.shape[2], right.shape[2])), left=[left], right=[right])
+    if ids is not None and rows is not None:
+        factors.ids, factors.rows = [ids], [rows]
+    factors.join()
+    yield factors
+
+
+def of_factors(factors: Factors) -> tuple[Measured, FlatParameters]:
+    model = nn.Linear(factors.shape[1], factors.shape[0], bias=False, dtype=factors.right[0].dtype)
+    params = FlatParameters(model)
+    gradients = SentenceGradients(factors.right[0].new_zeros(len(factors.right[0])), params, {"weight": factors})
+    return measured(gradients, params), params
+
+
+def exact_norm(steps: Tensor) -> float:
+    return math.sqrt(math.fsum(each**2 for each in steps.tolist()))
+
+
+SIZES = [(3, 5, 4), (12, 70, 20), (40, 600, 33), (1, 9, 9)]
+
+
+@pytest.mark.parametrize("kind", ["random", "cancels", "tied", "repeats", "tiny", "huge", "mixed"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_no_vector_is_longer_than_its_length_says(sizes, kind):
+    """Whatever the factors: where terms cancel each other the product is mostly rounding, and that is counted too."""
+    positions, num_left, num_right = sizes
+    made_up, longest = torch.Generator().manual_seed(0), 0.0
+    for _ in range(5):
+        left, right = (torch.randn(6, positions, n, generator=made_up) for n in (num_left, num_right))
+        ids = torch.randint(0, num_left, (6, positions), generator=made_up)
+        rows = torch.randn(6, positions, num_right, generator=made_up)
+        if kind == "cancels" and positions > 1:  # an outer product, and all but its last bits once more with minus
+            left[:, 1::2], right[:, 1::2] = left[:, : 2 * (positions // 2) : 2], -right[:, : 2 * (positions // 2) : 2]
+            right[:, 1::2] *= 1 + 2.0**-20
+        if kind == "repeats":
+            ids = ids[:, :1].expand(-1, positions)
+        if kind in ("tiny", "huge", "mixed"):
+            scale = {"tiny": 1e-25, "huge": 1e15, "mixed": 1.0}[kind]
+            left, right, rows = left * scale, right * scale, rows * scale
+        if kind == "mixed":
+            left, right = left * 1e-22, right * 1e17
+        tied = kind in ("tied", "repeats")
+        (factors,) = factored(left, right, *((ids, rows) if tied else ()))
+        batch, params = of_factors(factors)
+        sums = WeightedSums(params, torch.device("cpu"))
+        for x in range(6):
+            if not batch.lengths[x].isfinite():
+                continue
+            weight = 1 / max(float(batch.lengths[x]), 2.0**-60)
+            length = exact_norm(summed(sums, params.num, [(batch, x, weight)]))
+            assert length <= 1 + 1e-6
+            longest = max(longest, length)
+    if kind in ("random", "tied", "repeats", "huge"):
+        assert longest > 0.998, "lengths are far too long"
+
+
+@pytest.mark.parametrize("size", [64, 1 << 18])
+@pytest.mark.parametrize("together", [False, True])
+def test_sums_do_not_depend_on_their_order_nor_on_what_else_is_added(size, together, monkeypatch):
+    """More than fit an int32 at once, in pieces and in any order."""
+    monkeypatch.setitem(module_under_test._PIECE, "cpu", size)
+    model = prepare(tiny(hidden_size=16)).float()
+    params = FlatParameters(model)
+    batches = [
+        measured(sentence_gradients(model, params, TASK, TASK.collate(sentences(seed=seed))), params)
+        for seed in range(8)
+    ]
+    rows = list(itertools.chain.from_iterable(rows_of(batch, *range(len(LENGTHS))) for batch in batches))
+    assert len(rows) > 2 * module_under_test._MOST
+    sums = WeightedSums(params, torch.device("cpu"))
+    sums._together = together
+    whole, alone = summed(sums, params.num, rows), [summed(sums, params.num, [each]) for each in rows]
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    if together:  # a sentence is filled up to those beside it: its bits follow from the user, not from it alone
+        assert torch.equal(summed(sums, params.num, rows), whole)
+        torch.testing.assert_close(whole, sum(alone), rtol=0, atol=len(rows) * 2.0**-22)
+    else:
+        assert torch.equal(whole, sum(alone))
+        assert torch.equal(summed(sums, params.num, [rows[n] for n in order]), whole)
+    total = torch.zeros(params.num, dtype=torch.float64)
+    for part in (rows[:5], rows[5:6], rows[6:]):
+        sums.add(part, total, UNIT)
+    if not together:
+        assert torch.equal(total, whole)
+    steps = whole / UNIT
+    assert torch.equal(steps, steps.round())
+
+
+def test_what_is_not_finite_has_no_length():
+    for spoilt, value in itertools.product(range(4), [math.nan, math.inf, 1e30]):
+        parts = [torch.ones(2, 3, 50), torch.ones(2, 3, 40), torch.ones(2, 3, 40)]
+        if spoilt < 3:
+            parts[spoilt][1, 2, 7] = value
+        (factors,) = factored(parts[0], parts[1], torch.zeros(2, 3, dtype=torch.int64), parts[2])
+        lengths = of_factors(factors)[0].lengths
+        assert lengths[0].isfinite()
+        assert bool(lengths[1].isfinite()) == (spoilt == 3 or (spoilt == 2 and value == 1e30))
+
+
+@pytest.mark.parametrize("bits", [7, 10])
+def test_products_of_shortened_numbers_are_found(bits, monkeypatch):
+    """As TF32 (10 bits) and bfloat16 (7) have them."""
+    params, exact = FlatParameters(nn.Linear(60, 50)), torch.bmm
+
+    def shortened(one: Tensor, other: Tensor) -> Tensor:
+        if one.dtype == torch.float64:
+            return exact(one, other)
+        cut = [(each.contiguous().view(torch.int32) & -(1 << (23 - bits))).view(torch.float32) for each in (one, other)]
+        return exact(*cut)
+
+    assert products_are_exact(params, torch.device("cpu"))
+    monkeypatch.setattr(torch, "bmm", shortened)
+    assert not products_are_exact(params, torch.device("cpu"))
+
+
+def test_units_are_powers_of_two_of_which_a_length_is_at_most_two_to_the_27th():
+    for length in (1e-20, 0.1, 0.5, 1.0, 3.0, 1e20):
+        unit = unit_of(length)
+        assert math.frexp(unit)[0] == 0.5
+        assert 2**26 <= length / unit <= 2**27
+    for length in (0.0, 1e-30, 1e30, math.nan):
+        with pytest.raises(ValueError, match="sums need one between"):
+            unit_of(length)

@@ -1,0 +1,125 @@
+"""Which sentences share a pass: those of one padded length, of users who follow each other.
+
+    >>> import numpy as np
+    >>> from uedp_ray.plan import UserSelection
+    >>> from uedp_ray.updates.batches import Batches, Drawn
+    >>> def drawn(user, first, lengths):
+    ...     numbers = np.arange(first, first + len(lengths))
+    ...     return Drawn.of(UserSelection(user, numbers, np.ones(len(numbers)), len(numbers)), lengths)
+    >>> batches = Batches({8: [4, 2], 16: [2]})    # by padded length, the numbers of rows that a batch may have
+    >>> batches.add(drawn(0, 0, [16, 8, 8]))
+    >>> batches.full() is None
+    True
+    >>> batches.add(drawn(1, 3, [8, 8, 16]))
+    >>> shape, sentences = batches.full()
+    >>> shape, [(user.selection.user, int(user.numbers[at])) for user, at in sentences]
+    ((4, 8), [(0, 1), (0, 2), (1, 3), (1, 4)])
+    >>> for user, at in sentences:
+    ...     user.give(at, "a gradient")
+    >>> shape, sentences = batches.of_first()    # what its first user waits for, though its batch is not full otherwise
+    >>> shape, [(user.selection.user, int(user.numbers[at])) for user, at in sentences]
+    ((2, 16), [(0, 0), (1, 5)])
+    >>> for user, at in sentences:
+    ...     user.give(at, "a gradient")
+    >>> batches.pop_complete().selection.user, batches.pop_complete().selection.user, batches.pop_complete()
+    (0, 1, None)
+
+Which batch a sentence is in, and beside which others, must not change its gradient: see ``shapes``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from uedp_ray.plan import UserSelection
+from uedp_ray.updates.shapes import split
+
+
+@dataclass(eq=False)
+class Drawn:
+    """A user whose sentences are passed: by padded length, then by number, an order that no other user changes.
+
+    ``found``: what came of each, as far as it passed; the first ``added`` of them are summed, and forgotten.
+    """
+
+    selection: UserSelection
+    lengths: list[int]
+    numbers: np.ndarray
+    weights: np.ndarray
+    found: list[Any] = field(init=False)
+    num_waiting: int = field(init=False)
+    added: int = 0
+
+    def __post_init__(self) -> None:
+        self.found = [None] * len(self.lengths)
+        self.num_waiting = len(self.lengths)
+
+    @classmethod
+    def of(cls, selection: UserSelection, lengths: Sequence[int]) -> Drawn:
+        """``lengths``: the padded one of each of its sentences."""
+        padded = np.asarray(lengths, np.int64)
+        order = np.lexsort((selection.sentences, padded))
+        return cls(
+            selection, padded[order].tolist(), selection.sentences[order], selection.weights[order].astype(np.float64)
+        )
+
+    def give(self, at: int, found: Any) -> None:
+        """Files what came of a sentence, not None."""
+        self.found[at] = found
+        self.num_waiting -= 1
+
+    def take(self) -> list[Any]:
+        """What came of the sentences up to the first that did not pass yet; it is then forgotten."""
+        first, last = self.added, self.found.index(None) if self.num_waiting else len(self.found)
+        taken, self.found[first:last], self.added = self.found[first:last], [()] * (last - first), last
+        return taken
+
+
+Batch = tuple[tuple[int, int], list[tuple[Drawn, int]]]
+"""The shape (B, T) to fill up to; users, and which of their sentences."""
+
+
+class Batches:
+    """Users in turn, and their sentences that wait for a pass."""
+
+    def __init__(self, rows: Mapping[int, Sequence[int]]):
+        self.users: deque[Drawn] = deque()
+        self._rows = rows
+        self._waiting: dict[int, deque[tuple[Drawn, int]]] = {length: deque() for length in rows}
+
+    def add(self, user: Drawn) -> None:
+        """Puts a user last."""
+        self.users.append(user)
+        for at, length in enumerate(user.lengths):
+            self._waiting[length].append((user, at))
+
+    def pop_complete(self) -> Drawn | None:
+        """Takes out a user of whom every sentence passed; the first alone, if a part of its own is summed."""
+        begun = self.users and self.users[0].added
+        candidates = [self.users[0]] if begun else self.users
+        done = next((each for each in candidates if not each.num_waiting), None)
+        if done is not None:
+            self.users.remove(done)
+        return done
+
+    def full(self) -> Batch | None:
+        """A batch without empty rows, if there are as many sentences of a length."""
+        for length, waiting in self._waiting.items():
+            if len(waiting) >= self._rows[length][0]:
+                return self._of(length)
+        return None
+
+    def of_first(self) -> Batch:
+        """A batch that the first user waits for."""
+        first = self.users[0]
+        return self._of(first.lengths[first.found.index(None)])
+
+    def _of(self, length: int) -> Batch:
+        waiting = self._waiting[length]
+        num, rows = next(split(len(waiting), self._rows[length]))
+        return (rows, length), [waiting.popleft() for _ in range(num)]
