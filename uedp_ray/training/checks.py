@@ -60,6 +60,7 @@ from uedp_ray.tasks.tags import Tagging
 from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
+from uedp_ray.training.placement import in_session
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 from uedp_ray.updates.base import update_class
 
@@ -183,9 +184,7 @@ def check_workers(field: str, workers: int, *, here: bool = False) -> None:
 
 def _elsewhere() -> bool:
     """Whether work goes to a Ray cluster, whose other machines may differ from this one."""
-    import ray
-
-    return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
+    return bool(os.environ.get("RAY_ADDRESS")) or in_session()
 
 
 def check_size(model: ModelConfig) -> None:

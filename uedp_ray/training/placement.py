@@ -31,6 +31,11 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and found else "cpu")
 
 
+def in_session() -> bool:
+    """Whether this process is connected to Ray; asks without importing it, which takes a while."""
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
 def best_device() -> torch.device:
     """A GPU, if this process may use one."""
     return torch.device("cuda" if _may_take_gpu() and torch.cuda.is_available() else "cpu")
@@ -38,9 +43,10 @@ def best_device() -> torch.device:
 
 def _may_take_gpu() -> bool:
     """Whether this process may use a GPU. Ray hides none from tasks and actors that requested none, so they must check."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if not in_session():
         return True
+    import ray
+
     context = ray.get_runtime_context()
     if context.get_task_id() is None and context.get_actor_id() is None:
         return True  # a driver, to which Ray assigns nothing
