@@ -61,6 +61,11 @@ def test_a_page_loads_no_network(tmp_path):
     assert not NETWORKS & ended("report", write_sweep(tmp_path / "sweep"))[0]
 
 
+def test_text_is_prepared_without_networks(tmp_path):
+    text = ("prepare", "", "--format", "synthetic", "--num-users", 5)
+    assert not NETWORKS & ended(*text, "--out", tmp_path / "prepared")[0]
+
+
 def test_a_run_in_one_process_loads_no_ray(tmp_path, corpora):
     file = written(tmp_path, run_tree(corpora, training={"num_rounds": 1, "device": "cpu"}))
     assert "ray" not in ended("train", file, "--workers", 0, "--out", tmp_path / "run")[0]

@@ -36,9 +36,8 @@ from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checkpoint import kept_rounds
-from uedp_ray.training.checks import check_workers
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.placement import cpus_for, gpus_for, in_session, pick_device
+from uedp_ray.training.placement import check_workers, cpus_for, gpus_for, in_session, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
