@@ -24,7 +24,6 @@ from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.tasks.next_word import NextWord
-from uedp_ray.training import guard
 from uedp_ray.training.checks import check_run
 from uedp_ray.training.guard import TEXT_SKETCH, check_labels, check_warm_start, owner_cautions
 from uedp_ray.training.host import train
@@ -337,7 +336,7 @@ def test_a_task_whose_labels_are_no_list_says_itself_what_they_must_be(own, monk
                 raise InputError("task.kind", config.kind, f"{text} has a label that is no number")
             super().refuse(config, text)
 
-    monkeypatch.setattr(guard, "task_of", lambda kind: Score)
+    monkeypatch.setattr("uedp_ray.tasks.base.task_of", lambda kind: Score)
 
     def text(label: str) -> Any:
         return SimpleNamespace(sentences=lambda every: [("u", [Sentence("u", "ann left", label=label)])])

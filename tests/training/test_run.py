@@ -264,16 +264,16 @@ def test_two_runs_with_a_test_seed_are_the_same(corpora, tmp_path):
     assert {each["unit"] for result in results for each in result["guarantees"]} == {"none"}
 
 
-@pytest.mark.parametrize("module", ["driver", "run_vocabulary"])
+@pytest.mark.parametrize("module", ["training.driver", "privacy.noise"])  # the rounds', and the vocabulary's
 def test_what_claims_to_be_private_is_neither_charged_nor_released_with_noise_that_is_not(
     corpora, tmp_path, monkeypatch, module
 ):
-    monkeypatch.setattr(f"uedp_ray.training.{module}.GaussianNoise", lambda seed: GaussianNoise(0))
+    monkeypatch.setattr(f"uedp_ray.{module}.GaussianNoise", lambda seed: GaussianNoise(0))
     config = run_config(corpora, vocabulary=NOISY_WORDS, training={"num_rounds": 1})
     with pytest.raises(ValueError, match="a test seed fixes this noise"):
         train(config, tmp_path / "run", workers=0)
     kinds = [event["kind"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")]
-    assert kinds == {"driver": ["open", "vocabulary"], "run_vocabulary": ["open"]}[module]
+    assert kinds == {"training.driver": ["open", "vocabulary"], "privacy.noise": ["open"]}[module]
 
 
 def test_the_noise_of_a_private_vocabulary_is_secret(corpora, monkeypatch):

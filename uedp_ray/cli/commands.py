@@ -55,8 +55,9 @@ def prepare(
     from uedp_ray.corpus.detectors.spacy_model import of_other_language
     from uedp_ray.corpus.prepare import prepare as run
     from uedp_ray.corpus.store import open_corpus
-    from uedp_ray.training.checks import check_source, check_workers
     from uedp_ray.training.guard import respelled
+    from uedp_ray.training.placement import check_workers
+    from uedp_ray.training.texts import check_source
 
     tree = {
         "path": source,

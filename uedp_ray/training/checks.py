@@ -26,7 +26,6 @@ import operator
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any, get_args
 
 import torch
@@ -43,14 +42,11 @@ from uedp_ray.config import (
 )
 from uedp_ray.config.choices import PLACED, PROVED_TRANSFORMS, PROVED_WORD_MECHANISMS, LocalUpdateName
 from uedp_ray.config.run import why_unused
-from uedp_ray.corpus.detectors import build_detectors
-from uedp_ray.corpus.readers import source_files
-from uedp_ray.corpus.store import open_corpus
 from uedp_ray.corpus.transform_checks import check_transform
 from uedp_ray.corpus.transforms.base import transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.corpus.word_mechanisms import mechanism_class
-from uedp_ray.errors import InputError, one_line, within
+from uedp_ray.errors import InputError, one_line
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_head, check_start_fits, check_targets, pretraining_head
 from uedp_ray.models.pretrained import check_fits, pretrained_config, settings_of
@@ -60,7 +56,9 @@ from uedp_ray.tasks.tags import Tagging
 from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
+from uedp_ray.training.placement import elsewhere
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
+from uedp_ray.training.texts import check_source
 from uedp_ray.updates.base import update_class
 
 _BYTES = 12
@@ -135,21 +133,6 @@ def check_pretraining(config: RunConfig) -> None:
         check_source(f"pretrain.text[{number}]", source)
 
 
-def check_source(field: str, source: SourceConfig) -> None:
-    """Raises InputError if the text or what its detectors need is missing. ``field``: the setting that names it, if any."""
-    with within(field) if field else nullcontext():
-        if source.format == "prepared":
-            open_corpus(source.path)
-            return
-        for file in source_files(source):
-            try:
-                with open(file, "rb") as opened:
-                    opened.read(1)
-            except OSError as error:
-                raise InputError("path", source.path, f"cannot be read: {error.strerror}") from None
-        build_detectors(source.detector)
-
-
 def check_unshared(base: RunConfig, variant: RunConfig) -> None:
     """Raises InputError for a setting of a variant that would have no effect, since the base's is prepared once for all."""
     shared = ["name", "task", "corpus.source", "corpus.evaluation", "pretrain"]
@@ -169,28 +152,13 @@ def check_unshared(base: RunConfig, variant: RunConfig) -> None:
 
 def check_device(config: RunConfig) -> None:
     """Raises InputError if a GPU is requested, and everything is to run on this machine, which has none."""
-    if config.training.device == "cuda" and not _elsewhere() and not torch.cuda.is_available():
+    if config.training.device == "cuda" and not elsewhere() and not torch.cuda.is_available():
         raise InputError("training.device", "cuda", "no GPU is visible: use auto or cpu")
-
-
-def check_workers(field: str, workers: int, *, here: bool = False) -> None:
-    """Raises InputError for more workers than this machine could ever run, if they are to start on it (``here``)."""
-    most = max(16, 4 * (os.cpu_count() or 1))
-    if workers > most and (here or not _elsewhere()):
-        remedy = f"this machine has {os.cpu_count()} CPUs: ask for at most {most}, or connect to a Ray cluster"
-        raise InputError(field, workers, remedy)
-
-
-def _elsewhere() -> bool:
-    """Whether work goes to a Ray cluster, whose other machines may differ from this one."""
-    import ray
-
-    return bool(os.environ.get("RAY_ADDRESS")) or ray.is_initialized()
 
 
 def check_size(model: ModelConfig) -> None:
     """Raises InputError if one part of the network alone exceeds this machine's memory, and everything is to run here."""
-    if _elsewhere():
+    if elsewhere():
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name, (part, numbers) in architecture(model.architecture).largest(model).items():

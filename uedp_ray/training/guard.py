@@ -43,7 +43,6 @@ from uedp_ray.corpus.readers import whole_users
 from uedp_ray.corpus.store import Corpus
 from uedp_ray.errors import InputError, TextError, one_line
 from uedp_ray.storage.files import check_regular, load_array
-from uedp_ray.tasks.base import task_of
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.run_vocabulary import public_sentences, public_text
 from uedp_ray.units import RECORD
@@ -160,6 +159,8 @@ def check_public_text(config: RunConfig, private: Hashes | None, evaluation: Has
 def check_labels(corpus: Corpus, task: TaskConfig, field: str) -> None:
     """Raises InputError unless each sentence has what the task predicts, and one shows it. ``field``: the setting that names
     the text."""
+    from uedp_ray.tasks.base import task_of  # here, as it loads torch, which whoever only looks at folders is spared
+
     kind = task_of(task.kind)
     if kind.labelled:
         labels, shown = kind.named(task.labels), False

@@ -36,9 +36,8 @@ from uedp_ray.storage.files import check_regular, read_json, write_atomically
 from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checkpoint import kept_rounds
-from uedp_ray.training.checks import check_workers
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.placement import cpus_for, gpus_for, pick_device
+from uedp_ray.training.placement import check_workers, cpus_for, gpus_for, in_session, pick_device
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
@@ -215,9 +214,7 @@ def connected(num_workers: int) -> AbstractContextManager[None]:
 def check_gpus(config: RunConfig, num_workers: int, gpus: float | None = None) -> None:
     """Raises InputError for GPUs that the cluster does not have, if this process is connected to one. ``gpus``: GPUs of
     a worker; None: as ``gpus_for``."""
-    import ray
-
-    if num_workers and ray.is_initialized():
+    if num_workers and in_session():
         _gpus_of_worker(config, num_workers, gpus, SILENT)
 
 

@@ -9,13 +9,16 @@ device(type='cpu')
 
 from __future__ import annotations
 
+import os
 import sys
-
-import torch
+from typing import TYPE_CHECKING
 
 from uedp_ray.config import RunConfig
 from uedp_ray.errors import InputError
 from uedp_ray.reporting import Reporter
+
+if TYPE_CHECKING:
+    import torch  # otherwise where a device is asked for: ``check_workers`` needs none, and nor does ``uedp-ray prepare``
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -23,6 +26,8 @@ def pick_device(config: RunConfig) -> torch.device:
 
     Raises: InputError for ``cuda`` without a GPU.
     """
+    import torch
+
     wanted, given = config.training.device, _may_take_gpu()
     found = given and torch.cuda.is_available()
     if wanted == "cuda" and not found:
@@ -31,16 +36,37 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and found else "cpu")
 
 
+def in_session() -> bool:
+    """Whether this process is connected to Ray; asks without importing it, which takes a while."""
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
+def elsewhere() -> bool:
+    """Whether work goes to a Ray cluster, whose other machines may differ from this one."""
+    return bool(os.environ.get("RAY_ADDRESS")) or in_session()
+
+
+def check_workers(field: str, workers: int, *, here: bool = False) -> None:
+    """Raises InputError for more workers than this machine could ever run, if they are to start on it (``here``)."""
+    most = max(16, 4 * (os.cpu_count() or 1))
+    if workers > most and (here or not elsewhere()):
+        remedy = f"this machine has {os.cpu_count()} CPUs: ask for at most {most}, or connect to a Ray cluster"
+        raise InputError(field, workers, remedy)
+
+
 def best_device() -> torch.device:
     """A GPU, if this process may use one."""
+    import torch
+
     return torch.device("cuda" if _may_take_gpu() and torch.cuda.is_available() else "cpu")
 
 
 def _may_take_gpu() -> bool:
     """Whether this process may use a GPU. Ray hides none from tasks and actors that requested none, so they must check."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if not in_session():
         return True
+    import ray
+
     context = ray.get_runtime_context()
     if context.get_task_id() is None and context.get_actor_id() is None:
         return True  # a driver, to which Ray assigns nothing

@@ -33,7 +33,6 @@ from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.transforms.base import Text, transform_of
 from uedp_ray.corpus.vocabulary import Vocabulary, build_vocabulary, vocabulary_event_fields
 from uedp_ray.errors import InputError, within
-from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.reporting import SILENT, Reporter
 
 
@@ -114,6 +113,8 @@ def draw_vocabulary(config: RunConfig, text: Text, sentence_weight: np.ndarray) 
 
     It counts only sentences that no bound touched, so that no entity occurs with more than ``max_holders`` users.
     """
+    from uedp_ray.privacy.noise import GaussianNoise  # here, as it loads torch: see ``guard.check_labels``
+
     settings = config.words
     max_holders = vocabulary_holders(config)
     noise = GaussianNoise(config.privacy.test_noise_seed)

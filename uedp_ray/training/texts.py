@@ -25,11 +25,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from uedp_ray.config import RunConfig, SourceConfig
-from uedp_ray.corpus.detectors import file_of
+from uedp_ray.corpus.detectors import build_detectors, file_of
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.corpus.readers import source_files
 from uedp_ray.corpus.store import MADE, Corpus, of_earlier_version, open_corpus
@@ -112,6 +112,21 @@ def prepared_source(source: SourceConfig, folder: Path, *, protected: bool = Tru
         prepare(source, folder, protected=protected)
         write_json(known, {"files": found}, private=True)
     return folder.resolve()
+
+
+def check_source(field: str, source: SourceConfig) -> None:
+    """Raises InputError if the text or what its detectors need is missing. ``field``: the setting that names it, if any."""
+    with within(field) if field else nullcontext():
+        if source.format == "prepared":
+            open_corpus(source.path)
+            return
+        for file in source_files(source):
+            try:
+                with open(file, "rb") as opened:
+                    opened.read(1)
+            except OSError as error:
+                raise InputError("path", source.path, f"cannot be read: {error.strerror}") from None
+        build_detectors(source.detector)
 
 
 def outdated(source: SourceConfig, folder: Path) -> bool:
