@@ -60,7 +60,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_users_update_is_its_own(network, precision, device, llama):
+def test_a_users_update_is_its_own(network, precision, device, llama, kept):
     worker = Worker(make(network, llama, {"precision": precision}), sentences(), device)
     if "dropout" in network:
         worker.texts[len(worker.selections[0].sentences)] = worker.texts[0]
@@ -74,7 +74,7 @@ def test_a_users_update_is_its_own(network, precision, device, llama):
 
 
 @pytest.mark.parametrize(("network", "precision"), [("llama", "float32"), ("llama lora", "bf16")])
-def test_so_it_is_of_a_published_model(network, precision, device, real_models):
+def test_so_it_is_of_a_published_model(network, precision, device, real_models, kept):
     config = make(network, real_models / "stories260k" / "hf", {"precision": precision})
     assert_own(Worker(config, sentences(), device))
 
@@ -174,11 +174,11 @@ def test_so_it_is_on_many_cores(tmp_path):
 
 
 @pytest.mark.parametrize("network", ["gpt2", "awd_lstm dropout"])
-def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch):
+def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch, kept):
     whole = Worker(make(network), sentences(), device).steps(*range(7))
-    monkeypatch.setattr(gradient, "_HELD", 1)
-    assert torch.equal(Worker(make(network), sentences(), device).steps(*range(7)), whole)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(gradient, "_HELD", 1)
+        assert torch.equal(Worker(make(network), sentences(), device).steps(*range(7)), whole)
     worker = Worker(make(network), sentences(), device)
     update = worker.update()
     update.probe()
@@ -207,7 +207,7 @@ def tables(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm dropout", "llama"])
-def test_so_it_is_with_spoilt_weights(network, precision, device, llama):
+def test_so_it_is_with_spoilt_weights(network, precision, device, llama, kept):
     """Large, infinite and NaN values in any kind of table; entities still move an update by no more than their bound."""
     worker = Worker(make(network, llama, {"precision": precision}), sentences(1), device)
     chosen, holder = np.random.default_rng(0), 2
@@ -271,7 +271,7 @@ def test_one_huge_position_does_not_reach_short_sentences_through_padding(row, d
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision, device):
+def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision, device, kept):
     """A bf16 batch as long as the longest sentence of one user moved everybody's gradient the same way."""
     users = {u: [np.array([5, 7, 9])] for u in range(300)}
     users[300] = [np.arange(1, 20)]
@@ -283,7 +283,7 @@ def test_many_users_who_say_the_same_do_not_add_up_their_rounding(precision, dev
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "gpt2 lora", "awd_lstm"])
-def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(network, precision, device):
+def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(network, precision, device, kept):
     """m sentences of one direction, clipped; the user's own clip does not bind."""
     m, c = 6, 0.001
     worker = Worker(
@@ -293,7 +293,7 @@ def test_an_entity_moves_a_user_by_m_times_c_at_most_and_the_bound_is_met(networ
     )
     nulled = [np.zeros(0, np.int64) if x < m else text for x, text in enumerate(worker.texts)]
     moved = worker.norm(worker.steps(0) - worker.steps(0, texts=nulled))
-    assert 1 - 1e-5 < moved / (m * c) <= 1.0
+    assert 1 - (1e-5 if kept == "as chosen" else 1e-3) < moved / (m * c) <= 1.0
 
 
 @pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.float32, 4), (torch.bfloat16, 2)])

@@ -105,6 +105,11 @@ def test_slots_kept(rule, draw, surplus, local_update, device):
     assert largest_entity > 0.1 * config.entity_clip_norm
 
 
+@pytest.mark.parametrize(("rule", "draw", "surplus"), SETTINGS[::5])
+def test_slots_kept_of_factored_gradients(rule, draw, surplus, device, kept):
+    test_slots_kept(rule, draw, surplus, "gradient", device)
+
+
 def test_an_undrawn_entity_moves_nothing_under_rule_all_but_does_under_any():
     changes = {}
     for rule in ("all", "any"):

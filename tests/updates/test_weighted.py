@@ -22,13 +22,7 @@ from uedp_ray.updates.weighted import Measured, WeightedSums, measured, products
 UNIT = 2.0**-27
 
 
-@pytest.fixture(autouse=True, params=["as chosen", "all kept"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whatever has factors is kept: of networks this small, everything would be formed."""
-    if request.param == "all kept":
-        every = property(lambda self: not self.full and self.scale is None)
-        monkeypatch.setattr(Factors, "worth_keeping", every)
-    return request.param
+pytestmark = pytest.mark.usefixtures("kept")
 
 
 def rows_of(batch: Measured, *which: int, weight: float = 1.0) -> list[tuple[Measured, int, float]]:
